@@ -34,7 +34,7 @@ from benchmarks.report import Row
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.worker import rank
 from pytest_mlhpc.node.worker.accelerators.base import open_device
-from pytest_mlhpc.node.worker.data import memory, source
+from pytest_mlhpc.node.worker.data import source
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS as CATALOGUE
 from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
@@ -155,7 +155,7 @@ def without_our_malloc(name: str, pairs: int) -> float:
     """Return samples per second of the plain loop in a process that our rank has not touched, as a good user's is."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
     task, batch = plain.task_of(name, "smoke")
-    dataset = memory.dataset(task, count=batch * (STEPS + WARMUP), seed=0)
+    dataset = source.dataset(task, count=batch * (STEPS + WARMUP), seed=0)
     done = [
         plain.train(task, dataset, batch=batch, steps=STEPS, warmup=WARMUP, workers=0, seed=0).samples_per_s
         for _ in range(pairs)

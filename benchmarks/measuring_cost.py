@@ -22,11 +22,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.report import Row
 from pytest_mlhpc.node.protocol.channel import RankChannel
-from pytest_mlhpc.node.worker import loader, timing
+from pytest_mlhpc.node.worker import loop
 from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.data.datasets import MemoryDataset
-from pytest_mlhpc.node.worker.data.sampler import ShardedSampler
+from pytest_mlhpc.node.worker.data.source import ShardedSampler
 from pytest_mlhpc.node.worker.loop import Trainer, run_steps
+from pytest_mlhpc.node.worker.prepare import Shape, batches_of
 from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
 
 STEP_S = 0.010
@@ -83,8 +84,8 @@ def measured(trained: Trainer, dataset: MemoryDataset, progress: Progress) -> Si
 
     def prepare(steps: int) -> Callable[[], None]:
         sampler = ShardedSampler(len(dataset), 0, 1, 0, repeat=True)
-        batches = loader.batches(dataset, sampler, loader.Shape(BATCH, 0, pin=False))
-        recorder = timing.Recorder()
+        batches = batches_of(dataset, sampler, Shape(BATCH, 0, pin=False))
+        recorder = loop.Recorder()
         recorder.start(trained.accelerator)
 
         def tell(step: int, samples: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from pytest_mlhpc.node.worker.data import memory
+from pytest_mlhpc.node.worker.data import source
 from pytest_mlhpc.node.worker.workloads.base import Task
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
 
@@ -139,7 +139,7 @@ def main() -> None:
         given.workload, given.preset, precision=given.precision, channels_last=given.channels_last
     )
     batch = given.batch or batch
-    dataset = memory.dataset(task, count=batch * (given.steps + given.warmup), seed=0)
+    dataset = source.dataset(task, count=batch * (given.steps + given.warmup), seed=0)
     result = train(
         task, dataset, batch=batch, steps=given.steps, warmup=given.warmup, workers=given.workers,
         device=given.device, precision=given.precision,

@@ -35,12 +35,12 @@ from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.worker import rank
 from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.data import source
-from pytest_mlhpc.node.worker.data.layout import FORMATS, layout_of
+from pytest_mlhpc.node.worker.data.files import FORMATS, layout_of
 from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.base import Task
 from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
-from pytest_mlhpc.node.worker.workloads.characterising import training_of
+from pytest_mlhpc.node.worker.workloads.characters import training_of
 
 WORKLOADS = ("cosmoflow", "deepcam")
 #: Steps of one measurement, and measurements of each side. MLHPC_BENCH_PAIRS overrides the latter on machines that are slow.

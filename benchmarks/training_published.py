@@ -23,7 +23,7 @@ from pytest_mlhpc.node.worker import rank
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
-from pytest_mlhpc.node.worker.workloads.characterising import training_of
+from pytest_mlhpc.node.worker.workloads.characters import training_of
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import tuned
 from pytest_mlhpc.papers.published import PUBLISHED
 

@@ -8,7 +8,7 @@ from worlds import measurement, record
 
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
-from pytest_mlhpc.node.worker.workloads.characterising import CLASSES
+from pytest_mlhpc.node.worker.workloads.characters import CLASSES
 from pytest_mlhpc.store.record import Record
 
 _NAMED = {workload.name: workload for workload in WORKLOADS}

@@ -16,7 +16,7 @@ import click
 from pytest_mlhpc.cli import described, options
 from pytest_mlhpc.cli.commands import DataCommand, Group, Report
 from pytest_mlhpc.errors import UsageError, nearest
-from pytest_mlhpc.node.worker.data.errors import DataError
+from pytest_mlhpc.node.worker.data.files import DataError
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Dataset
@@ -153,7 +153,7 @@ def _usage_errors() -> Iterator[None]:
 
 
 def _make(workload: str, preset: str, folder: Path, **wanted: Any) -> None:
-    from pytest_mlhpc.node.worker.data.layout import layout_of
+    from pytest_mlhpc.node.worker.data.files import layout_of
     from pytest_mlhpc.node.worker.data.make import make_set
 
     layout = layout_of(workload, _parameters(workload, preset), **wanted)

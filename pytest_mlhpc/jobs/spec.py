@@ -19,8 +19,7 @@ from pytest_mlhpc.config.model import Environment, Partition, Target
 from pytest_mlhpc.config.quantities import parse_duration, parse_size
 from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED
-from pytest_mlhpc.node.worker.data.errors import DataError
-from pytest_mlhpc.node.worker.data.files import read_manifest
+from pytest_mlhpc.node.worker.data.files import DataError, read_manifest
 from pytest_mlhpc.node.worker.workloads.definitions import Field, Workload
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import MANNER
 from pytest_mlhpc.node.worker.workloads.fields.quality import to_quality

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_mlhpc.config.model import NodeType
-from pytest_mlhpc.node.worker.flops import count
+from pytest_mlhpc.node.worker.reporting import count
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
 from pytest_mlhpc.session.preflight import model_bytes, need_of, parameter_count, too_large
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc.node.worker.quality.settings import TARGETS
+from pytest_mlhpc.node.worker.quality.rules import TARGETS
 from pytest_mlhpc.node.worker.workloads.fields.quality import FIELDS, expected
 
 ROOT = Path(__file__).parents[2]

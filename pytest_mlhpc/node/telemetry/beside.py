@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Callable
 from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.node.protocol.schema import RankReport
 from pytest_mlhpc.node.telemetry.samples import LONGEST, figures, parse, window
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 if TYPE_CHECKING:
     from pytest_mlhpc.node.protocol.plan import RunPlan

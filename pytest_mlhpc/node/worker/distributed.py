@@ -16,12 +16,11 @@ from torch import nn
 
 from pytest_mlhpc.node.protocol.channel import PORT_TAKEN
 from pytest_mlhpc.node.protocol.schema import Figure
-from pytest_mlhpc.node.worker import parallel_traffic
+from pytest_mlhpc.node.worker import parallel
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.loop import Batch, Trainer
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.loop import Batch, Clock, Trainer
 from pytest_mlhpc.node.worker.parallel import compress, layout_of, shard
-from pytest_mlhpc.node.worker.timing import Clock
 
 #: Pairs of steps in the communication pass: enough for a median, few enough to cost little.
 PAIRS = 5
@@ -182,9 +181,9 @@ def communication(
     waits: List[float] = []
     known = True
     for _ in range(pairs):
-        with parallel_traffic.silent(model) as left_out:
+        with parallel.silent(model) as left_out:
             alone.append(_timed_pass(trainer, batch, group, now))
-        known = known and (bool(left_out) or not parallel_traffic.is_sharded(model))
+        known = known and (bool(left_out) or not parallel.is_sharded(model))
         arrived = now()
         barrier(group, trainer.accelerator)
         waits.append((now() - arrived) / 1e9)
@@ -204,21 +203,21 @@ def traffic(trainer: Trainer, batch: Batch, group: Group) -> Tuple[Figure, ...]:
     model = trainer.model
     if group.world == 1 or not _exchanges(model) or getattr(model, "_compiled_call_impl", None) is not None:
         return ()
-    if not parallel_traffic.countable(str(torch.__version__)):
+    if not parallel.countable(str(torch.__version__)):
         return ()
     copied = trainer.accelerator.copy(batch[:2])
     trainer.accelerator.await_copy(copied)
-    with parallel_traffic.noted() as collectives:
+    with parallel.noted() as collectives:
         for micro in range(trainer.accumulate):
             with trainer.unsynchronised(micro):
                 trainer.backward(trainer.loss(copied.tensors[0], copied.tensors[1]))
     trainer.accelerator.synchronize()
     trainer.optimizer.zero_grad(set_to_none=True)
-    return parallel_traffic.figures(collectives)
+    return parallel.figures(collectives)
 
 
 def _exchanges(model: nn.Module) -> bool:
-    return isinstance(model, nn.parallel.DistributedDataParallel) or parallel_traffic.is_sharded(model)
+    return isinstance(model, nn.parallel.DistributedDataParallel) or parallel.is_sharded(model)
 
 
 def _timed_pass(trainer: Trainer, batch: Batch, group: Group, now: Any) -> float:

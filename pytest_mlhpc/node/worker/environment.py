@@ -1,13 +1,15 @@
-"""PAYLOAD. What software and hardware produced a figure; goes with every record."""
+"""What a rank knows of its surroundings: software and hardware, which rank it is, named paths; how it reports a failure."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
+import string
 import subprocess
 from pathlib import Path
-from typing import Dict, Mapping, Optional
+from typing import Dict, Mapping, MutableMapping, Optional, Tuple
 
 from pytest_mlhpc.node.files import may_be_secret
 
@@ -100,3 +102,68 @@ def _git(folder: Path, *arguments: str) -> Optional[str]:
 def _cores() -> int:
     affinity = getattr(os, "sched_getaffinity", None)  # Linux
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+#: Value of ``MLHPC_RANKS_FROM`` -> variables for RANK, LOCAL_RANK and WORLD_SIZE (srun(1), "OUTPUT ENVIRONMENT VARIABLES";
+#: OpenMPI's mpirun(1)).
+SOURCES: Mapping[str, Tuple[str, str, str]] = {
+    "slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+}
+
+
+def adopt(environ: MutableMapping[str, str]) -> None:
+    """Set RANK, LOCAL_RANK and WORLD_SIZE from what the launcher named in ``MLHPC_RANKS_FROM`` has set; never guess.
+
+    Without that variable nothing is changed: torchrun, or a single rank.
+
+    Raises:
+        ValueError: the launcher did not set what it was to set.
+    """
+    source = environ.get("MLHPC_RANKS_FROM", "")
+    if not source:
+        return
+    if source not in SOURCES:
+        raise ValueError(f"MLHPC_RANKS_FROM={source!r} is none of {', '.join(SOURCES)}")
+    for wanted, name in zip(("RANK", "LOCAL_RANK", "WORLD_SIZE"), SOURCES[source]):
+        text = environ.get(name, "")
+        if not (text.isascii() and text.isdigit()):
+            raise ValueError(f"{name}={text!r} is no number: this process was not started by {source}")
+        environ[wanted] = text
+
+
+def filled(path: str, environ: Mapping[str, str]) -> Path:
+    """Return *path* with ``$NAME`` and ``${NAME}`` of *environ* and a leading ``~`` filled in; ``$$`` is a dollar sign.
+
+    Raises:
+        ValueError: a variable is not set here, a ``$`` names none, a ``~`` nobody's home; says what to do.
+    """
+    try:
+        return Path(string.Template(path).substitute(environ)).expanduser()
+    except KeyError as error:
+        text = f"{error.args[0]} is not set in the run's environment on {socket.gethostname()}; name it in `variables:`"
+    except ValueError:
+        text = "a $ must be followed by a name, or doubled"
+    except RuntimeError:  # of expanduser
+        text = f"{socket.gethostname()} knows no home of that user"
+    raise ValueError(text)
+
+
+def of_run(directory: Path) -> Path:
+    """Return a folder below *directory*, the plan's, that goes with the allocation, also where ranks are killed outright.
+
+    What lies there is removed by the session when the allocation is over, else by the next session or by ``mlhpc reap``.
+    """
+    folder = directory / "data"
+    with contextlib.suppress(OSError):  # told by what follows
+        folder.mkdir(exist_ok=True)
+    return folder
+
+
+class WorkerFailure(Exception):  # noqa: N818 - the closed list's word
+    """The run cannot go on. ``outcome`` is a name of ``store/record.py``, the text says what, where, what to do."""
+
+    def __init__(self, outcome: str, text: str) -> None:
+        self.outcome = outcome
+        self.text = text
+        super().__init__(f"{outcome}: {text}")

@@ -2,7 +2,7 @@
 
 Environment: MLHPC_PLAN (path of plan.json), MLHPC_RUN (id of the run in it), MLHPC_CHANNEL and MLHPC_SECRET (the batch's
 address), and for several ranks RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them, or
-MLHPC_RANKS_FROM, which names who tells the first three in other words (``node/worker/identity.py``). Exit code 0: a report
+MLHPC_RANKS_FROM, which names who tells the first three in other words (``node/worker/environment.py``). Exit code 0: a report
 was sent; 1: a failure with a name was sent, and its traceback is on standard error.
 """
 
@@ -20,9 +20,9 @@ from pytest_mlhpc.node.files import NO_ROOM, UNSAFE, UnsafeDirectoryError, read_
 from pytest_mlhpc.node.protocol.channel import RankChannel
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
-from pytest_mlhpc.node.worker import identity
+from pytest_mlhpc.node.worker import environment
 from pytest_mlhpc.node.worker.accelerators import binding
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 if TYPE_CHECKING:
     from pytest_mlhpc.node.worker.distributed import Group
@@ -36,7 +36,7 @@ _NO_MEMORY = re.compile(r"\AOutOfMemoryError: |DefaultCPUAllocator: (can't alloc
 
 def main() -> NoReturn:
     """Run one rank and end the process."""
-    identity.adopt(os.environ)
+    environment.adopt(os.environ)
     channel = RankChannel.from_environment()
     code = 0
     try:
@@ -55,7 +55,7 @@ def leave(code: int) -> NoReturn:
 
     Everything is told by now. Threads of a process group may abort the process when the interpreter goes away under
     them (seen with gloo, torch 2.13), and after a failure they may wait for peers that are gone. Loader processes were
-    ended with their iterator; one that is left dies with this process (node/worker/loader.py).
+    ended with their iterator; one that is left dies with this process (node/worker/prepare.py).
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -111,8 +111,8 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
     try:
         import torch
 
-        from pytest_mlhpc.node.worker import distributed, modes
-        from pytest_mlhpc.node.worker.accelerators import graphs
+        from pytest_mlhpc.node.worker import distributed, rank
+        from pytest_mlhpc.node.worker.accelerators import streams
         from pytest_mlhpc.node.worker.accelerators.base import open_device
     except (ImportError, OSError) as error:  # OSError: a shared library of torch is missing
         text = (
@@ -128,10 +128,10 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
         from pytest_mlhpc.node.worker.accelerators import rocm
 
         rocm.prepare_miopen(os.environ, run.parameters.get("miopen_find"), str(torch.__version__))
-    graphs.calm_watchdog(run.parameters, group.world, os.environ)
+    streams.calm_watchdog(run.parameters, group.world, os.environ)
     accelerator = open_device(run.device_type, group.local_rank)
     distributed.join(group, accelerator, run.time_limit_s, run.parameters)
-    report = modes.measure_of(run)(run, group, accelerator, directory, channel.progress)
+    report = rank.measure_of(run)(run, group, accelerator, directory, channel.progress)
     channel.report(report)
 
 

@@ -1,22 +1,23 @@
-"""PAYLOAD. What one rank does between joining its group and reporting: warm up, measure, diagnose."""
+"""What one rank does between joining its group and reporting (warm up, measure, diagnose), and in which mode: a window of steps, a probe, a quality target, an ensemble."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 import torch
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Figure, RankReport
-from pytest_mlhpc.node.worker import distributed, prepare, reporting, timing
+from pytest_mlhpc.node.worker import distributed, loop, prepare, reporting
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import Trainer, resolve_losses, run_steps
 from pytest_mlhpc.node.worker.reporting import Progress
 
@@ -46,7 +47,7 @@ class WarmUp:
 class Window:
     """The timed window: what the loop left, and what the node did meanwhile."""
 
-    recorder: timing.Recorder
+    recorder: loop.Recorder
     started_ns: int
     ended_ns: int
     epoch_s: float
@@ -115,8 +116,8 @@ def _report(
     losses = warm.losses + resolve_losses(recorder.losses, run.warmup_steps)
     exposed, late = distributed.communication(trainer, recorder.last_batch, group)
     sent = distributed.traffic(trainer, recorder.last_batch, group)
-    timing.check_wall(window.started_ns, window.ended_ns, window.epoch_s)
-    times = timing.resolve(recorder, trainer.accelerator, trainer.accumulate)
+    loop.check_wall(window.started_ns, window.ended_ns, window.epoch_s)
+    times = loop.resolve(recorder, trainer.accelerator, trainer.accumulate)
     first_s = times.first_wait_s if run.warmup_steps == 0 else 0.0
     source = ready.data.source
     made = {"samples_read_again": str(len(source.dataset))} if source.again else {}
@@ -153,7 +154,7 @@ def _report(
 
 
 def _warm_up(ready: Ready, progress: Progress) -> WarmUp:
-    run, trainer, recorder = ready.run, ready.trainer, timing.Recorder()
+    run, trainer, recorder = ready.run, ready.trainer, loop.Recorder()
     recorder.start(trainer.accelerator)
     with _counted(run, "warm-up"):
         run_steps(
@@ -172,7 +173,7 @@ def _warm_up(ready: Ready, progress: Progress) -> WarmUp:
     return WarmUp(seconds, first_s, losses, compile_figures(recorder.stamps) if compiles else ())
 
 
-def compile_figures(stamps: Sequence[timing.Stamps]) -> Tuple[Figure, ...]:
+def compile_figures(stamps: Sequence[loop.Stamps]) -> Tuple[Figure, ...]:
     """Return what compiling or capturing took: what steps of warm-up, in which it happens, took beyond the median one.
 
     From the host's clock: it is the host that compiles. Nothing can be told of fewer than three steps.
@@ -186,7 +187,7 @@ def compile_figures(stamps: Sequence[timing.Stamps]) -> Tuple[Figure, ...]:
 
 def _window(ready: Ready, progress: Progress) -> Window:
     run, group, accelerator = ready.run, ready.group, ready.trainer.accelerator
-    recorder = timing.Recorder()
+    recorder = loop.Recorder()
 
     def tell(step: int, samples: int) -> None:
         progress(step, run.steps, samples / ((recorder.clock.perf() - recorder.start_ns) / 1e9))
@@ -221,3 +222,38 @@ def _counted(run: RunPlan, where: str) -> Iterator[None]:
             "use more data, fewer steps or a smaller batch"
         )
         raise WorkerFailure("data_exhausted", text) from failure
+
+
+#: ``measure(run, group, accelerator, directory, progress) -> RankReport``, on every rank.
+Measure = Callable[[RunPlan, Group, Accelerator, Path, Callable[[int, int, float], None]], RankReport]
+
+
+#: Devices that take a training step as one program -> what trains on them.
+_WHOLLY = {"ipu": "accelerators.ipu.measure", "wse": "accelerators.wse.measure"}
+
+
+def measure_of(run: RunPlan) -> Measure:
+    """Return what measures *run*: its parameters say in which mode. Only that mode's modules are imported."""
+    if run.parameters.get("telemetry"):
+        from pytest_mlhpc.node.telemetry.beside import watched
+
+        return watched(_mode_of(run))
+    return _mode_of(run)
+
+
+def _mode_of(run: RunPlan) -> Measure:
+    if hasattr(prepare.load_module(run), "probe"):
+        return _measure("probes.measure")
+    if run.device_type in _WHOLLY:
+        return _measure(_WHOLLY[run.device_type])
+    if run.parameters.get("bagging"):
+        return _measure("bagging.measure")
+    if run.parameters.get("until") == "quality":
+        return _measure("quality.measure")
+    return measure
+
+
+def _measure(module: str) -> Measure:
+    found: Any = importlib.import_module(f"pytest_mlhpc.node.worker.{module}")
+    measure: Measure = found.measure
+    return measure

@@ -1,24 +1,231 @@
-"""PAYLOAD. What reports of all modes have in common: who measured, what the model costs, what the node did meanwhile.
-
-Each function returns fields of a ``RankReport`` with their types, ``RankReport(**who(...), **cost(...), steps=...)``: a field
-that is missing, doubled or of another type is then found by mypy, and a mode states only what is its own.
-"""
+"""What reports of all modes have in common, and the operations of a model, counted analytically."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import math
+import re
 import socket
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Callable, Mapping, Optional, TypedDict
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Tuple,
+    TypedDict,
+)
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.telemetry import contention
-from pytest_mlhpc.node.worker import calibrate, distributed, energy, environment, flops
+from pytest_mlhpc.node.worker import distributed, environment, machine
 from pytest_mlhpc.node.worker.accelerators import binding
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.base import Task
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_FACTORIES = (
+    torch.empty,
+    torch.zeros,
+    torch.ones,
+    torch.full,
+    torch.rand,
+    torch.randn,
+    torch.arange,
+    torch.tensor,
+)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Cost of one sample.
+
+    ``forward`` and ``train`` are in FLOP. Training is forward, gradient of the weights and gradient of the inputs, each as
+    many as forward, but for inputs that need no gradient (those of the first layer).
+    """
+
+    parameters: int
+    forward: int
+    train: int
+
+
+class _OnMeta(TorchFunctionMode):
+    """Make new tensors on the meta device: what ``with torch.device("meta")`` does since torch 2.0."""
+
+    # The signature is torch's.
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if func in _FACTORIES and options.get("device") is None:
+            options["device"] = "meta"
+        return func(*args, **options)
+
+
+def on_meta() -> ContextManager[Any]:
+    """Return a context in which modules are built without memory, whatever their size."""
+    device = torch.device("meta")
+    return device if hasattr(device, "__enter__") else _OnMeta()
+
+
+def layer_operations(module: nn.Module, first_input: Tensor, output: Tensor) -> int:
+    """Return the operations of one forward pass of one layer, zero for what is not counted."""
+    own = getattr(module, "operations", None)
+    if callable(own):
+        return int(own(first_input, output))
+    if isinstance(module, _CONVOLUTIONS):
+        return 2 * output.numel() * module.in_channels // module.groups * math.prod(module.kernel_size)
+    if isinstance(module, _TRANSPOSED):  # every input element meets every weight of its group
+        return 2 * first_input.numel() * module.out_channels // module.groups * math.prod(module.kernel_size)
+    if isinstance(module, nn.Linear):
+        return 2 * output.numel() * module.in_features
+    return 0
+
+
+class _Counted(NamedTuple):
+    """What one layer did, by its name in the model; whether its input needs a gradient."""
+
+    name: str
+    operations: int
+    needs_gradient: bool
+
+
+@contextlib.contextmanager
+def _counting(model: nn.Module) -> Iterator[List[_Counted]]:
+    """Yield a list that gets an entry for each layer that runs."""
+    counted: List[_Counted] = []
+
+    def hook(name: str, module: nn.Module, inputs: Tuple[Any, ...], output: Any) -> None:
+        if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
+            done = layer_operations(module, inputs[0], output)
+            if done:
+                counted.append(_Counted(name, done, inputs[0].requires_grad))
+
+    handles = [
+        module.register_forward_hook(functools.partial(hook, name)) for name, module in model.named_modules()
+    ]
+    try:
+        yield counted
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _pool_by_shape(model: nn.Module) -> None:
+    """Let 3-D max pooling make its output's shape without a kernel: torch 1.13 has none for the meta device."""
+
+    def halved(pool: nn.MaxPool3d, maps: Tensor) -> Tensor:
+        kernel, stride, padding = pool.kernel_size, pool.stride, pool.padding
+        if not (isinstance(kernel, int) and isinstance(stride, int) and isinstance(padding, int)):
+            raise NotImplementedError(
+                "operations of 3-D pooling with unequal edges cannot be counted in this torch"
+            )
+        space = [(edge + 2 * padding - kernel) // stride + 1 for edge in maps.shape[2:]]
+        # Adding the sum keeps the tie to the input, which tells what needs a gradient.
+        return maps.new_empty((*maps.shape[:2], *space)) + maps.sum()
+
+    for module in model.modules():
+        if isinstance(module, nn.MaxPool3d):
+            # mypy: replacing a method on one instance is the point
+            module.forward = functools.partial(halved, module)  # type: ignore[method-assign]
+
+
+def _run(model: nn.Module, inputs: Tensor) -> List[_Counted]:
+    with _counting(model) as counted, torch.enable_grad():
+        model(inputs)
+    return counted
+
+
+def count(task: Task) -> Operations:
+    """Count the parameters of a task's model and the operations of one sample. Takes no memory and no data.
+
+    Raises:
+        NotImplementedError: this torch cannot run the model without data (one of our own never raises it).
+    """
+    model, counted = _one_sample(task)
+    forward = sum(one.operations for one in counted)
+    no_input_gradient = sum(one.operations for one in counted if not one.needs_gradient)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Operations(parameters, forward, 3 * forward - no_input_gradient)
+
+
+def by_layer(task: Task) -> Mapping[str, int]:
+    """Return the operations of one sample's forward pass by layer, whose full names in the model are the keys.
+
+    Raises:
+        NotImplementedError: as :func:`count`.
+    """
+    found: Dict[str, int] = {}
+    for one in _one_sample(task)[1]:
+        found[one.name] = found.get(one.name, 0) + one.operations
+    return found
+
+
+def _one_sample(task: Task) -> Tuple[nn.Module, List[_Counted]]:
+    """Let the model see one sample on the meta device; return it with what was counted."""
+
+    def sample(shape: Tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty((1, *shape), dtype=dtype, device="meta")
+
+    with on_meta():
+        # Evaluation mode: normalisation over one sample of one pixel is refused while training.
+        model = task.model().eval()
+        inputs, _ = task.prepare(
+            sample(task.input.shape, task.input.dtype), sample(task.target.shape, task.target.dtype)
+        )
+        try:
+            return model, _run(model, inputs)
+        except NotImplementedError:
+            _pool_by_shape(model)
+            return model, _run(model, inputs)
+
+
+_T = 1e12
+#: Device name as its driver spells it -> precision -> dense peak, FLOP/s of one device (MI250X: of one die). From the
+#: makers' data sheets, as the tables of torchtitan and composer give them; tf32 is half of bf16 on A100 and Hopper.
+_PEAKS: Tuple[Tuple[str, Tuple[Tuple[str, float], ...]], ...] = (
+    (r"V100-SXM", (("fp16", 125 * _T),)),
+    (r"A100\b", (("bf16", 312 * _T), ("fp16", 312 * _T), ("tf32", 156 * _T))),
+    (r"H100.*(SXM|HBM3)|GH200", (("bf16", 989 * _T), ("fp16", 989 * _T), ("tf32", 494.5 * _T))),
+    (r"H100 PCIe", (("bf16", 756 * _T), ("fp16", 756 * _T), ("tf32", 378 * _T))),
+    (r"H100 NVL", (("bf16", 835 * _T), ("fp16", 835 * _T), ("tf32", 417.5 * _T))),
+    (r"\bH200(?! NVL)\b", (("bf16", 989 * _T), ("fp16", 989 * _T), ("tf32", 494.5 * _T))),
+    (r"\bH20\b", (("bf16", 148 * _T), ("fp16", 148 * _T), ("tf32", 74 * _T))),
+    (r"\bGB200\b", (("bf16", 2500 * _T), ("fp16", 2500 * _T))),
+    (r"\bB200\b", (("bf16", 2250 * _T), ("fp16", 2250 * _T))),
+    (r"MI250X", (("bf16", 191.5 * _T), ("fp16", 191.5 * _T))),
+    (r"MI300X|MI325X", (("bf16", 1300 * _T), ("fp16", 1300 * _T))),
+    (r"MI355X", (("bf16", 2500 * _T), ("fp16", 2500 * _T))),
+)
+
+
+def peak_flops(device_model: str, precision: str, compute_units: Optional[int] = None) -> Optional[float]:
+    """Return the dense peak of one device in FLOP/s, or None where it is not known. Never a guess.
+
+    A slice of a device (MIG) has a part of its peak that its name does not tell: None. *compute_units* is needed for Intel's
+    Max GPUs alone (512 operations of each in a cycle, at 1.3 GHz).
+    """
+    if re.search(r"\bMIG\b", device_model):
+        return None
+    if re.search(r"Data Center GPU Max", device_model):
+        known = compute_units is not None and precision in ("bf16", "fp16")
+        return 512 * float(compute_units or 0) * 1.3e9 if known else None
+    for pattern, peaks in _PEAKS:
+        if re.search(pattern, device_model):
+            return dict(peaks).get(precision)
+    return None
+
 
 #: ``progress(step, steps, samples per second of this rank)``; the batch adds ranks up.
 Progress = Callable[[int, int, float], None]
@@ -37,7 +244,7 @@ class Who(TypedDict):
 
 
 class Cost(TypedDict):
-    """What one sample costs, and the peak rate of the device in the run's precision; see :mod:`~pytest_mlhpc.node.worker.flops`."""
+    """What one sample costs, and the peak rate of the device in the run's precision; see :mod:`~pytest_mlhpc.node.worker.reporting`."""
 
     forward_flop_per_sample: float
     train_flop_per_sample: float
@@ -69,12 +276,12 @@ def who(run: RunPlan, group: Group, accelerator: Accelerator) -> Who:
 
 def cost(run: RunPlan, task: Task, accelerator: Accelerator) -> Cost:
     """Count what the model of *task* costs."""
-    operations = flops.count(task)
+    operations = count(task)
     precision = str(run.parameters.get("precision") or "fp32")
     return {
         "forward_flop_per_sample": float(operations.forward),
         "train_flop_per_sample": float(operations.train),
-        "peak_flops_per_s": flops.peak_flops(accelerator.model, precision),
+        "peak_flops_per_s": peak_flops(accelerator.model, precision),
         "parameters": operations.parameters,
         "tokens_per_sample": task.tokens_per_sample or None,
     }
@@ -91,7 +298,7 @@ class Watch:
     def over(self) -> Meanwhile:
         """Return what happened in between."""
         return {
-            "energy_j": energy.difference(self._joules, self._accelerator.energy_j()),
+            "energy_j": machine.difference(self._joules, self._accelerator.energy_j()),
             "contention": contention.difference(self._before, contention.snapshot()),
             "peak_memory_bytes": self._accelerator.peak_memory_bytes(),
         }
@@ -105,7 +312,7 @@ def calibrated(run: RunPlan, group: Group, accelerator: Accelerator) -> Optional
     if not run.calibrate:
         return None
     distributed.barrier(group, accelerator)
-    return calibrate.calibrate(accelerator)
+    return machine.calibrate(accelerator)
 
 
 def surroundings(
@@ -119,5 +326,5 @@ def surroundings(
         return None
     device = {**accelerator.environment(), **binding.described(run)}
     if run.calibrate:
-        device["calibration_kernel"] = calibrate.KERNEL
+        device["calibration_kernel"] = machine.KERNEL
     return {**environment.describe(str(torch.__version__), accelerator.model, device, run.cwd), **own}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pytest_mlhpc.node.worker.quality.schedule import DEPARTURE as SCHEDULE_DEPARTURE
+from pytest_mlhpc.node.worker.quality.rules import DEPARTURE as SCHEDULE_DEPARTURE
 from pytest_mlhpc.papers.mlperf import trained
 from pytest_mlhpc.papers.mlperf.trained import CLOSED, LONGEST_INIT_S, QUALITY, Closed, Trained
 

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_mlhpc.config.overrides import neutral
-from pytest_mlhpc.node.worker.workloads.characterising import (
-    CLASSES,
-    TRAININGS,
-    inner_batch,
-    inner_parameters,
-)
+from pytest_mlhpc.node.worker.workloads.characters import CLASSES, TRAININGS, inner_batch, inner_parameters
 from pytest_mlhpc.papers.roofline.page import Device, Page, Peaks, Point, Trained, attainable, si
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import ACCEPTED

@@ -55,7 +55,7 @@ class Point:
     """One workload's step on one device.
 
     ``flops`` is FLOP/s achieved by one device. ``moved`` are the bytes of a step by class, by the model of
-    ``node/worker/probes/traffic.py``; ``counted`` is the bandwidth that a counter of the processor told, B/s, if any.
+    ``node/worker/probes/kernels.py``; ``counted`` is the bandwidth that a counter of the processor told, B/s, if any.
     ``shares`` of the profiled time sum to 1.
     """
 

@@ -7,7 +7,7 @@ import pytest
 from launching import PODS, SLURM, WORKER, run_plan
 
 from pytest_mlhpc.node.launch import mpirun, plain, podrun, poprun, srun, torchrun
-from pytest_mlhpc.node.worker import identity
+from pytest_mlhpc.node.worker import environment
 
 
 @pytest.mark.parametrize("environment", [{"A": "1"}, PODS])
@@ -143,13 +143,13 @@ def test_mpirun_leaves_binding_to_the_site_where_that_has_an_opinion():
 
 def test_a_rank_takes_its_place_from_whom_the_launcher_names():
     environ = {"MLHPC_RANKS_FROM": "slurm", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4"}
-    identity.adopt(environ)
+    environment.adopt(environ)
     assert (environ["RANK"], environ["LOCAL_RANK"], environ["WORLD_SIZE"]) == ("3", "1", "4")
 
 
 def test_nothing_is_guessed_where_no_launcher_is_named():
     environ = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4"}
-    identity.adopt(environ)
+    environment.adopt(environ)
     assert "RANK" not in environ
 
 
@@ -163,7 +163,7 @@ def test_nothing_is_guessed_where_no_launcher_is_named():
 )
 def test_a_launcher_that_does_not_tell_is_an_error(environ, says):
     with pytest.raises(ValueError, match=says):
-        identity.adopt(environ)
+        environment.adopt(environ)
 
 
 def test_a_launcher_imports_no_torch():

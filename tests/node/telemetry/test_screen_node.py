@@ -17,7 +17,7 @@ from pytest_mlhpc.node.telemetry.devices import find_devices, number
 from pytest_mlhpc.node.telemetry.processes import Reader, below, parse_environ, parse_stat, rank_of
 from pytest_mlhpc.node.telemetry.sampler import SHARE, Sampler, memory
 from pytest_mlhpc.node.telemetry.samples import NodeSample, Sample
-from pytest_mlhpc.node.worker.identity import SOURCES
+from pytest_mlhpc.node.worker.environment import SOURCES
 from pytest_mlhpc.screen.usage import find_ranks, processes
 
 STAT = "{pid} ({name}) {state} {parent} 1 1 0 -1 0 0 0 0 0 {user} 50 0 0 20 0 3 0 {start} 1000 2560 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0 7 0 0"

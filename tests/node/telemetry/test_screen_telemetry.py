@@ -35,7 +35,7 @@ from pytest_mlhpc.node.telemetry.samples import (
     thinned,
     window,
 )
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 pytestmark = pytest.mark.servers  # samplers beside ranks
 

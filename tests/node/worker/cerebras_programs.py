@@ -27,10 +27,10 @@ def classes() -> None:
 
 def systems(folder: str) -> None:
     """Print the cluster's configuration of a run on four systems as the package takes it, and what it says of -1."""
-    from pytest_mlhpc.node.worker.accelerators.wse import stepping
+    from pytest_mlhpc.node.worker.accelerators.wse import measure
 
     module = importlib.import_module("cerebras.appliance.cluster_config")
-    config = stepping.backend_options(4, Path(folder), 90.5, module)["cluster_config"]
+    config = measure.backend_options(4, Path(folder), 90.5, module)["cluster_config"]
     try:
         module.ClusterConfig(num_csx=-1)
     except ValueError as error:
@@ -45,7 +45,7 @@ def limited(run: str, folder: str) -> None:
     from pytest_mlhpc.node.protocol.plan import RunPlan
     from pytest_mlhpc.node.protocol.schema import from_json
     from pytest_mlhpc.node.worker.distributed import Group
-    from pytest_mlhpc.node.worker.failure import WorkerFailure
+    from pytest_mlhpc.node.worker.environment import WorkerFailure
     from pytest_mlhpc.node.worker.probes.base import Place
     from pytest_mlhpc.node.worker.probes.lowering import probe
 

@@ -132,7 +132,7 @@ def be_a_rank() -> None:
 
 def _measure(run: RunPlan, group: Group, accelerator: Accelerator) -> dict[str, Any]:
     from pytest_mlhpc.node.worker import distributed, rank, reporting
-    from pytest_mlhpc.node.worker.failure import WorkerFailure
+    from pytest_mlhpc.node.worker.environment import WorkerFailure
 
     # One pair of passes in place of the five that a median needs: nothing here depends on the time.
     diagnosis = {"communication": functools.partial(distributed.communication, pairs=1)}

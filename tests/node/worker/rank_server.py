@@ -24,7 +24,7 @@ from rank_helpers import HERE, LIMIT_S, ROOT
 
 #: What ranks import late: optimizers import ``torch._dynamo``.
 PRELOADED = (
-    "torch._dynamo", "torch.distributed", "torch.profiler", "pytest_mlhpc.node.worker.main", "pytest_mlhpc.node.worker.modes",
+    "torch._dynamo", "torch.distributed", "torch.profiler", "pytest_mlhpc.node.worker.main", "pytest_mlhpc.node.worker.rank",
     "pytest_mlhpc.node.worker.probes.measure", "pytest_mlhpc.node.worker.quality.measure", "pytest_mlhpc.node.worker.data.make",
 )  # fmt: skip
 

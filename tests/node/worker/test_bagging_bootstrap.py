@@ -6,22 +6,22 @@ import math
 import pytest
 import torch
 
-from pytest_mlhpc.node.worker.bagging import bootstrap
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.bagging import ensemble
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 MANY = 200_000
 
 
 def test_63_2_percent_of_the_samples_are_drawn_at_least_once():
-    found = [float((bootstrap.multiplicities(MANY, seed, 0) > 0).double().mean()) for seed in range(5)]
+    found = [float((ensemble.multiplicities(MANY, seed, 0) > 0).double().mean()) for seed in range(5)]
 
-    one_sigma = math.sqrt(bootstrap.DISTINCT * (1 - bootstrap.DISTINCT) / MANY)
-    assert round(bootstrap.DISTINCT, 3) == 0.632
-    assert all(abs(share - bootstrap.DISTINCT) < 5 * one_sigma for share in found)
+    one_sigma = math.sqrt(ensemble.DISTINCT * (1 - ensemble.DISTINCT) / MANY)
+    assert round(ensemble.DISTINCT, 3) == 0.632
+    assert all(abs(share - ensemble.DISTINCT) < 5 * one_sigma for share in found)
 
 
 def test_draws_have_mean_and_variance_one():
-    counts = bootstrap.multiplicities(MANY, 7, 3).double()
+    counts = ensemble.multiplicities(MANY, 7, 3).double()
 
     assert abs(float(counts.mean()) - 1) < 5 / math.sqrt(MANY)
     # The fourth central moment of Poisson(1) is 4.
@@ -29,25 +29,25 @@ def test_draws_have_mean_and_variance_one():
 
 
 def test_a_bootstrap_sample_follows_from_seed_and_base_model_alone():
-    first, *others = (bootstrap.multiplicities(1000, *of) for of in ((5, 2), (5, 2), (5, 3), (6, 2)))
+    first, *others = (ensemble.multiplicities(1000, *of) for of in ((5, 2), (5, 2), (5, 3), (6, 2)))
     assert [torch.equal(first, other) for other in others] == [True, False, False]
 
 
 def test_two_base_models_share_as_many_samples_as_independent_ones():
-    a, b = (bootstrap.multiplicities(MANY, 0, model) > 0 for model in (0, 1))
-    assert float((a & b).double().mean()) == pytest.approx(bootstrap.DISTINCT**2, abs=0.006)
+    a, b = (ensemble.multiplicities(MANY, 0, model) > 0 for model in (0, 1))
+    assert float((a & b).double().mean()) == pytest.approx(ensemble.DISTINCT**2, abs=0.006)
 
 
 def test_ranks_of_a_base_model_share_each_training_epoch_of_its_sample():
     drawn_from = torch.arange(100, 200)
-    samplers = [bootstrap.BootstrapSampler(drawn_from, rank, 3, seed=1, model=4) for rank in range(3)]
+    samplers = [ensemble.BootstrapSampler(drawn_from, rank, 3, seed=1, model=4) for rank in range(3)]
     sample = samplers[0].sample
     shares = [itertools.islice(one, len(range(rank, len(sample), 3))) for rank, one in enumerate(samplers)]
     assert sorted(itertools.chain(*shares)) == sample.tolist()
 
 
 def test_training_epochs_repeat_the_sample_in_another_order():
-    sampler = bootstrap.BootstrapSampler(torch.arange(50), 0, 1, seed=1, model=0)
+    sampler = ensemble.BootstrapSampler(torch.arange(50), 0, 1, seed=1, model=0)
     order = iter(sampler)
     first, second = (list(itertools.islice(order, len(sampler.sample))) for _ in range(2))
     assert sorted(first) == sorted(second) == sampler.sample.tolist()
@@ -55,8 +55,8 @@ def test_training_epochs_repeat_the_sample_in_another_order():
 
 
 def test_samples_that_are_held_out_are_never_drawn():
-    parted = bootstrap.part(100, 20, seed=3)
-    sampler = bootstrap.BootstrapSampler(parted.drawn_from, 0, 1, seed=3, model=1)
+    parted = ensemble.part(100, 20, seed=3)
+    sampler = ensemble.BootstrapSampler(parted.drawn_from, 0, 1, seed=3, model=1)
 
     assert len(parted.held_out) == 20
     assert not set(parted.held_out.tolist()) & set(sampler.sample.tolist())
@@ -66,9 +66,9 @@ def test_samples_that_are_held_out_are_never_drawn():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: bootstrap.part(7, 4, seed=0), "of 7 samples 4 cannot be held out"),
+        (lambda: ensemble.part(7, 4, seed=0), "of 7 samples 4 cannot be held out"),
         (
-            lambda: bootstrap.BootstrapSampler(torch.arange(8), 0, 64, seed=0, model=2),
+            lambda: ensemble.BootstrapSampler(torch.arange(8), 0, 64, seed=0, model=2),
             "the bootstrap sample of base model 2 has .* for 64 ranks",
         ),
     ],
@@ -80,6 +80,6 @@ def test_too_few_samples_are_refused(call, text):
 
 
 def test_ranks_of_a_base_model_are_neighbours():
-    places = [bootstrap.place_of(rank, 2) for rank in range(4)]
+    places = [ensemble.place_of(rank, 2) for rank in range(4)]
 
     assert [(place.model, place.place) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_workload import task_like
 
-from pytest_mlhpc.node.worker.bagging import ensemble, meeting, process
+from pytest_mlhpc.node.worker.bagging import ensemble, process
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.base import TensorSpec
 
@@ -59,8 +59,8 @@ def test_fewer_samples_are_held_out_where_predictions_are_large_or_samples_few()
 
 def four(each=2):
     """Return what the ranks of two base models have in their hands, by one store."""
-    store = meeting._Alone()
-    return [meeting.Meeting(store, Group(rank, rank, 4), each) for rank in range(4)]
+    store = process._Alone()
+    return [process.Meeting(store, Group(rank, rank, 4), each) for rank in range(4)]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ from probe_ranks import alone, run_ranks
 from rank_helpers import HERE, ROOT, run_plan
 
 from pytest_mlhpc.node.worker.bagging import child
-from pytest_mlhpc.node.worker.bagging.bootstrap import Place, seed_of
-from pytest_mlhpc.node.worker.bagging.figures import Answers, figures_of
-from pytest_mlhpc.node.worker.bagging.measure import measure
+from pytest_mlhpc.node.worker.bagging.ensemble import Place, seed_of
+from pytest_mlhpc.node.worker.bagging.measure import Answers, figures_of, measure
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 pytestmark = pytest.mark.servers
 

@@ -11,7 +11,7 @@ from tiny_workload import task_like  # noqa: E402 - behind importorskip
 from torch import nn  # noqa: E402 - behind importorskip
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402 - behind importorskip
 
-from pytest_mlhpc.node.worker import flops  # noqa: E402 - behind importorskip
+from pytest_mlhpc.node.worker import reporting  # noqa: E402 - behind importorskip
 from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec  # noqa: E402 - behind importorskip
 
 
@@ -36,12 +36,14 @@ def task_of(build, shape: tuple[int, ...]) -> Task:
 )  # fmt: skip
 def test_a_layer_is_counted(layer, shape, operations):
     inputs = torch.empty(shape)
-    assert flops.layer_operations(layer, inputs, layer(inputs)) == operations
+    assert reporting.layer_operations(layer, inputs, layer(inputs)) == operations
 
 
 def test_training_is_three_times_forward_less_the_first_layers_input_gradient():
-    found = flops.count(task_of(lambda: nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5)), (10,)))
-    assert found == flops.Operations(parameters=325, forward=400 + 200, train=3 * 600 - 400)
+    found = reporting.count(
+        task_of(lambda: nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5)), (10,))
+    )
+    assert found == reporting.Operations(parameters=325, forward=400 + 200, train=3 * 600 - 400)
     assert {type(value) for value in dataclasses.astuple(found)} == {int}
 
 
@@ -54,7 +56,7 @@ def test_a_layer_that_runs_twice_is_counted_twice():
         def forward(self, inputs):
             return self.layer(self.layer(inputs))
 
-    assert flops.count(task_of(Twice, (4,))).forward == 2 * 32
+    assert reporting.count(task_of(Twice, (4,))).forward == 2 * 32
 
 
 def test_ungrouped_layers_agree_with_torchs_own_counter():
@@ -62,7 +64,7 @@ def test_ungrouped_layers_agree_with_torchs_own_counter():
         there, back = nn.Conv3d(2, 4, 3, stride=2, dilation=2), nn.ConvTranspose3d(4, 3, 3, stride=2)
         return nn.Sequential(there, back, nn.Flatten(), nn.Linear(1029, 3))
 
-    found = flops.count(task_of(build, (2, 9, 9, 9)))
+    found = reporting.count(task_of(build, (2, 9, 9, 9)))
     with FlopCounterMode(display=False) as forward:
         output = build()(torch.randn(1, 2, 9, 9, 9))
     with FlopCounterMode(display=False) as backward:
@@ -73,7 +75,7 @@ def test_ungrouped_layers_agree_with_torchs_own_counter():
 
 def test_counting_needs_no_memory():
     huge = task_of(lambda: nn.Linear(10**7, 10**7, bias=False), (10**7,))
-    assert flops.count(huge).parameters == 10**14
+    assert reporting.count(huge).parameters == 10**14
 
 
 def absent(*_args, **_options):
@@ -81,7 +83,7 @@ def absent(*_args, **_options):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "older"), [(flops, "on_meta", flops._OnMeta), (nn.MaxPool3d, "forward", absent)]
+    ("owner", "name", "older"), [(reporting, "on_meta", reporting._OnMeta), (nn.MaxPool3d, "forward", absent)]
 )
 def test_a_torch_without_a_device_context_or_3d_pooling_on_meta_counts_the_same(monkeypatch, owner, name, older):  # fmt: skip
     def build() -> nn.Module:
@@ -89,9 +91,9 @@ def test_a_torch_without_a_device_context_or_3d_pooling_on_meta_counts_the_same(
         return nn.Sequential(first, nn.Conv3d(8, 2, 1), nn.MaxPool3d(3, 2, 1))
 
     task = task_of(build, (4, 9, 9, 9))
-    expected = flops.count(task)
+    expected = reporting.count(task)
     monkeypatch.setattr(owner, name, older)
-    assert flops.count(task) == expected
+    assert reporting.count(task) == expected
 
 
 def test_a_model_that_cannot_run_without_data_says_so():
@@ -100,7 +102,7 @@ def test_a_model_that_cannot_run_without_data_says_so():
             return inputs if float(inputs.sum()) > 0 else -inputs
 
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
-        flops.count(task_of(NeedsData, (4,)))
+        reporting.count(task_of(NeedsData, (4,)))
 
 
 #: Intel's follows from its compute units.
@@ -111,5 +113,5 @@ INTEL = ("Intel(R) Data Center GPU Max 1550", "bf16", 512 * 448 * 1.3e-3, {"comp
     ("model", "precision", "teraflops", "units"), [*((*row, {}) for row in table("peaks")["peaks"]), INTEL]
 )
 def test_only_known_devices_have_a_peak(model, precision, teraflops, units):
-    found = flops.peak_flops(model, precision, **units)
+    found = reporting.peak_flops(model, precision, **units)
     assert found == (pytest.approx(teraflops * 1e12) if teraflops else None)

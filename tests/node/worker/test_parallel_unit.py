@@ -12,11 +12,11 @@ from rank_helpers import run_plan
 from torch import nn
 
 from pytest_mlhpc.node.protocol.combine import combine
-from pytest_mlhpc.node.worker import distributed, parallel, parallel_traffic, rank
+from pytest_mlhpc.node.worker import distributed, parallel, rank
 from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.flops import on_meta
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.reporting import on_meta
 from pytest_mlhpc.node.worker.workloads.fields import arithmetic
 from pytest_mlhpc.node.worker.workloads.fields import parallel as fields
 from pytest_mlhpc.node.worker.workloads.fields.parallel import Layout
@@ -127,10 +127,10 @@ def test_one_rank_exchanges_nothing_and_reports_nothing_of_it(tmp_path):
 
 
 def test_what_exchanges_is_put_back_when_a_silent_pass_fails():
-    before = {name: getattr(torch.distributed, name, None) for name in parallel_traffic._SHARDED}
+    before = {name: getattr(torch.distributed, name, None) for name in parallel._SHARDED}
 
     def fail() -> None:
-        with parallel_traffic.silent(nn.Linear(2, 2)) as left_out:
+        with parallel.silent(nn.Linear(2, 2)) as left_out:
             torch.distributed.all_reduce(torch.ones(3))
             assert left_out == ["all_reduce"]
             raise ZeroDivisionError
@@ -152,7 +152,7 @@ def test_what_exchanges_is_put_back_when_a_silent_pass_fails():
     ],
 )
 def test_collectives_are_counted_by_a_torch_that_can(version, can):
-    assert parallel_traffic.countable(version) is can
+    assert parallel.countable(version) is can
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ TORCH_FREE = (
     "pytest_mlhpc.cli.workload_table", "pytest_mlhpc.node.worker.workloads.describe",
     "pytest_mlhpc.node.worker.elastic", "pytest_mlhpc.node.worker.workloads.catalogue",
     "pytest_mlhpc.node.worker.workloads.definitions", "pytest_mlhpc.node.worker.workloads.probing",
-    "pytest_mlhpc.node.worker.probes.volume", "pytest_mlhpc.node.worker.probes.files",
+    "pytest_mlhpc.node.worker.probes.volume", "pytest_mlhpc.node.worker.probes.volume",
 )  # fmt: skip
 
 

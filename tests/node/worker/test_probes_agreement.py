@@ -6,7 +6,7 @@ import pytest
 import torch
 from probe_ranks import place_of
 
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import agreement
 from pytest_mlhpc.session import validate
 

@@ -5,9 +5,9 @@ import torch
 from probe_ranks import place_of
 
 from pytest_mlhpc.node.worker.accelerators.base import open_device
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.probes import gradients, profiled, reading
-from pytest_mlhpc.node.worker.workloads.characterising import CLASSES
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.probes import gradients, kernels, reading
+from pytest_mlhpc.node.worker.workloads.characters import CLASSES
 from pytest_mlhpc.session import validate
 
 SMALL = {"input_size": 16, "layers": 3, "base_channels": 4}
@@ -105,7 +105,9 @@ def test_lost_samples_fail_the_run(tmp_path):
 def test_time_under_the_profiler_belongs_to_the_optimizer_where_it_updates():
     weight = torch.ones(64, 64, requires_grad=True)
     update = torch.optim.SGD([weight], 0.1).step
-    found, wall = profiled.times(open_device("cpu", 0), lambda: (weight @ weight).sum().backward(), update)
+    found, wall = kernels.kernel_times(
+        open_device("cpu", 0), lambda: (weight @ weight).sum().backward(), update
+    )
     assert {"matrix", "reduction", "optimizer"} <= set(found)
     assert min(found.values()) >= 0
     assert 0 < sum(found.values()) <= wall * 1.5

@@ -8,8 +8,8 @@ from probe_ranks import place_of, plan, sabotaged
 
 from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.probes import collective, exchange
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.probes import collective
 from pytest_mlhpc.node.worker.workloads.probing import OPERATIONS, collective_metrics, size_name
 from pytest_mlhpc.session import validate
 
@@ -39,14 +39,14 @@ def test_bus_bandwidth_is_what_nccl_tests_call_so(operation, world, factor):
 
 
 def test_the_ramp_has_no_gap_where_ranks_parts_meet():
-    whole = exchange.ramp(20, 0, torch.device("cpu"))
-    assert torch.equal(exchange.ramp(9, 11, torch.device("cpu")), whole[11:])
+    whole = collective.ramp(20, 0, torch.device("cpu"))
+    assert torch.equal(collective.ramp(9, 11, torch.device("cpu")), whole[11:])
     assert whole.tolist()[:9] == [0, 1, 2, 3, 4, 5, 6, 0, 1]
 
 
 def test_a_size_that_does_not_divide_over_the_ranks_is_rounded_to_one_that_does():
     three, cpu = Group(0, 0, 3), open_device("cpu", 0)
-    made = [exchange.AllGather(size, three, cpu, "all_gather").bytes for size in (4, 8, 12, 1000)]
+    made = [collective.AllGather(size, three, cpu, "all_gather").bytes for size in (4, 8, 12, 1000)]
     assert made == [12, 12, 12, 996]
 
 

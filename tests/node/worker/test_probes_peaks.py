@@ -5,7 +5,7 @@ import torch
 from probe_ranks import place_of
 
 from pytest_mlhpc.node.worker import prepare
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import peaks
 
 

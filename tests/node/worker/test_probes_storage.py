@@ -14,9 +14,9 @@ from probe_ranks import plan, run_ranks, sabotaged
 from rank_helpers import Batch, prepare_rank
 from zipped_batch import bodies, run_batch
 
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import storage
-from pytest_mlhpc.node.worker.probes.files import Blocks, SmallFiles
+from pytest_mlhpc.node.worker.probes.volume import Blocks, SmallFiles
 from pytest_mlhpc.session import validate
 
 KIB = 1024

@@ -7,9 +7,9 @@ import torch
 from probe_ranks import place_of, plan
 from tables import table
 
-from pytest_mlhpc.node.worker import flops, prepare
+from pytest_mlhpc.node.worker import prepare, reporting
 from pytest_mlhpc.node.worker.main import name_failure
-from pytest_mlhpc.node.worker.probes import inside, traffic
+from pytest_mlhpc.node.worker.probes import kernels, measure
 from pytest_mlhpc.node.worker.probes.classes import class_of, marks_only
 
 SMALL = {
@@ -40,7 +40,7 @@ ONE, OTHER, ROWS, COLUMNS = (torch.ones(shape) for shape in (10, 10, (2, 3), (3,
     ],
 )  # fmt: skip
 def test_an_operator_reads_each_tensor_once_and_writes_each_result_once(operation, found):
-    with traffic.Counter() as counter:
+    with kernels.Counter() as counter:
         operation()
     assert counter.found == found
 
@@ -48,8 +48,8 @@ def test_an_operator_reads_each_tensor_once_and_writes_each_result_once(operatio
 @pytest.mark.parametrize("workload", sorted(SMALL))
 def test_operations_of_a_step_are_those_of_the_analytic_count(workload):
     task = prepare.load_task(plan(workload, parameters=SMALL[workload]))
-    found = traffic.count(task, *inside.sample_batch(task, 2, torch.device("cpu")), "fp32")
-    analytic = flops.count(task)
+    found = kernels.count(task, *measure.sample_batch(task, 2, torch.device("cpu")), "fp32")
+    analytic = reporting.count(task)
     # Torch computes the gradient of the first layer's input nowhere, and the language model's head is tied or not as counted.
     assert sum(done for done, _ in found.values()) == pytest.approx(2 * analytic.train, rel=0.02)
     assert all(moved > 0 for _, moved in found.values())
@@ -74,5 +74,5 @@ def test_rows_that_only_surround_others_are_no_kernels():
 
 def test_a_batch_beyond_all_memory_ends_at_once_as_such():
     with pytest.raises(RuntimeError) as refused:
-        inside.build(place_of("kernels", Path(), of="cosmoflow", batch=10**9))
+        measure.build(place_of("kernels", Path(), of="cosmoflow", batch=10**9))
     assert name_failure(refused.value)[0] == "out_of_memory"

@@ -14,7 +14,7 @@ import pytest
 from file_trees import write_tree
 from tables import table
 
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import volume
 
 HOUR = 3600.0

@@ -9,8 +9,8 @@ from benchmarks import training, training_published
 from benchmarks.report import Row
 from pytest_mlhpc.node.protocol.schema import RankReport
 from pytest_mlhpc.node.worker.accelerators.base import open_device
-from pytest_mlhpc.node.worker.flops import count
 from pytest_mlhpc.node.worker.prepare import load_task
+from pytest_mlhpc.node.worker.reporting import count
 
 TARGETS = {target.workload: target for target in training_published.TARGETS}
 

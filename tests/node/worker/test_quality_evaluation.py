@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 from pytest_mlhpc.node.worker import distributed
 from pytest_mlhpc.node.worker.accelerators.base import open_device
-from pytest_mlhpc.node.worker.quality.evaluation import evaluate
+from pytest_mlhpc.node.worker.quality.train import evaluate
 
 group, cpu = distributed.from_environment(os.environ), open_device("cpu", 0)
 distributed.join(group, cpu, 60.0)

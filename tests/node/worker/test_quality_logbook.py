@@ -5,8 +5,7 @@ from importlib import resources
 
 import pytest
 
-from pytest_mlhpc.node.worker.quality.logbook import Logbook, hyperparameters
-from pytest_mlhpc.node.worker.quality.schedule import Schedule, schedule_of
+from pytest_mlhpc.node.worker.quality.rules import Logbook, Schedule, hyperparameters, schedule_of
 
 SGD = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0}
 LAMB = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "max_norm": 1.0}

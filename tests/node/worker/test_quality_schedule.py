@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pytest_mlhpc.node.worker.quality.schedule import REFERENCES, Schedule, departures, schedule_of
-from pytest_mlhpc.node.worker.quality.training import set_rate, stretches
+from pytest_mlhpc.node.worker.quality.rules import REFERENCES, Schedule, departures, schedule_of
+from pytest_mlhpc.node.worker.quality.train import set_rate, stretches
 from pytest_mlhpc.node.worker.workloads.fields.quality import wrong_schedule
 
 #: Printed by the references' own code (mlcommons/hpc): ``cosmoflow/utils/optimizers.py`` with ``configs/cosmo.yaml``, and

@@ -12,10 +12,10 @@ from probe_ranks import sabotaged
 from quality_runs import figures, make_small_set, plan, trained, values
 from running_suites import wait_for
 
-from pytest_mlhpc.node.worker.data.errors import DataError
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.quality import archives, staging
-from pytest_mlhpc.node.worker.quality.place import Node
+from pytest_mlhpc.node.worker.data.files import DataError
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.quality import staging
+from pytest_mlhpc.node.worker.quality.staging import Node
 
 pytestmark = pytest.mark.servers  # ranks that stage
 
@@ -187,9 +187,9 @@ def damaged(archive, how):
 
 @pytest.mark.parametrize("how", ["cut off", "other bytes", "wrong checksum", "plain, cut between two files"])
 def test_a_damaged_archive_is_named(tmp_path, small_set, how):
-    archive = damaged(archives.pack(small_set, tmp_path / "packed", 2) / "part-00000.tar.gz", how)
+    archive = damaged(staging.pack(small_set, tmp_path / "packed", 2) / "part-00000.tar.gz", how)
     with pytest.raises(DataError, match=rf"{archive.name}: (is damaged or cut off|cannot be read)"):
-        archives.unpack(archive, tmp_path / "out")
+        staging.unpack(archive, tmp_path / "out")
 
 
 @pytest.fixture
@@ -211,20 +211,20 @@ def archive_of(tmp_path):
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../outside"])
 def test_an_archive_that_leads_out_of_its_folder_is_refused(tmp_path, archive_of, name):
     with pytest.raises(DataError, match="which leads out of the folder that it is unpacked in: refused"):
-        archives.unpack(archive_of("ok", name), tmp_path / "out")
+        staging.unpack(archive_of("ok", name), tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ok"]
 
 
 def test_links_in_an_archive_are_left_out(tmp_path, archive_of):
-    assert archives.unpack(archive_of("ok", "train", to="/etc"), tmp_path / "out") > 0
+    assert staging.unpack(archive_of("ok", "train", to="/etc"), tmp_path / "out") > 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ok"]
 
 
 def test_a_packed_set_unpacks_as_it_was(tmp_path, small_set):
-    packed = archives.pack(small_set, tmp_path / "packed", 3)
-    assert archives.pack(small_set, tmp_path / "packed", 3) == packed  # it is there already
+    packed = staging.pack(small_set, tmp_path / "packed", 3)
+    assert staging.pack(small_set, tmp_path / "packed", 3) == packed  # it is there already
     for archive in sorted(packed.glob("*.tar.gz")):
-        archives.unpack(archive, tmp_path / "out")
+        staging.unpack(archive, tmp_path / "out")
     before, after = (
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.tfrecord")}
         for folder in (small_set, tmp_path / "out")
@@ -245,7 +245,7 @@ def test_no_room_on_the_node_is_the_machines_fault_and_names_the_file(tmp_path, 
         disk.full(left=4096),
         pytest.raises(DataError, match=rf"out/sample: no room to write it \({disk.words}") as caught,
     ):
-        archives.unpack(archive, target) if packed else staging.copy((sample, target / "sample"))
+        staging.unpack(archive, target) if packed else staging.copy((sample, target / "sample"))
     assert caught.value.outcome == "disk_full"
 
 

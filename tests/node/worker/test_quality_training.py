@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from quality_runs import figures, make_small_set, plan, trained, values
 
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.modes import measure_of
-from pytest_mlhpc.node.worker.quality import measure, parts
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.quality import datasets, measure
+from pytest_mlhpc.node.worker.rank import measure_of
 
 pytestmark = pytest.mark.servers
 
@@ -132,7 +132,7 @@ def test_a_workload_without_a_measure_of_quality_is_refused():
 
 
 def test_data_that_do_not_leave_the_cache_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "cool", lambda _paths: "warm")
+    monkeypatch.setattr(datasets, "cool", lambda _paths: "warm")
     text = "is in the page cache of this node and does not leave it.* use a copy on a disk"
     with pytest.raises(WorkerFailure, match=text):
         trained(plan(train_samples=8, eval_samples=2), tmp_path)

@@ -10,11 +10,11 @@ from probe_ranks import run_ranks, smoke
 from rank_helpers import run_plan
 
 from pytest_mlhpc.node.worker import loop, prepare, rank
-from pytest_mlhpc.node.worker.accelerators import compiled
+from pytest_mlhpc.node.worker.accelerators import cpu
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.timing import Recorder
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.loop import Recorder
 from pytest_mlhpc.node.worker.workloads import optimizers
 
 pytestmark = pytest.mark.servers  # trainings
@@ -147,7 +147,7 @@ def test_a_compiler_that_fails_is_named_with_its_own_text_and_what_is_needed(mon
 
     text = r"cannot compile on this node for cpu: cc1plus: no such file\. On CPUs it needs"
     with pytest.raises(WorkerFailure, match=text):
-        compiled.require("default", Cpu(0, "test"))
+        cpu.require("default", Cpu(0, "test"))
 
 
 @pytest.mark.slow

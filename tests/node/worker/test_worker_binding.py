@@ -7,7 +7,7 @@ from file_trees import write_tree
 from rank_helpers import run_plan
 
 from pytest_mlhpc.node.worker.accelerators import binding
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 
 @pytest.mark.parametrize(

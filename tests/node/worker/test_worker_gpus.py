@@ -9,7 +9,7 @@ from gpu_stand_ins import BUILDS, PROPERTIES, Stream, Tensor, gpu_api, install, 
 
 from pytest_mlhpc.node.worker import loop
 from pytest_mlhpc.node.worker.accelerators.base import open_device
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 of_every_kind = pytest.mark.parametrize("kind", BUILDS)
 with_graphs = pytest.mark.parametrize("kind", ["cuda", "rocm"])

@@ -10,12 +10,12 @@ import torch
 from probe_ranks import task_of
 from rank_helpers import run_plan
 
-from pytest_mlhpc.node.worker import flops, loop, prepare
-from pytest_mlhpc.node.worker.accelerators import graphs
+from pytest_mlhpc.node.worker import loop, prepare, reporting
+from pytest_mlhpc.node.worker.accelerators import streams
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.timing import Recorder
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.loop import Recorder
 
 
 class Capturing(Cpu):
@@ -60,7 +60,7 @@ def trainer_on(device, **options):
 
 def captured_trainer(eager=3, **options):
     device = Capturing()
-    device.trainer = trainer_on(device, captured=graphs.CapturedStep(device, eager), **options)
+    device.trainer = trainer_on(device, captured=streams.CapturedStep(device, eager), **options)
     return device.trainer
 
 
@@ -139,10 +139,10 @@ def test_a_device_without_graphs_refuses_them():
 
 def test_the_model_of_several_ranks_is_built_aside_and_warmed_longer():
     device = Capturing()
-    assert graphs.on_side_stream(device, lambda: 7, wanted=True) == 7
+    assert streams.on_side_stream(device, lambda: 7, wanted=True) == 7
     assert device.queued == ["aside"]
-    assert [graphs.captured_step({"cuda_graphs": True}, device, ranks)._eager for ranks in (1, 4)] == [3, 11]
-    assert graphs.captured_step({}, device, 4) is None
+    assert [streams.captured_step({"cuda_graphs": True}, device, ranks)._eager for ranks in (1, 4)] == [3, 11]
+    assert streams.captured_step({}, device, 4) is None
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,13 @@ def test_no_step_of_reference_size_asks_the_device_for_a_value(workload, optimiz
     """Tensors of the `meta` device have none: whoever asks fails, as it would while a graph is captured."""
     fields = {"optimizer": optimizer, "channels_last": workload != "language_model"}
     task = task_of(workload, "reference", **fields)
-    with flops.on_meta():
+    with reporting.on_meta():
         model = task.model()
     trainer = loop.Trainer(task, model, task.optimizer(model), SimpleNamespace(device=torch.device("meta")))
     batch = [
         torch.empty((2, *spec.shape), dtype=spec.dtype, device="meta") for spec in (task.input, task.target)
     ]
-    assert graphs._captured_part(trainer, batch).shape == ()
+    assert streams._captured_part(trainer, batch).shape == ()
     assert all(weight.grad is not None for weight in model.parameters())
 
 
@@ -172,5 +172,5 @@ def test_no_step_of_reference_size_asks_the_device_for_a_value(workload, optimiz
 )
 def test_the_watchdog_is_calmed_for_captured_steps_of_several_ranks_alone(graphs_asked, ranks, calmed):
     found = {"NCCL_ASYNC_ERROR_HANDLING": "1"}
-    graphs.calm_watchdog({"cuda_graphs": graphs_asked}, ranks, found)
+    streams.calm_watchdog({"cuda_graphs": graphs_asked}, ranks, found)
     assert found == {"NCCL_ASYNC_ERROR_HANDLING": "1", **calmed}

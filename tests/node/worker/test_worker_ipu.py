@@ -15,7 +15,7 @@ from pytest_mlhpc.node.protocol.combine import combine
 from pytest_mlhpc.node.worker import rank
 from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.accelerators.ipu import measure as ipu
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 pytestmark = pytest.mark.servers  # trainings
 

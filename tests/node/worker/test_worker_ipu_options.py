@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_mlhpc.node.worker.accelerators.ipu.options import Settings, make
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.workloads.fields import ipu
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from probe_ranks import task_of
 
-from pytest_mlhpc.node.worker import flops
-from pytest_mlhpc.node.worker.accelerators.ipu.pipeline import Begin, apply, balance, begins, tied, units
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker import reporting
+from pytest_mlhpc.node.worker.accelerators.ipu.options import Begin, apply, balance, begins, tied, units
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 pytestmark = pytest.mark.servers  # trainings
 
@@ -65,10 +65,10 @@ def test_costs_are_cut_evenly_and_no_part_is_empty(costs, parts, firsts):
 @pytest.mark.parametrize("name", ["cosmoflow", "deepcam", "resnet50", "language_model"])
 def test_reference_sizes_are_spread_over_four_ipus(name):
     task = task_of(name, "reference")
-    with flops.on_meta():
+    with reporting.on_meta():
         model = task.model()
-    layers, shared = flops.by_layer(task), tied(model)
-    assert sum(layers.values()) == flops.count(task).forward
+    layers, shared = reporting.by_layer(task), tied(model)
+    assert sum(layers.values()) == reporting.count(task).forward
     plan = begins(units(model, name), layers, 4, shared)
     assert [begin.ipu for begin in plan][:3] == [1, 2, 3]
     assert (plan[-1] == Begin("head", 0)) == (name == "language_model")
@@ -97,7 +97,7 @@ def test_blocks_run_on_their_ipus_in_the_order_of_the_plan(name, changes):
     model = task.model().eval()
     with torch.no_grad():
         before = model(sample(task))
-        plan = begins(units(model, name), flops.by_layer(task), 4, tied(model))
+        plan = begins(units(model, name), reporting.by_layer(task), 4, tied(model))
         module = poptorch_stand_in.poptorch()
         apply(module, model, plan)
         after = model(sample(task))

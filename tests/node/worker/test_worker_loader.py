@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from pytest_mlhpc.node.worker import loader
+from pytest_mlhpc.node.worker import prepare
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
-from pytest_mlhpc.node.worker.data.sampler import ShardedSampler
+from pytest_mlhpc.node.worker.data.source import ShardedSampler
 
 
 class Numbers(Dataset):
@@ -21,7 +21,7 @@ class Numbers(Dataset):
 
 
 def batches_of(size, workers):
-    return loader.batches(Numbers(), ShardedSampler(10, 0, 1, 0), loader.Shape(size, workers, pin=False))
+    return prepare.batches_of(Numbers(), ShardedSampler(10, 0, 1, 0), prepare.Shape(size, workers, pin=False))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def batches_of(size, workers):
     ],
 )
 def test_loader_processes_follow_cores_and_source(asked, source, cores, device, chosen):
-    assert loader.choose_workers(asked, source, cores, device) == chosen
+    assert prepare.choose_workers(asked, source, cores, device) == chosen
 
 
 def test_batches_are_whole_and_add_up_the_seconds_of_reading():
@@ -57,7 +57,7 @@ def test_loader_processes_read_outside_this_one_and_end_with_the_iterator():
 
 def test_the_no_io_twin_repeats_a_few_batches_for_ever():
     sampler = ShardedSampler(10, 0, 1, 0, repeat=True)
-    endless = loader.device_batches(Numbers(), sampler, 3, Cpu(0, "test"))
+    endless = prepare.device_batches(Numbers(), sampler, 3, Cpu(0, "test"))
     first, second, third = itertools.islice(endless, 3)
     assert first[0] is third[0] is not second[0]
     assert first[2] == second[2] == 0.0
@@ -66,7 +66,7 @@ def test_the_no_io_twin_repeats_a_few_batches_for_ever():
 def test_a_batch_written_in_place_is_the_batch_that_torch_makes():
     samples = [(torch.rand(3, 2), torch.tensor(label), 0.5) for label in (1, 2, 3)]
 
-    in_place, of_torch = loader.collate_in_place(samples, pin=False), loader.collate(samples)
+    in_place, of_torch = prepare.collate_in_place(samples, pin=False), prepare.collate(samples)
 
     torch.testing.assert_close(in_place, of_torch)
     assert in_place[2] == 1.5

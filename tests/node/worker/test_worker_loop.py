@@ -6,8 +6,8 @@ import torch
 
 from pytest_mlhpc.node.worker import loop
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.timing import Clock, Recorder
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.loop import Clock, Recorder
 
 
 class Queue(Cpu):

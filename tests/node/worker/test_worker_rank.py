@@ -11,12 +11,12 @@ from probe_ranks import alone, smoke
 from rank_helpers import run_plan
 
 from pytest_mlhpc.node.protocol.combine import combine
-from pytest_mlhpc.node.worker import main, prepare, rank, timing
+from pytest_mlhpc.node.worker import loop, main, prepare, rank
 from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.data import source
-from pytest_mlhpc.node.worker.data.errors import write_error
+from pytest_mlhpc.node.worker.data.files import write_error
 from pytest_mlhpc.node.worker.distributed import from_environment
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 pytestmark = pytest.mark.servers
 
@@ -76,9 +76,9 @@ def test_a_run_that_needs_more_files_than_are_made_within_it_reads_some_again(me
 )
 def test_a_clock_that_goes_back_during_the_run_fails_it(measure, monkeypatch, clock, step, text):
     backwards = itertools.count(10**18, step)
-    changed = timing.Clock(**{clock: lambda: next(backwards)})
-    recorder = timing.Recorder
-    monkeypatch.setattr(timing, "Recorder", lambda: recorder(changed))
+    changed = loop.Clock(**{clock: lambda: next(backwards)})
+    recorder = loop.Recorder
+    monkeypatch.setattr(loop, "Recorder", lambda: recorder(changed))
 
     with pytest.raises(WorkerFailure, match=text):
         measure()

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.timing import Clock, DeviceMarks, Recorder, check_wall, resolve
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.loop import Clock, DeviceMarks, Recorder, check_wall, resolve
 
 SECOND = 1_000_000_000
 

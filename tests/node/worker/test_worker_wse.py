@@ -9,11 +9,11 @@ import torch
 from probe_ranks import contradictions
 from zipped_batch import training
 
-from pytest_mlhpc.node.worker import modes
+from pytest_mlhpc.node.worker import rank
 from pytest_mlhpc.node.worker.accelerators.base import open_device
-from pytest_mlhpc.node.worker.accelerators.wse import Wse, failing, lower, measure, stepping
+from pytest_mlhpc.node.worker.accelerators.wse import Wse, failing, lower, measure
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import lowering
 from pytest_mlhpc.node.worker.probes.base import Place
 
@@ -96,7 +96,7 @@ def test_lowering_is_for_wafers_and_for_one_process(changes, found):
 
 
 def test_a_run_for_a_wafer_has_a_loop_of_its_own():
-    assert modes.measure_of(run_of()) is measure.measure
+    assert rank.measure_of(run_of()) is measure.measure
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_is_refused_before_anything_is_compiled(changes, group, text, monke
 
 @pytest.mark.parametrize(("csx", "batch", "share"), [(None, 7, 1), (4, 8, 4)])
 def test_systems_share_a_batch_evenly(csx, batch, share):
-    assert stepping.shared(csx, batch) == share
+    assert measure.shared(csx, batch) == share
 
 
 @pytest.mark.parametrize(("csx", "kind"), [(None, "CPU"), (2, "CSX")])
@@ -141,14 +141,14 @@ def test_graphs_lie_where_they_go_with_the_run_and_go_before_it_where_nobody_is_
 def test_a_precision_that_a_backend_lacks_is_refused_before_it_is_opened(tmp_path, kind, precision):
     text = f"^not_supported: precision={precision}: Cerebras' {kind} back-end"
     with pytest.raises(WorkerFailure, match=text):
-        stepping.open_backend(None, kind, tmp_path, precision)
+        measure.open_backend(None, kind, tmp_path, precision)
 
 
 def test_an_optimizer_that_cerebras_lacks_is_named():
     network = torch.nn.Linear(2, 2)
-    groups = stepping._groups(torch.optim.Adagrad(network.parameters()), network)
+    groups = measure._groups(torch.optim.Adagrad(network.parameters()), network)
     with pytest.raises(WorkerFailure, match=r"has no optimizer Adagrad; it has SGD, Adam, AdamW, Lamb"):
-        stepping._optimizer(None, groups, network)
+        measure._optimizer(None, groups, network)
 
 
 def diagnostics(folder, *texts):
@@ -217,7 +217,7 @@ def test_a_cluster_may_import_from_all_that_this_process_imports_from(tmp_path):
             self.options = options
 
     module = type("module", (), {"ClusterConfig": Config})
-    config = stepping.backend_options(4, tmp_path, 90.5, module)["cluster_config"]
+    config = measure.backend_options(4, tmp_path, 90.5, module)["cluster_config"]
     assert config.options == {"num_csx": 4, "job_time_sec": 90}
     assert config.mount_dirs == [str(tmp_path)]
     assert config.python_paths

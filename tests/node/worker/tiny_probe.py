@@ -1,7 +1,7 @@
 """A probe that only counts, and fails on request; a rank imports it by MLHPC_WORKLOAD_MODULE."""
 
 from pytest_mlhpc.node.protocol.schema import Rate, Timed
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 
 class Tiny:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from trained_runs import FACTS, events, record, with_value
 
-from pytest_mlhpc.node.worker.quality.settings import TARGETS
+from pytest_mlhpc.node.worker.quality.rules import TARGETS
 from pytest_mlhpc.papers.mlperf import rules
 from pytest_mlhpc.papers.mlperf.trained import QUALITY, trained
 

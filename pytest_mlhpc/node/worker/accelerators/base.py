@@ -14,7 +14,7 @@ from typing import Any, Mapping, Optional, Protocol, Tuple
 import torch
 from torch import Tensor
 
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 #: A point in time on a device: an event that is resolved after the window, or nanoseconds of the host's clock.
 Mark = Any

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Iterable, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 #: Where Linux tells which core and socket a processor belongs to (Documentation/admin-guide/cputopology.rst).
 TOPOLOGY = Path("/sys/devices/system/cpu")

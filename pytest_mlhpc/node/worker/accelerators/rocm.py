@@ -16,9 +16,9 @@ from typing import Any, Mapping, MutableMapping, Optional
 
 import torch
 
-from pytest_mlhpc.node.worker import amd_energy
+from pytest_mlhpc.node.worker import machine
 from pytest_mlhpc.node.worker.accelerators.streams import Capturing, ordinal_for
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 #: Where MIOpen keeps what it found, and the kernels that it built.
 DATABASES = ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR")
@@ -34,12 +34,12 @@ class Rocm(Capturing):
         super().__init__(torch.cuda, torch.device("cuda", ordinal))
         self._properties: Any = torch.cuda.get_device_properties(self.device)
         self.model = str(self._properties.name)
-        self._counter = amd_energy.AmdCounter(pci_address(self._properties))
+        self._counter = machine.AmdCounter(pci_address(self._properties))
         found = self._counter.index()
         self.index = ordinal if found is None else found
 
     def energy_j(self) -> Optional[float]:
-        """Return the board's energy counter, see :mod:`pytest_mlhpc.node.worker.amd_energy`."""
+        """Return the board's energy counter, see :mod:`pytest_mlhpc.node.worker.machine`."""
         return self._counter.joules()
 
     def environment(self) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ from typing import Any, Mapping, Optional
 import torch
 
 from pytest_mlhpc.node.worker.accelerators.streams import Queued, ordinal_for
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 
 class Xpu(Queued):

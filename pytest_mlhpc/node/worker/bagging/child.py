@@ -23,11 +23,11 @@ import torch.distributed as dist
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
-from pytest_mlhpc.node.worker import loader, prepare, rank
+from pytest_mlhpc.node.worker import prepare, rank
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator, open_device
-from pytest_mlhpc.node.worker.bagging import bootstrap, ensemble
+from pytest_mlhpc.node.worker.bagging import ensemble
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.main import leave, name_failure
 
 #: Exit code of a child whose rank went away: EX_UNAVAILABLE of sysexits.h (4.3BSD).
@@ -78,12 +78,12 @@ class Orders:
         os._exit(_RANK_GONE)
 
 
-def job_of(run: RunPlan, models: int, place: bootstrap.Place, local_rank: int, directory: Path) -> Job:
+def job_of(run: RunPlan, models: int, place: ensemble.Place, local_rank: int, directory: Path) -> Job:
     """Return the job of one rank of one base model: its share of the batch, and a seed of its own."""
     seed, batch = int(run.parameters.get("seed") or 0), run.parameters.get("global_batch")
     own = {
         **{name: value for name, value in run.parameters.items() if name != "bagging"},
-        "seed": bootstrap.seed_of(seed, place.model),
+        "seed": ensemble.seed_of(seed, place.model),
     }
     if batch:
         own["global_batch"] = int(batch) // models
@@ -119,16 +119,16 @@ def _train(job: Job, data_seed: int, teller: Teller, orders: Orders) -> None:
     task = prepare.load_task(run)
     score = ensemble.score_of(task)
     sizes = prepare.split_batch(run, group.world)
-    steps = loader.DEVICE_BATCHES if run.data_source == "device" else run.steps + run.warmup_steps
+    steps = prepare.DEVICE_BATCHES if run.data_source == "device" else run.steps + run.warmup_steps
     share = ensemble.held_out_of_a_rank(score, group.world, sizes.step_samples * steps)
     held_out = share * group.world
-    used: Optional[bootstrap.BootstrapSampler] = None
+    used: Optional[ensemble.BootstrapSampler] = None
     asked: Any = None
 
-    def sampler(length: int, place: int, world: int) -> bootstrap.BootstrapSampler:
+    def sampler(length: int, place: int, world: int) -> ensemble.BootstrapSampler:
         nonlocal used, asked
-        parted = bootstrap.part(length, held_out, data_seed)
-        used = bootstrap.BootstrapSampler(parted.drawn_from, place, world, data_seed, job.model)
+        parted = ensemble.part(length, held_out, data_seed)
+        used = ensemble.BootstrapSampler(parted.drawn_from, place, world, data_seed, job.model)
         asked = parted.held_out[place::world].tolist()
         return used
 

@@ -1,12 +1,4 @@
-"""PAYLOAD. One rank of an ensemble: M base models on P devices each, side by side and without a word between them.
-
-The rank's own process trains nothing: it starts one that does (``process.py``), and is there when that one dies. A base
-model whose ranks all reported counts; one that failed is named, and its ranks are in no figure. In the end, and only then,
-the ranks add up what their base models predict.
-
-All base models begin their timed windows together, so that samples of all over the slowest one's time are what the
-devices do at once: the metric ``effective_throughput`` of the run.
-"""
+"""One rank of an ensemble: M base models on P devices each, their figures, and operations by the rules of HPC AI500."""
 
 from __future__ import annotations
 
@@ -16,20 +8,195 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import Event, RankReport, SchemaError, from_json, to_json
-from pytest_mlhpc.node.worker import reporting
+from pytest_mlhpc.node.protocol.schema import Event, Figure, RankReport, SchemaError, from_json, to_json
+from pytest_mlhpc.node.worker import prepare, reporting
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
-from pytest_mlhpc.node.worker.bagging.bootstrap import Place, place_of
 from pytest_mlhpc.node.worker.bagging.child import job_of
-from pytest_mlhpc.node.worker.bagging.figures import Answers, figures_of
-from pytest_mlhpc.node.worker.bagging.meeting import LOOK_S, WATCH_S, Meeting, Why, store_of
-from pytest_mlhpc.node.worker.bagging.process import BaseProcess, Said
+from pytest_mlhpc.node.worker.bagging.ensemble import Place, Score, place_of, score_of
+from pytest_mlhpc.node.worker.bagging.process import (
+    LOOK_S,
+    WATCH_S,
+    BaseProcess,
+    Meeting,
+    Said,
+    Why,
+    store_of,
+)
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.reporting import Progress
+from pytest_mlhpc.node.worker.workloads.base import Task
+
+#: Functions that do one operation for each element of their output; names without underscores around them.
+_ELEMENTWISE = frozenset(
+    {
+        "relu", "leaky_relu", "gelu", "silu", "tanh", "sigmoid", "softmax", "exp", "log1p", "sqrt", "rsqrt", "neg", "pow",
+        "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "truediv", "rtruediv",
+    }
+)  # fmt: skip
+
+_PRODUCTS = frozenset({"matmul", "bmm", "mm"})
+
+
+class _ByTheirRules(TorchFunctionMode):
+    """Collects (operations, whether the input needs a gradient) of all that is called; what a function calls is its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: List[Tuple[int, bool]] = []
+
+    # The signature is torch's.
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if args and isinstance(args[0], Tensor) and isinstance(result, Tensor):
+            done = operations_of(getattr(func, "__name__", ""), args, kwargs or {}, result)
+            if done:
+                self.counted.append((done, args[0].requires_grad))
+        return result
+
+
+def operations_of(name: str, args: Tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor) -> int:
+    """Return the operations of one call of torch's function *name* by their rules, zero for what has no rule."""
+    name = name.strip("_")
+    first: Tensor = args[0]
+    if name.startswith("conv"):
+        weight: Tensor = args[1] if len(args) > 1 else kwargs["weight"]
+        moved = first if "transpose" in name else output
+        return 2 * moved.numel() * weight[0].numel()
+    if name == "linear" or name in _PRODUCTS:
+        return output.numel() * first.shape[-1]
+    if name == "scaled_dot_product_attention":
+        keys: Tensor = args[1] if len(args) > 1 else kwargs["key"]
+        return 2 * first.numel() * keys.shape[-2]
+    if "pool" in name or name.endswith("norm"):
+        return first.numel()
+    return output.numel() if name in _ELEMENTWISE else 0
+
+
+def forward_and_train(model: nn.Module, inputs: Tensor) -> Tuple[int, int]:
+    """Return the operations of *inputs* through *model*, forward, and forward with backward. Both may be on `meta`."""
+    with _ByTheirRules() as mode, torch.enable_grad():
+        model(inputs)
+    forward = sum(done for done, _ in mode.counted)
+    # The first layer with weights turns inputs that need no gradient into a result that does; so there is one such layer.
+    return forward, 3 * forward - sum(done for done, needs_gradient in mode.counted if not needs_gradient)
+
+
+def count(task: Task) -> Tuple[int, int]:
+    """Return the operations of one sample of *task* by their rules: forward, and training. Takes no memory and no data.
+
+    Raises:
+        NotImplementedError: this torch cannot run the model without data (as 1.13 with 3-D pooling).
+    """
+
+    def sample(shape: Tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty((1, *shape), dtype=dtype, device="meta")
+
+    with reporting.on_meta():
+        # Evaluation mode, as normalisation over one sample of one pixel is refused while training.
+        model = task.model().eval()
+        inputs, _ = task.prepare(
+            sample(task.input.shape, task.input.dtype), sample(task.target.shape, task.target.dtype)
+        )
+        return forward_and_train(model, inputs)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one rank's base model predicts for its share of the samples held out; ``distinct``: of :mod:`bootstrap`."""
+
+    predictions: Tensor
+    targets: Tensor
+    distinct: float
+
+
+def figures_of(
+    run: RunPlan, group: Group, models: int, answers: Optional[Answers], failed: Mapping[int, Why]
+) -> Tuple[Figure, ...]:
+    """Return the ensemble's figures on the first rank of the first base model that did not fail, nothing elsewhere.
+
+    *answers* is None on ranks of a base model that failed. All ranks must call this.
+    """
+    each = group.world // models
+    place = place_of(group.rank, each)
+    first = min(set(range(models)) - set(failed))
+    task = prepare.load_task(run)
+    score = score_of(task)
+    mean = _mean(group, models, answers, models - len(failed))
+    # For each base model, and for the ensemble behind them: the sum of its samples' qualities and their number; and what
+    # share of the samples the base models drew.
+    table = torch.zeros(models + 1, 3, dtype=torch.float64)
+    if answers is not None:
+        table[place.model] = _row(score, answers.predictions, answers.targets)
+        table[place.model, 2] = answers.distinct if place.place == 0 else 0.0
+    if answers is not None and place.model == first:
+        table[models] = _row(score, mean, answers.targets)
+    if group.world > 1:
+        dist.all_reduce(table, group=_gloo(list(range(group.world))))
+    if place.model != first or place.place:
+        return ()
+    return (*_figures(score, table, failed, models), *_operations(task))
+
+
+def _mean(group: Group, models: int, answers: Optional[Answers], alive: int) -> Tensor:
+    """Return the mean of the base models' predictions for this rank's share of the samples."""
+    each = group.world // models
+    own = torch.zeros(0) if answers is None else answers.predictions
+    if models == 1:
+        return own
+    groups = [_gloo([model * each + place for model in range(models)]) for place in range(each)]
+    mine = groups[place_of(group.rank, each).place]
+    # Who failed knows no shape, so it learns it here.
+    shape = torch.zeros(9, dtype=torch.int64)
+    if answers is not None:
+        shape[: own.dim() + 1] = torch.tensor([own.dim(), *own.shape])
+    dist.all_reduce(shape, op=dist.ReduceOp.MAX, group=mine)
+    if answers is None:
+        own = torch.zeros(shape[1 : int(shape[0]) + 1].tolist())
+    summed = own.clone()
+    dist.all_reduce(summed, group=mine)
+    return summed / alive
+
+
+def _gloo(ranks: List[int]) -> Any:
+    return dist.new_group(ranks, backend="gloo")
+
+
+def _row(score: Score, predictions: Tensor, targets: Tensor) -> Tensor:
+    qualities = score.quality(predictions, targets)
+    return torch.tensor([float(qualities.sum()), float(len(qualities)), 0.0], dtype=torch.float64)
+
+
+def _figures(score: Score, table: Tensor, failed: Mapping[int, Why], models: int) -> List[Figure]:
+    alive = [model for model in range(models) if model not in failed]
+    qualities = [float(table[model, 0] / table[model, 1]) for model in alive]
+    drawn = [float(table[model, 2]) for model in alive]
+    whole = float(table[models, 0] / table[models, 1])
+    return [
+        Figure("base_models", float(len(alive)), "1", "none", "first"),
+        Figure("base_models_failed", float(len(failed)), "1", "lower", "first"),
+        Figure("ensemble_quality", whole, "1", score.better, "first"),
+        Figure(
+            "base_model_quality", sum(qualities) / len(alive), "1", score.better, "first", tuple(qualities)
+        ),
+        Figure("distinct_samples", sum(drawn) / len(alive), "1", "none", "first", tuple(drawn)),
+    ]
+
+
+def _operations(task: Task) -> List[Figure]:
+    try:
+        return [Figure("hpc_ai500_flop_per_sample", float(count(task)[1]), "FLOP", "none", "first")]
+    except NotImplementedError:  # this torch cannot run the model without data
+        return []
+
 
 #: How long an error without a name waits for a better reason from another rank of the base model, in seconds: whose peer
 #: was killed sees a broken connection, often before anybody knows of the killing.

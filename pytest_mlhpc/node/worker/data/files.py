@@ -1,8 +1,4 @@
-"""PAYLOAD, standard library only. Files of a data set: atomic writing, listing, digest, and the manifest of our own sets.
-
-A set that we made has a ``manifest.json`` at its root, written last: with it the set is complete, without it the folder
-is not ours. A set is built in a hidden folder beside its place and renamed into it.
-"""
+"""Files of a data set: atomic writing, listing, digest and manifest; what a synthetic set consists of. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,8 +15,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Container, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
-from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.worker.data.errors import DataError, read_error, write_error
+from pytest_mlhpc.node.files import NO_ROOM, read_json
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+
+
+class DataError(WorkerFailure):
+    """A data set is damaged, missing, of another shape than asked, or cannot be written. Names the file.
+
+    ``outcome`` is ``data_unusable``, ``disk_full`` or ``import_failed`` (a library for the format is missing).
+    torch raises an error of a loader process again as ``type(text)``, with the traceback in the text: hence the default.
+    """
+
+    def __init__(
+        self, path: Union[str, os.PathLike[str]], message: str = "", outcome: str = "data_unusable"
+    ) -> None:
+        self.path = os.fspath(path)
+        self.message = message
+        super().__init__(outcome, f"{self.path}: {message}" if message else self.path)
+        self.args = (path, message, outcome)  # what pickling calls the class with
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def write_error(path: Union[str, os.PathLike[str]], error: OSError) -> DataError:
+    """Return what to raise when writing *path* failed with *error*."""
+    if error.errno in NO_ROOM:
+        text = f"no room to write it ({error.strerror}): free space, raise the quota, or use fewer samples"
+        return DataError(path, text, "disk_full")
+    return DataError(path, f"cannot be written ({error.strerror or error})")
+
+
+def read_error(path: Union[str, os.PathLike[str]], error: OSError, expected: str) -> DataError:
+    """Return what to raise when reading *path* failed with *error*; *expected* says what should have been there."""
+    return DataError(path, f"cannot be read ({error.strerror or error}), expected {expected}")
+
 
 MANIFEST = "manifest.json"
 #: Version of the manifest. Readers take older ones and refuse newer ones.
@@ -270,3 +299,99 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
     """Write the manifest: the last file of a set."""
     text = json.dumps(dataclasses.asdict(manifest), indent=2, sort_keys=True)
     replace_file(root / MANIFEST, f"{text}\n".encode())
+
+
+#: workload -> its formats, the default first.
+FORMATS: Mapping[str, Tuple[str, ...]] = {
+    "cosmoflow": ("tfrecord-gzip", "tfrecord", "hdf5"),
+    "deepcam": ("hdf5",),
+    "resnet50": ("images",),
+}
+#: Most frequent picture of ImageNet, for crops of 224 pixels; smaller crops get smaller pictures.
+PICTURE = (375, 500)
+CROP = 224
+#: Raised when equal layouts would give other bytes than before, so that old sets are not taken for new ones.
+REVISION = 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One synthetic set. ``sizes``: edge (cosmoflow), height and width (deepcam, resnet50), classes (resnet50).
+
+    ``sizes`` also has ``learnable`` (1) where a small model is to learn its task quickly (``learnable.py``).
+    """
+
+    workload: str
+    format: str
+    sizes: Mapping[str, int]
+    samples: int
+    validation: int
+    seed: int
+    revision: int = REVISION
+
+    def as_json(self) -> Dict[str, Any]:
+        """Return plain JSON values, as they stand in the manifest."""
+        return dataclasses.asdict(self)
+
+    @property
+    def name(self) -> str:
+        """A folder name that differs for sets that differ."""
+        text = json.dumps(self.as_json(), sort_keys=True)
+        return f"{self.workload}-{self.format}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    @property
+    def learnable(self) -> bool:
+        """Whether targets are shown plainly, instead of samples that pack like real ones."""
+        return bool(self.sizes.get("learnable"))
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of one sample, unpacked: what has to be made."""
+        if self.workload == "cosmoflow":
+            return self.sizes["edge"] ** 3 * 4 * 2
+        pixels = self.sizes["height"] * self.sizes["width"]
+        return pixels * (16 * 4 + 8) if self.workload == "deepcam" else pixels * 3
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample on disk, about (for the question whether there is room)."""
+        packed = {"tfrecord-gzip": 0.16, "images": 0.22}.get(self.format, 1.0)
+        return int(
+            self.raw_bytes * (0.16 if self.workload == "cosmoflow" and self.format == "hdf5" else packed)
+        )
+
+
+def layout_of(
+    workload: str,
+    parameters: Mapping[str, Any],
+    *,
+    samples: int,
+    validation: int,
+    seed: int,
+    form: str = "",
+    learnable: bool = False,
+) -> Layout:
+    """Return the layout of a set for *workload* with these fields; *form* is one of its formats, empty: the default.
+
+    Raises:
+        DataError: the workload has no format, or not this one.
+    """
+    if workload not in FORMATS:
+        known = ", ".join(sorted(FORMATS))
+        raise DataError(workload, f"has no file format to make a synthetic set in, these have: {known}")
+    form = form or FORMATS[workload][0]
+    if form not in FORMATS[workload]:
+        raise DataError(workload, f"has no format {form!r}, choose one of {', '.join(FORMATS[workload])}")
+    more = {"learnable": 1} if learnable else {}
+    return Layout(workload, form, {**_sizes(workload, parameters), **more}, samples, validation, seed)
+
+
+def _sizes(workload: str, parameters: Mapping[str, Any]) -> Dict[str, int]:
+    """Return what of the workload's fields decides the size of a sample."""
+    if workload == "cosmoflow":
+        return {"edge": int(parameters["input_size"])}
+    if workload == "deepcam":
+        return {"height": int(parameters["height"]), "width": int(parameters["width"])}
+    crop = int(parameters["image_size"])
+    height, width = (max(1, extent * crop // CROP) for extent in PICTURE)
+    return {"height": height, "width": width, "classes": int(parameters["classes"])}

@@ -1,4 +1,4 @@
-"""PAYLOAD. What both HDF5 formats share: open, look, read whole arrays, and say clearly what is wrong."""
+"""CosmoFlow and DeepCAM in HDF5, one sample per file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import functools
 import inspect
 import io
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple, TypeVar
 
-from pytest_mlhpc.node.worker.data.errors import DataError, read_error
-from pytest_mlhpc.node.worker.data.files import replace_file
+from pytest_mlhpc.node.worker.data.files import DataError, read_error, replace_file
+from pytest_mlhpc.node.worker.data.tfrecord import LEVEL
 
 SUFFIXES = (".hdf5", ".h5")
 T = TypeVar("T")
@@ -76,3 +76,89 @@ def write(path: Path, arrays: Mapping[str, Any], options: Mapping[str, Dict[str,
         for name, array in arrays.items():
             file.create_dataset(name, data=array, track_times=False, **options.get(name, {}))
     replace_file(path, image.getbuffer())
+
+
+LAYOUTS = (("x", "y"), ("full", "unitPar"))
+
+
+def read_cosmoflow(path: Path, shape: Tuple[int, ...], targets: int) -> Tuple[Any, Any]:
+    """Return (int16 array of *shape*, channels last, float32 array of *targets* values)."""
+    import numpy as np
+
+    first = (shape[-1], *shape[:-1])
+
+    def read(file: Any) -> Tuple[Any, Any]:
+        names = next((names for names in LAYOUTS if names[0] in file), None)
+        if names is None:
+            raise DataError(path, f"has neither x nor full, expected one of them; it has {sorted(file)[:8]}")
+        voxels = dataset(path, file, names[0], (shape, first), "iuf")
+        labels = dataset(path, file, names[1], ((targets,),), "f")
+        return voxels[()], labels[()].astype(np.float32)
+
+    x, y = reading(path, "a CosmoFlow sample", read)
+    if x.shape != tuple(shape):
+        x = np.ascontiguousarray(np.moveaxis(x, 0, -1))
+    if x.dtype.kind == "f" and not (np.isfinite(x).all() and (x == np.rint(x)).all()):
+        raise DataError(
+            path, "holds fractions, expected whole numbers (particle counts, not normalised values)"
+        )
+    if x.dtype != np.int16:
+        if x.size and (x.min() < -32768 or x.max() > 32767):
+            raise DataError(path, "holds counts beyond 32767, expected numbers that fit into int16")
+        x = x.astype(np.int16)
+    return x, y
+
+
+def write_cosmoflow(path: Path, voxels: Any, labels: Any) -> None:
+    """Write one sample in the ``x``, ``y`` layout, channels last, ``x`` as a single gzip chunk."""
+    packed = {"x": {"compression": "gzip", "compression_opts": LEVEL, "chunks": voxels.shape}}
+    write(path, {"x": voxels, "y": labels}, packed)
+
+
+STATS = "stats.h5"
+DATA, LABELS = "climate/data", "climate/labels_0"
+LOW, HIGH = "climate/minval", "climate/maxval"
+
+
+def read_stats(path: Path, channels: int) -> Tuple[Any, Any]:
+    """Return (shift, scale), float32[channels]: a sample is normalised by ``scale * (data - shift)``."""
+    import numpy as np
+
+    def read(file: Any) -> Tuple[Any, Any]:
+        low, high = (dataset(path, file, name, ((channels,),), "f")[()] for name in (LOW, HIGH))
+        return low.astype(np.float32), high.astype(np.float32)
+
+    low, high = reading(path, "minval and maxval of every channel", read)
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (high > low).all()):
+        raise DataError(path, f"{HIGH} must be finite and above {LOW} in every channel")
+    return low, 1 / (high - low)
+
+
+def read_deepcam(path: Path, shape: Tuple[int, ...], shift: Any, scale: Any, classes: int) -> Tuple[Any, Any]:
+    """Return (float32 array of *shape*, channels last, normalised, int64 labels of ``shape[:2]``)."""
+    import numpy as np
+
+    def read(file: Any) -> Tuple[Any, Any]:
+        data = dataset(path, file, DATA, (shape,), "f")
+        labels = dataset(path, file, LABELS, (shape[:2],), "iuf")
+        return data[()].astype(np.float32, copy=False), labels[()].astype(np.int64, copy=False)
+
+    data, labels = reading(path, "a DeepCAM sample", read)
+    if labels.min() < 0 or labels.max() >= classes:
+        raise DataError(path, f"{LABELS} holds {labels.min()} to {labels.max()}, expected 0 to {classes - 1}")
+    with np.errstate(
+        all="ignore"
+    ):  # NaN in a damaged file ends the run as loss_nan; a check here costs every sample
+        data -= shift
+        data *= scale
+    return data, labels
+
+
+def write_deepcam(path: Path, data: Any, labels: Any) -> None:
+    """Write one sample: *data* float32 channels last, not normalised, *labels* int64."""
+    write(path, {DATA: data, LABELS: labels}, {})
+
+
+def write_stats(path: Path, low: Any, high: Any) -> None:
+    """Write ``stats.h5``."""
+    write(path, {LOW: low, HIGH: high}, {})

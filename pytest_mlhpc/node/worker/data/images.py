@@ -17,8 +17,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.worker.data.errors import DataError, read_error
-from pytest_mlhpc.node.worker.data.files import replace_file
+from pytest_mlhpc.node.worker.data.files import DataError, read_error, replace_file
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 CROPS = ("random", "center")

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Callable, Mapping, Optional, Tuple
 
-from pytest_mlhpc.node.worker.data import cosmoflow_hdf5, deepcam_hdf5, fields, images, learnable, tfrecord
-from pytest_mlhpc.node.worker.data.errors import DataError
+from pytest_mlhpc.node.worker.data import fields, hdf5, images, learnable, tfrecord
 from pytest_mlhpc.node.worker.data.files import (
+    DataError,
+    Layout,
     Manifest,
     building,
     check_manifest,
@@ -18,7 +19,6 @@ from pytest_mlhpc.node.worker.data.files import (
     read_manifest,
     write_manifest,
 )
-from pytest_mlhpc.node.worker.data.layout import Layout
 
 #: Threads that make samples; NumPy, zlib and Pillow let each other run.
 MOST_THREADS = 8
@@ -31,7 +31,7 @@ def _volume(folder: Path, index: int, layout: Layout) -> None:
     x, y = volume(layout.seed, index, layout.sizes["edge"])
     stem = folder / f"synthetic_{index:08d}"
     if layout.format == "hdf5":
-        cosmoflow_hdf5.write_sample(stem.with_suffix(".hdf5"), x, y)
+        hdf5.write_cosmoflow(stem.with_suffix(".hdf5"), x, y)
     else:
         tfrecord.write_sample(
             stem.with_suffix(tfrecord.SUFFIX), x, y, compress=layout.format == "tfrecord-gzip"
@@ -42,7 +42,7 @@ def _climate(folder: Path, index: int, layout: Layout) -> None:
     """Write DeepCAM sample *index*."""
     climate = learnable.climate if layout.learnable else fields.climate
     data, labels = climate(layout.seed, index, layout.sizes["height"], layout.sizes["width"])
-    deepcam_hdf5.write_sample(folder / f"data-{index:08d}.h5", data, labels)
+    hdf5.write_deepcam(folder / f"data-{index:08d}.h5", data, labels)
 
 
 def _picture(folder: Path, index: int, layout: Layout) -> None:
@@ -114,7 +114,7 @@ def _fill(layout: Layout, folder: Path, tell: Optional[Callable[[int, int], None
     if layout.validation:
         (folder / validation).mkdir()
     if layout.workload == "deepcam":
-        deepcam_hdf5.write_stats(folder / deepcam_hdf5.STATS, *fields.climate_bounds())
+        hdf5.write_stats(folder / hdf5.STATS, *fields.climate_bounds())
     with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
         try:  # numbers go on from training to validation, so that no sample is in both
             futures = [

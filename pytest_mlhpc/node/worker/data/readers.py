@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, Sequence, Tuple
 
-from pytest_mlhpc.node.worker.data import cosmoflow_hdf5, deepcam_hdf5, hdf5, images, tfrecord
-from pytest_mlhpc.node.worker.data.errors import DataError
-from pytest_mlhpc.node.worker.data.files import list_files
+from pytest_mlhpc.node.worker.data import hdf5, images, tfrecord
+from pytest_mlhpc.node.worker.data.files import DataError, list_files
 
 #: Names of the folder with training samples, where a set has one.
 TRAIN = ("train", "training")
@@ -42,7 +41,7 @@ class VolumeReader:
     def __call__(self, index: int) -> Tuple[Any, Any]:
         """Return (int16 array, float32 array) of sample *index*."""
         path = self.paths[index]
-        read = cosmoflow_hdf5.read_sample if path.suffix in hdf5.SUFFIXES else tfrecord.read_sample
+        read = hdf5.read_cosmoflow if path.suffix in hdf5.SUFFIXES else tfrecord.read_sample
         return read(path, self.shape, self.targets)
 
 
@@ -58,7 +57,7 @@ class ClimateReader:
 
     def __call__(self, index: int) -> Tuple[Any, Any]:
         """Return (float32 array, int64 labels) of sample *index*."""
-        return deepcam_hdf5.read_sample(self.paths[index], self.shape, self.shift, self.scale, self.classes)
+        return hdf5.read_deepcam(self.paths[index], self.shape, self.shift, self.scale, self.classes)
 
 
 @dataclass(frozen=True)
@@ -105,19 +104,15 @@ def _climate(root: Path, wanted: Wanted, _seed: int) -> ClimateReader:
     folder = training_folder(root)
     files = _chosen(folder, list_files(folder), hdf5.SUFFIXES, "DeepCAM samples")
     stats = next(
-        (
-            place / deepcam_hdf5.STATS
-            for place in (root, folder, root.parent)
-            if (place / deepcam_hdf5.STATS).is_file()
-        ),
+        (place / hdf5.STATS for place in (root, folder, root.parent) if (place / hdf5.STATS).is_file()),
         None,
     )
     if stats is None:
-        raise DataError(root, f"has no {deepcam_hdf5.STATS} (minval and maxval of every channel)")
-    paths = tuple(file for file in files if file.name != deepcam_hdf5.STATS)
+        raise DataError(root, f"has no {hdf5.STATS} (minval and maxval of every channel)")
+    paths = tuple(file for file in files if file.name != hdf5.STATS)
     if not paths:
         raise DataError(folder, "holds no DeepCAM samples beside stats.h5")
-    shift, scale = deepcam_hdf5.read_stats(stats, wanted.shape[-1])
+    shift, scale = hdf5.read_stats(stats, wanted.shape[-1])
     return ClimateReader(paths, wanted.shape, wanted.classes or 3, shift, scale)
 
 

@@ -1,25 +1,86 @@
-"""PAYLOAD. From a run's plan to the data it trains on: which set, from where, in which state of the page cache."""
+"""From a run's plan to the data it trains on: which set, which samples for this rank, and sets in memory."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import torch
+from torch import Tensor
+from torch.utils.data import Sampler
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.worker.data import cache, memory, text
-from pytest_mlhpc.node.worker.data.datasets import FileDataset, TextDataset
-from pytest_mlhpc.node.worker.data.errors import DataError, read_error
-from pytest_mlhpc.node.worker.data.files import read_manifest
-from pytest_mlhpc.node.worker.data.layout import layout_of
+from pytest_mlhpc.node.worker.data import check, text
+from pytest_mlhpc.node.worker.data.datasets import FileDataset, MemoryDataset, TextDataset
+from pytest_mlhpc.node.worker.data.files import DataError, layout_of, read_error, read_manifest
 from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.data.readers import Wanted, open_files
-from pytest_mlhpc.node.worker.workloads.base import Task
+from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
+
+#: Distinct samples, as long as they fit into this many bytes; at least MINIMUM of them.
+BUDGET = 256 << 20
+MOST, MINIMUM = 64, 4
+
+
+def _bytes(spec: TensorSpec) -> int:
+    """Return the bytes of one sample."""
+    return math.prod(spec.shape) * torch.empty((), dtype=spec.dtype).element_size()
+
+
+def _noise(task: Task, count: int, generator: torch.Generator) -> Tensor:
+    """Return float32 (count, *input shape) between the task's bounds' first and third quarter."""
+    noise = torch.rand((count, *task.input.shape), generator=generator)
+    return noise.mul_(0.5 * (task.high - task.low)).add_(task.low + 0.25 * (task.high - task.low))
+
+
+def _labels(task: Task, count: int, generator: torch.Generator) -> Tensor:
+    """Return class numbers (count, *target shape). Maps get a horizontal band per class, class 0 around them."""
+    if not task.target.shape:
+        return torch.randint(task.classes, (count,), generator=generator)
+    labels = torch.zeros((count, *task.target.shape), dtype=torch.int64)
+    height = task.target.shape[0]
+    for sample in range(count):
+        for label in range(1, task.classes):
+            start = int(torch.randint(max(height, 1), (1,), generator=generator))
+            labels[sample, start : start + max(height // 16, 1)] = label
+    return labels
+
+
+def _mark(inputs: Tensor, labels: Tensor, classes: int, span: float) -> None:
+    """Shift inputs by what their class says, in place: a level per class, over the whole sample or pixel by pixel."""
+    level = (labels.float() / max(classes - 1, 1) - 0.5) * (0.5 * span)
+    while level.dim() < inputs.dim():
+        level = level.unsqueeze(-1)
+    inputs += level
+
+
+def dataset(task: Task, *, count: int, seed: int) -> MemoryDataset:
+    """Return *count* samples for *task*, of which up to 64 are distinct; equal seeds give equal samples.
+
+    With ``task.classes`` targets are classes and shift their inputs' level; without, targets are numbers in 0..1, and
+    the first of them scales its input. Their mean is not zero, so that the first steps already have something to learn.
+    """
+    size = max(1, _bytes(task.input) + _bytes(task.target))
+    distinct = min(count, max(MINIMUM, min(MOST, BUDGET // size)))
+    generator = torch.Generator().manual_seed(seed)
+    inputs = _noise(task, distinct, generator)
+    if task.classes:
+        targets = _labels(task, distinct, generator)
+        _mark(inputs, targets, task.classes, task.high - task.low)
+    else:
+        targets = torch.rand((distinct, *task.target.shape), generator=generator)
+        factor = targets.reshape(distinct, -1)[:, 0] + 0.5
+        inputs *= factor.reshape(distinct, *[1] * (inputs.dim() - 1))
+    # int types are cut to whole numbers below `high`, which is exclusive there
+    top = task.high if task.input.dtype.is_floating_point else math.ceil(task.high) - 1
+    inputs.clamp_(task.low, top)
+    return MemoryDataset(inputs.to(task.input.dtype), targets.to(task.target.dtype), count)
+
 
 TEXT_WORKLOAD = "language_model"
 SOURCES = ("memory", "device", "files")
@@ -69,9 +130,7 @@ def open_source(
         if run.workload == TEXT_WORKLOAD:
             return _text(run, task, count)
         if run.data_source != "files":
-            return Source(
-                memory.dataset(task, count=count, seed=seed), "synthetic", run.data_source, "unknown"
-            )
+            return Source(dataset(task, count=count, seed=seed), "synthetic", run.data_source, "unknown")
         root = Path(run.data_path) if run.data_path else _made(run, count, seed, Path(directory), again)
         return _files(run, task, root, count, seed)
     except ImportError as error:
@@ -92,7 +151,7 @@ def _text(run: RunPlan, task: Task, count: int) -> Source:
     if run.data_source == "files":
         dataset = TextDataset(corpus, context, lengths, dtypes, limit=count)
         dataset[0]
-        return Source(dataset, kind, "files", cache.prepare(dataset.paths, run.cache))
+        return Source(dataset, kind, "files", check.prepare(dataset.paths, run.cache))
     size = min(corpus.size, count * context + 1, max(TEXT_BUDGET, context + 1))
     held = torch.frombuffer(bytearray(corpus.read(0, size)), dtype=torch.uint8)
     limit = max((size - 1) // context, 1)
@@ -117,7 +176,7 @@ def _files(run: RunPlan, task: Task, root: Path, count: int, seed: int) -> Sourc
     dataset = FileDataset(reader, chosen, (task.input.dtype, task.target.dtype))
     compare(dataset, task, reader.paths[chosen[0]])
     kind = kind_of(root, run.data_kind) if run.data_path else "synthetic"
-    state = cache.prepare([reader.paths[index] for index in chosen], run.cache)
+    state = check.prepare([reader.paths[index] for index in chosen], run.cache)
     return Source(dataset, kind, "files", state, again=not run.data_path and len(chosen) < count)
 
 
@@ -168,3 +227,44 @@ def kind_of(path: Path, claimed: Optional[str]) -> str:
     except OSError as error:
         raise read_error(path, error, "a data set") from None
     return manifest.kind if manifest is not None else (claimed or "synthetic")
+
+
+#: Odd and large, so that seed and training epoch do not meet: (0, 1) and (1, 0) are different orders.
+_STRIDE = 1_000_003
+
+
+class ShardedSampler(Sampler[int]):
+    """Indices of one rank: shuffled anew each training epoch, every sample on exactly one rank, deterministic.
+
+    All ranks must give the same *length*, *world* and *seed*. Rank r takes places r, r + world, ... of the common order,
+    so shares differ by one at most. Each iteration is the next training epoch; ``repeat=True`` never ends.
+    """
+
+    def __init__(self, length: int, rank: int, world: int, seed: int, repeat: bool = False) -> None:
+        if world < 1 or not 0 <= rank < world:
+            raise ValueError(f"rank {rank} of {world}: a rank is 0 or more and less than the number of ranks")
+        if length < world:
+            raise ValueError(f"{length} samples cannot be shared by {world} ranks: every rank needs one")
+        self.length = length
+        self.rank = rank
+        self.world = world
+        self.seed = seed
+        self.repeat = repeat
+        self.training_epoch = 0
+
+    def __len__(self) -> int:
+        """Return the number of indices of one training epoch; for ``repeat=True`` there is no length."""
+        if self.repeat:
+            raise TypeError("a repeating sampler has no length")
+        return len(range(self.rank, self.length, self.world))
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the indices of the next training epoch, or of all that follow."""
+        while True:
+            generator = torch.Generator()
+            generator.manual_seed((self.seed * _STRIDE + self.training_epoch) % (1 << 63))
+            self.training_epoch += 1
+            order = torch.randperm(self.length, generator=generator)
+            yield from order[self.rank :: self.world].tolist()
+            if not self.repeat:
+                return

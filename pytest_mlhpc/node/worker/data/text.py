@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Tuple
 
-from pytest_mlhpc.node.worker.data.errors import DataError, read_error
-from pytest_mlhpc.node.worker.data.files import list_files
+from pytest_mlhpc.node.worker.data.files import DataError, list_files, read_error
 
 #: Tokens are bytes.
 VOCABULARY = 256

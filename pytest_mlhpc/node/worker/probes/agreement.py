@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from pytest_mlhpc.node.protocol.schema import Figure, Timed
 from pytest_mlhpc.node.worker import prepare
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import autocast
-from pytest_mlhpc.node.worker.probes import inside
+from pytest_mlhpc.node.worker.probes import measure
 from pytest_mlhpc.node.worker.probes.base import Place
 
 #: A device may be this many times as far from float64 as a CPU in the same precision: orders of summation differ. Of less than
@@ -40,7 +40,7 @@ class Agreement:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._inside = inside.build(place)
+        self._inside = measure.build(place)
         _without_dropout(self._inside.trainer.model)
         self._expected = _on_cpu(self._inside, "fp64")
         self._errors = (math.nan, math.nan)
@@ -136,7 +136,7 @@ def _gradients_of(model: nn.Module, scale: float = 1.0) -> Dict[str, Tensor]:
     }
 
 
-def _on_cpu(one: inside.Inside, precision: str) -> Step:
+def _on_cpu(one: measure.Inside, precision: str) -> Step:
     """Return the step as a CPU does it in *precision* (``fp64`` too), of weights that are those of the device."""
     task = prepare.load_task(one.run)
     twin = task.model().train()

@@ -16,11 +16,11 @@ from typing import Mapping, Tuple
 import torch
 
 from pytest_mlhpc.node.protocol.schema import Figure, Timed
-from pytest_mlhpc.node.worker import prepare, scratch
-from pytest_mlhpc.node.worker.accelerators.ipu import load, measure, options, pipeline
-from pytest_mlhpc.node.worker.accelerators.ipu.calls import stored
+from pytest_mlhpc.node.worker import environment, prepare
+from pytest_mlhpc.node.worker.accelerators.ipu import load, measure, options
+from pytest_mlhpc.node.worker.accelerators.ipu.measure import stored
 from pytest_mlhpc.node.worker.probes.base import Place
-from pytest_mlhpc.node.worker.workloads.characterising import inner_batch, inner_parameters
+from pytest_mlhpc.node.worker.workloads.characters import inner_batch, inner_parameters
 
 #: How far equal runs differ: compilers on shared cores.
 TOLERANCE = 0.25
@@ -50,7 +50,7 @@ class Compilation:
         )
         self._of_call = measure.shares(self._run, self._settings, 1).micro
         self._bytes = 0
-        own = scratch.of_run(place.directory)
+        own = environment.of_run(place.directory)
         self._folder = Path(tempfile.mkdtemp(prefix=f"compilation-{run.run_id}-", dir=str(own)))
         self.operations: Tuple[Timed, ...] = (Timed("compile", (), (), ("compile_time",), (), TOLERANCE),)
 
@@ -66,7 +66,7 @@ class Compilation:
         task = prepare.load_task(self._run)
         network = task.model().train()
         if settings.ipus_per_replica > 1:
-            pipeline.spread(self._poptorch, network, task, settings.ipus_per_replica)
+            options.spread(self._poptorch, network, task, settings.ipus_per_replica)
         optimizer = task.optimizer(network)
         model = measure.with_loss(self._poptorch, network, task)
         executor = self._poptorch.trainingModel(model, options=chosen, optimizer=optimizer)

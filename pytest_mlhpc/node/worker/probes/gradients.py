@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pytest_mlhpc.node.protocol.schema import Figure, Rate, Timed
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.probes import inside
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.probes import measure
 from pytest_mlhpc.node.worker.probes.base import Place
 from pytest_mlhpc.node.worker.probes.collective import TOLERANCE, bus_factor
 
@@ -38,7 +38,7 @@ class Gradients:
                 "too_few_ranks", "gradients are exchanged by two ranks or more, this run has one"
             )
         self._place = place
-        self._inside = inside.build(place)
+        self._inside = measure.build(place)
         self._parameters = [one for one in self._inside.trainer.model.parameters() if one.requires_grad]
         elements = sum(one.numel() for one in self._parameters)
         self._flat = torch.zeros(elements, device=place.accelerator.device)

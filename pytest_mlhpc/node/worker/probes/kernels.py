@@ -1,23 +1,202 @@
-"""PAYLOAD. A training step by classes of kernels: time (torch.profiler), operations, bytes moved.
-
-What is timed is the bare step, on a batch that lies on the device; a counter of memory traffic is read around it where
-there is one. The profiler and the model of bytes run behind the window, so that they slow nothing that is reported.
-"""
+"""A training step by classes of kernels: time from torch's profiler, operations, and a model of the bytes moved."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from typing import List, Mapping, Tuple
+import time
+from contextlib import nullcontext
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_mlhpc.node.protocol.schema import Figure, Rate, Timed
-from pytest_mlhpc.node.worker import flops
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.probes import counters, inside, profiled, traffic
+from pytest_mlhpc.node.worker import reporting
+from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.loop import autocast
+from pytest_mlhpc.node.worker.probes import counters, measure
 from pytest_mlhpc.node.worker.probes.base import Place
-from pytest_mlhpc.node.worker.workloads.characterising import CLASSES
+from pytest_mlhpc.node.worker.probes.classes import class_of, marks_only
+from pytest_mlhpc.node.worker.workloads.base import Task
+from pytest_mlhpc.node.worker.workloads.characters import CLASSES
+
+#: Steps under the profiler: enough to average, few enough to hold their events in memory.
+STEPS = 3
+
+
+def kernel_times(
+    accelerator: Accelerator, gradients: Callable[[], object], update: Callable[[], object]
+) -> Tuple[Mapping[str, float], float]:
+    """Return (seconds of one step by class, wall seconds of one step under the profiler).
+
+    On a device they are those of its kernels, on a CPU of its operators, each less those it called. All of *update* is
+    the optimizer's; rows that only launch or surround others are "other". *update* uses the last gradients that
+    *gradients* has left.
+    """
+    found: Dict[str, float] = {}
+    wall = 0.0
+    for part, kind in ((gradients, ""), (update, "optimizer")):
+        profiler = _profiler(accelerator)
+        with profiler:
+            start = time.perf_counter()
+            for _ in range(STEPS):
+                part()
+            accelerator.synchronize()
+            wall += time.perf_counter() - start
+        for name, seconds in _rows(profiler, on_host=not accelerator.asynchronous):
+            belongs = kind or ("other" if marks_only(name) else class_of(name))
+            found[belongs] = found.get(belongs, 0.0) + seconds / STEPS
+    return found, wall / STEPS
+
+
+def _profiler(accelerator: Accelerator) -> Any:
+    known = torch.profiler.ProfilerActivity
+    # ROCm's devices are torch's "cuda" too; a type that this torch cannot profile leaves what the host did.
+    device = getattr(known, accelerator.device.type.upper(), known.CPU)
+    return torch.profiler.profile(activities=list(dict.fromkeys((known.CPU, device))))
+
+
+def _rows(profiler: Any, *, on_host: bool) -> Iterator[Tuple[str, float]]:
+    """Yield (name, seconds) of operators on the host, or of kernels on the device.
+
+    A device's rows are kernels alone: rows of operators tell the time of the kernels that they launched once more.
+    """
+    for row in profiler.key_averages():
+        host = str(getattr(row, "device_type", "CPU")).endswith("CPU")
+        if host != on_host:
+            continue
+        if on_host:
+            micros = row.self_cpu_time_total
+        else:  # renamed in torch 2.4
+            micros = getattr(row, "self_device_time_total", None) or getattr(row, "self_cuda_time_total", 0.0)
+        yield str(row.key), float(micros) / 1e6
+
+
+#: Operators that make memory without writing it, or that only look.
+_NOTHING = ("aten::empty", "aten::new_empty", "aten::lift", "aten::_local_scalar", "profiler::", "prim::")
+#: Operators that write their first tensor without reading it.
+_OVERWRITE = ("aten::fill_", "aten::zero_", "aten::copy_")
+
+Count = Tuple[int, int]  #: operations, bytes
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves this class without types
+    """Adds up what each operator does while it is active; ``optimizer`` says that all of it belongs to the update."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # see above
+        self.found: Dict[str, Count] = {}
+        self.optimizer = False
+
+    # The signature is torch's.
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        result = func(*args, **given)
+        name = str(func._schema.name)  # noqa: SLF001 - torch has no other way to tell whether an operator only makes a view
+        if not _is_view(func) and not name.startswith(_NOTHING):
+            kind = "optimizer" if self.optimizer else class_of(name)
+            done, moved = self.found.get(kind, (0, 0))
+            self.found[kind] = (
+                done + operations(name, args, result),
+                moved + _moved(name, args, given, result),
+            )
+        return result
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns  # noqa: SLF001 - see above
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
+
+
+def _size(tensor: Tensor) -> int:
+    """Return the bytes of *tensor*; of one that repeats itself (stride 0) only what lies there."""
+    lying = math.prod(edge for edge, stride in zip(tensor.shape, tensor.stride()) if stride or edge <= 1)
+    return int(lying * tensor.element_size())
+
+
+def _moved(name: str, args: Any, kwargs: Any, result: Any) -> int:
+    read: List[Tensor] = list(_tensors([args, kwargs]))
+    written: List[Tensor] = list(_tensors(result))
+    if not written and name.endswith(
+        "_"
+    ):  # operators on lists of tensors write into the first list and return nothing
+        written = list(_tensors(args[0]))
+    if name.startswith(_OVERWRITE):
+        read = read[1:]
+    return sum(map(_size, read)) + sum(map(_size, written))
+
+
+def operations(name: str, args: Sequence[Any], result: Any) -> int:
+    """Return the operations of one call of an operator with these arguments; zero for what is never counted."""
+    if name == "aten::convolution":
+        return _convolution(args[1], args[0], result, transposed=bool(args[6]))
+    if name == "aten::convolution_backward":
+        gradient, inputs, weight, mask = args[0], args[1], args[2], args[10]
+        return _convolution(weight, inputs, gradient, transposed=bool(args[7])) * (
+            bool(mask[0]) + bool(mask[1])
+        )
+    if name in ("aten::mm", "aten::bmm"):
+        return 2 * int(result.numel()) * int(args[0].shape[-1])
+    if name in ("aten::addmm", "aten::baddbmm"):
+        return 2 * int(result.numel()) * int(args[1].shape[-1])
+    if "scaled_dot_product" in name:
+        return _attention(name, args)
+    return 0
+
+
+def _convolution(weight: Tensor, inputs: Tensor, output: Tensor, *, transposed: bool) -> int:
+    """Each element of the output (transposed: of the input) meets the weights of its group."""
+    met = inputs if transposed else output
+    return 2 * int(met.numel()) * int(math.prod(weight.shape[1:]))
+
+
+def _attention(name: str, args: Sequence[Any]) -> int:
+    """Scores and their product with the values, of the whole square; backward twice as many."""
+    shift = 1 if "backward" in name else 0
+    query, key = args[shift], args[shift + 1]
+    rows = int(math.prod(query.shape[:-1]))
+    forward = 4 * rows * int(key.shape[-2]) * int(query.shape[-1])
+    return 2 * forward if shift else forward
+
+
+def count(task: Task, inputs: Tensor, targets: Tensor, precision: str) -> Dict[str, Count]:
+    """Return (operations, bytes) of one step by class. A model is built for it, eager and on the batch's device, and left.
+
+    Raises:
+        WorkerFailure: what the step itself raises.
+    """
+    model = task.model().to(inputs.device).train()
+    optimizer = task.optimizer(model)
+
+    def step(counter: Optional[Counter]) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with counter if counter is not None else nullcontext():
+            with autocast(inputs.device.type, precision):
+                ready, wanted = task.prepare(inputs, targets)
+                loss = task.loss(model(ready), wanted)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
+            if counter is not None:
+                counter.optimizer = True
+            optimizer.step()
+
+    step(None)  # the optimizer makes its states in the first one
+    counter = Counter()
+    step(counter)
+    return counter.found
+
 
 #: How far equal runs differ where cores are shared.
 TOLERANCE = 0.10
@@ -30,8 +209,8 @@ class Kernels:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._inside = inside.build(place)
-        self._flop = float(flops.count(self._inside.task).train * self._inside.batch)
+        self._inside = measure.build(place)
+        self._flop = float(reporting.count(self._inside.task).train * self._inside.batch)
         self._counter, self._why = counters.find()
         self._seconds: List[float] = []
         self._counted: List[float] = []
@@ -65,8 +244,8 @@ class Kernels:
     def figures(self) -> Tuple[Figure, ...]:
         """Profile a few more steps, and count one."""
         one = self._inside
-        times, wall = profiled.times(self._place.accelerator, one.gradients, one.trainer.update)
-        found = traffic.count(one.task, one.inputs, one.targets, one.trainer.precision)
+        times, wall = kernel_times(self._place.accelerator, one.gradients, one.trainer.update)
+        found = count(one.task, one.inputs, one.targets, one.trainer.precision)
         moved = {name: size for name, (_, size) in found.items()}
         # Warm-up's repetitions are not those that count.
         usual = statistics.median(self._seconds[-self._place.run.steps :])

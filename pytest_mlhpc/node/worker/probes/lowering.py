@@ -13,10 +13,10 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import Figure, Timed, to_json
-from pytest_mlhpc.node.worker import scratch
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker import environment
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes.base import Place
-from pytest_mlhpc.node.worker.workloads.characterising import inner_batch, inner_parameters
+from pytest_mlhpc.node.worker.workloads.characters import inner_batch, inner_parameters
 
 #: How far equal runs differ: starting an interpreter and importing is part of no figure, but tracing runs on shared cores.
 TOLERANCE = 0.25
@@ -34,7 +34,7 @@ class Lowering:
         self._limit_s = run.time_limit_s
         self._batch = inner_batch(run.parameters)
         self._precision = str(run.parameters.get("precision") or "fp32")
-        own = scratch.of_run(place.directory)
+        own = environment.of_run(place.directory)
         self._folder = Path(tempfile.mkdtemp(prefix=f"lowering-{run.run_id}-", dir=str(own)))
         parameters = {**inner_parameters(run.parameters), "global_batch": self._batch}
         inner = replace(

@@ -1,19 +1,27 @@
-"""PAYLOAD. What one rank of a probe does between joining its group and reporting: check, warm up, repeat, check again."""
+"""What one rank of a probe does: check, warm up, repeat, report; and a training within a probe."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, List, Mapping
+from typing import Dict, List, Mapping, Tuple
+
+import torch
+from torch import Tensor
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import RankReport
-from pytest_mlhpc.node.worker import prepare, reporting, timing
+from pytest_mlhpc.node.worker import loop, prepare, reporting
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.data import source
 from pytest_mlhpc.node.worker.distributed import Group
+from pytest_mlhpc.node.worker.loop import Trainer
 from pytest_mlhpc.node.worker.probes.base import Place, Probe
 from pytest_mlhpc.node.worker.reporting import Progress
+from pytest_mlhpc.node.worker.workloads.base import Task
+from pytest_mlhpc.node.worker.workloads.characters import inner_batch, inner_parameters
 
 #: Figures of other programs' processor time, see :class:`pytest_mlhpc.node.worker.probes.base.Probe`.
 _OF_PROCESSORS = ("busy_cores", "own_cores")
@@ -52,7 +60,7 @@ def measure(
     finally:
         probe.close()
     after = reporting.calibrated(run, group, accelerator)
-    timing.check_wall(window.started_ns, window.ended_ns, window.epoch_s)
+    loop.check_wall(window.started_ns, window.ended_ns, window.epoch_s)
     return RankReport(
         **reporting.who(run, group, accelerator),
         **window.meanwhile,
@@ -107,3 +115,62 @@ def _window(place: Place, probe: Probe, progress: Progress) -> Window:
         during = meanwhile["contention"]
         meanwhile["contention"] = {name: during[name] for name in during if name not in _OF_PROCESSORS}
     return Window(started_ns, ended_ns, epoch_s, seconds, repetitions, meanwhile)
+
+
+#: Seed of weights and samples: characterisation looks at speed, and the same numbers each time are one cause less.
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A training as one rank of its own would build it. ``inputs`` and ``targets`` are a batch as stored, on the device."""
+
+    run: RunPlan
+    task: Task
+    trainer: Trainer
+    batch: int
+    inputs: Tensor
+    targets: Tensor
+
+    def gradients(self) -> None:
+        """Compute gradients, forward and backward, of the batch."""
+        self.trainer.forget()
+        self.trainer.backward(self.trainer.loss(self.inputs, self.targets))
+
+    def step(self) -> None:
+        """Do one training step."""
+        self.gradients()
+        self.trainer.update()
+
+
+def run_of(place: Place) -> RunPlan:
+    """Return the plan of the training that the probe's fields name."""
+    values = place.run.parameters
+    return replace(
+        place.run,
+        workload=str(values["of"]),
+        parameters={**inner_parameters(values), "global_batch": None},
+        variables={**place.run.variables, "MLHPC_WORKLOAD_MODULE": ""},
+    )
+
+
+def sample_batch(task: Task, batch: int, device: torch.device) -> Tuple[Tensor, Tensor]:
+    """Return *batch* synthetic samples, as they are stored, on *device*.
+
+    Room for all is asked for first, so that a batch beyond all memory ends at once, as ``out_of_memory``.
+    """
+    samples = source.dataset(task, count=batch, seed=SEED)
+    parts = [torch.empty((batch, *one.shape), dtype=one.dtype) for one in samples[0][:2]]
+    for index in range(batch):
+        for part, one in zip(parts, samples[index][:2]):
+            part[index] = one
+    return parts[0].to(device), parts[1].to(device)
+
+
+def build(place: Place) -> Inside:
+    """Build the training for this rank alone: gradients are not exchanged."""
+    run, batch = run_of(place), inner_batch(place.run.parameters)
+    torch.manual_seed(SEED)
+    task = prepare.load_task(run)
+    trainer = prepare.build(run, task, Group(), place.accelerator, 1)
+    return Inside(run, task, trainer, batch, *sample_batch(task, batch, place.accelerator.device))

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pytest_mlhpc.node.protocol.schema import Rate, Timed
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.probes import exchange
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.probes import collective
 from pytest_mlhpc.node.worker.probes.base import Place
 
 FLOP_PER_INTERACTION = 20.0
@@ -83,7 +83,9 @@ class NBody:
         self._velocity = velocity[own].to(device, self._type)
         pairs = _PAIRS_CPU if device.type == "cpu" else _PAIRS_DEVICE
         self._rows = max(1, pairs // self._bodies)
-        self._way = exchange.way_of("all_gather", group, place.accelerator) if group.world > 1 else "one rank"
+        self._way = (
+            collective.way_of("all_gather", group, place.accelerator) if group.world > 1 else "one rank"
+        )
         self._parts: List[Tensor] = list(self._all.chunk(group.world))
         self._acceleration = torch.zeros_like(self._own)
         self._accelerate()

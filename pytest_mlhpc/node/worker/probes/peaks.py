@@ -1,24 +1,60 @@
-"""PAYLOAD. The most that a device computes and moves: products of square matrices by precision, copy and triad of vectors.
-
-Bytes are those of STREAM (McCalpin, https://www.cs.virginia.edu/stream/ref.html): a copy reads one vector and writes one, a
-triad ``a = b + s c`` reads two and writes one; what a cache fetches before it is written over is not counted. A product of
-matrices of edge *n* is 2 n^3 operations.
-"""
+"""The most that a device computes and moves, measured with more than its caches hold."""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Callable, Dict, List, Mapping, Tuple
+import os
+import re
+from pathlib import Path
+from typing import Callable, Dict, Iterable, List, Mapping, Tuple
 
 import torch
 from torch import Tensor
 
 from pytest_mlhpc.node.protocol.schema import Rate, Timed
 from pytest_mlhpc.node.worker import prepare
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.probes import caches
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes.base import Place
+
+#: Linux, Documentation/ABI/testing/sysfs-devices-system-cpu: ``cpuN/cache/indexM/{level,type,size,shared_cpu_list}``.
+PROCESSORS = Path("/sys/devices/system/cpu")
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def last_level(device: torch.device) -> int:
+    """Return the bytes of the last caches that *device* has, 0 where nothing tells.
+
+    On CPUs those of all cores that this process may use together; each of them may belong to other cores too.
+    """
+    if device.type == "cpu":
+        affinity = getattr(os, "sched_getaffinity", None)  # Linux
+        return of_cores(affinity(0)) if affinity is not None else 0
+    properties = getattr(getattr(torch, device.type, None), "get_device_properties", None)
+    # Not in torch 1.13, and of NVIDIA's and AMD's devices alone.
+    return int(getattr(properties(device), "L2_cache_size", 0)) if properties is not None else 0
+
+
+def of_cores(cores: Iterable[int], root: Path = PROCESSORS) -> int:
+    """Return the bytes of the last caches of *cores*, each counted once, 0 where the kernel does not tell."""
+    found: Dict[Tuple[int, str], int] = {}
+    for core in cores:
+        for folder in root.glob(f"cpu{core}/cache/index*"):
+            try:
+                level, kind, size, shared = (
+                    (folder / name).read_text(encoding="ascii").strip()
+                    for name in ("level", "type", "size", "shared_cpu_list")
+                )
+                number = int(level)
+            except (OSError, ValueError):  # arm64 and virtual machines may leave any of them out
+                continue
+            said = re.match(r"(\d+)([KMG]?)\Z", size)
+            if said is not None and kind != "Instruction":
+                found[number, shared] = int(said[1]) * _UNITS[said[2]]
+    last = max((level for level, _ in found), default=0)
+    return sum(size for (level, _), size in found.items() if level == last)
+
 
 #: How far equal runs differ where cores, caches and memory controllers are shared.
 TOLERANCE = 0.20
@@ -136,7 +172,7 @@ class Peaks:
     def environment(self) -> Mapping[str, str]:
         """Return the sizes, which say whether a vector fits into a cache, and those of the caches if they are known."""
         found = {"matrix_edge": str(self._edge), "vector_bytes": str(len(self._a) * 4)}
-        cache = caches.last_level(self._place.accelerator.device)
+        cache = last_level(self._place.accelerator.device)
         return {**found, "cache_bytes": str(cache)} if cache else found
 
     def close(self) -> None:

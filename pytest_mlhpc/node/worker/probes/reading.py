@@ -15,17 +15,15 @@ from typing import Any, List, Mapping, Tuple
 from torch.utils.data import SequentialSampler, Subset
 
 from pytest_mlhpc.node.protocol.schema import Figure, Rate, Timed
-from pytest_mlhpc.node.worker import distributed, loader, prepare
-from pytest_mlhpc.node.worker.data import cache
-from pytest_mlhpc.node.worker.data.errors import DataError
-from pytest_mlhpc.node.worker.data.layout import layout_of
+from pytest_mlhpc.node.worker import distributed, prepare
+from pytest_mlhpc.node.worker.data import check
+from pytest_mlhpc.node.worker.data.files import DataError, layout_of
 from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.data.source import MADE_BUDGET, open_source
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.named_paths import filled
-from pytest_mlhpc.node.worker.probes import inside
+from pytest_mlhpc.node.worker.environment import WorkerFailure, filled
+from pytest_mlhpc.node.worker.probes import measure
 from pytest_mlhpc.node.worker.probes.base import Place
-from pytest_mlhpc.node.worker.workloads.characterising import inner_batch
+from pytest_mlhpc.node.worker.workloads.characters import inner_batch
 
 #: How far equal runs differ: file systems are shared.
 TOLERANCE = 0.30
@@ -46,12 +44,12 @@ class Reading:
             raise WorkerFailure("data_exhausted", text)
         self._paths: List[Path] = [dataset.reader.paths[dataset.chosen[index]] for index in share]
         self._samples = len(share)
-        self._processes = loader.choose_workers(
+        self._processes = prepare.choose_workers(
             parameters["loader_workers"], "files", place.run.cores_per_rank, place.accelerator.type
         )
         own: Subset[Any] = Subset(dataset, list(share))
-        shape = loader.Shape(inner_batch(parameters), self._processes, pin=False)
-        self._loader: Any = loader.loader_of(own, SequentialSampler(own), shape, whole=False)
+        shape = prepare.Shape(inner_batch(parameters), self._processes, pin=False)
+        self._loader: Any = prepare.loader_of(own, SequentialSampler(own), shape, whole=False)
         self._states = {place.run.cache}
         inputs, targets, _ = dataset[share[0]]
         self._unpacked = inputs.numel() * inputs.element_size() + targets.numel() * targets.element_size()
@@ -61,7 +59,7 @@ class Reading:
     def _open(self, count: int) -> Any:
         """Return the set, made first where no path is given; the first rank of a disk goes first."""
         place = self._place
-        run = replace(inside.run_of(place), data_source="files", data_kind="synthetic", cache="unknown")
+        run = replace(measure.run_of(place), data_source="files", data_kind="synthetic", cache="unknown")
         path = str(place.run.parameters["path"])
         try:
             given = filled(path, os.environ) if path else None
@@ -73,14 +71,14 @@ class Reading:
         root = given or self._made(run.workload, run.parameters, count)
         run = replace(run, data_path=str(root))
         task = prepare.load_task(run)
-        source = open_source(run, task, count=count, seed=inside.SEED, directory=str(place.directory))
+        source = open_source(run, task, count=count, seed=measure.SEED, directory=str(place.directory))
         if first:
             distributed.barrier(place.group, place.accelerator)
         return source.dataset
 
     def _made(self, workload: str, parameters: Mapping[str, Any], count: int) -> Path:
         form = str(self._place.run.parameters["format"])
-        layout = layout_of(workload, parameters, samples=count, validation=0, seed=inside.SEED, form=form)
+        layout = layout_of(workload, parameters, samples=count, validation=0, seed=measure.SEED, form=form)
         root = self._place.directory / "data" / layout.name
         if layout.raw_bytes * count > MADE_BUDGET:
             size = f"{layout.raw_bytes * count / 1e9:.0f} GB unpacked"
@@ -122,7 +120,7 @@ class Reading:
     def repeat(self) -> Mapping[str, float]:
         """Bring the page cache into the asked state, then read."""
         wanted = self._place.run.cache
-        self._states.add(cache.prepare(self._paths, wanted))
+        self._states.add(check.prepare(self._paths, wanted))
         self._place.barrier()
         start = time.perf_counter()
         self._all()

@@ -18,17 +18,15 @@ import torch
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Figure, RankReport, thin
-from pytest_mlhpc.node.worker import distributed, prepare, reporting, timing
+from pytest_mlhpc.node.worker import distributed, loop, prepare, reporting
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
-from pytest_mlhpc.node.worker.data.errors import DataError
+from pytest_mlhpc.node.worker.data.files import DataError
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.loop import Trainer
-from pytest_mlhpc.node.worker.quality import metrics, moving, parts
-from pytest_mlhpc.node.worker.quality.course import Course, Outcome, Reading
-from pytest_mlhpc.node.worker.quality.logbook import Logbook
-from pytest_mlhpc.node.worker.quality.place import Node, find_node, gathered
-from pytest_mlhpc.node.worker.quality.settings import Settings, settings_of
-from pytest_mlhpc.node.worker.quality.training import MOST_STEPS
+from pytest_mlhpc.node.worker.quality import datasets, train
+from pytest_mlhpc.node.worker.quality.rules import Logbook, Settings, settings_of
+from pytest_mlhpc.node.worker.quality.staging import Node, find_node, gathered
+from pytest_mlhpc.node.worker.quality.train import MOST_STEPS, Course, Outcome, Reading
 from pytest_mlhpc.node.worker.reporting import Progress
 
 
@@ -42,8 +40,8 @@ class Ready:
     settings: Settings
     trainer: Trainer
     sizes: prepare.Batches
-    metric: metrics.Metric
-    origin: parts.Origin
+    metric: train.Metric
+    origin: datasets.Origin
     cache: str
     seed: int
     log: Logbook
@@ -54,7 +52,7 @@ class Timed:
     """What the clock saw: the run from its start to its stop, and what the node did meanwhile."""
 
     outcome: Outcome
-    moved: moving.Moved
+    moved: datasets.Moved
     started_ns: int
     ended_ns: int
     seconds: float
@@ -76,7 +74,7 @@ def measure(
     log.note("init_stop")
     timed = _timed(ready, progress)
     after = reporting.calibrated(run, group, accelerator)
-    timing.check_wall(timed.started_ns, timed.ended_ns, timed.seconds)
+    loop.check_wall(timed.started_ns, timed.ended_ns, timed.seconds)
     return _report(ready, timed, (before, after))
 
 
@@ -90,10 +88,10 @@ def _prepared(run: RunPlan, group: Group, accelerator: Accelerator, directory: P
     trainer = prepare.build(run, task, group, accelerator, sizes.accumulate)
     torch.manual_seed(seed + group.rank)  # dropout differs between ranks
     with _one_first(group, accelerator):
-        origin = parts.origin_of(run, settings, directory, seed)
+        origin = datasets.origin_of(run, settings, directory, seed)
     cache = _cooled(origin, group, node)
     return Ready(
-        run, group, node, settings, trainer, sizes, metrics.METRICS[run.workload], origin, cache, seed, log
+        run, group, node, settings, trainer, sizes, train.METRICS[run.workload], origin, cache, seed, log
     )
 
 
@@ -109,13 +107,13 @@ def _one_first(group: Group, accelerator: Accelerator) -> Iterator[None]:
     distributed.barrier(group, accelerator)
 
 
-def _cooled(origin: parts.Origin, group: Group, node: Node) -> str:
+def _cooled(origin: datasets.Origin, group: Group, node: Node) -> str:
     """Drop the data from every node's page cache, and return the state of the worst.
 
     Raises:
         DataError: some node keeps them in memory.
     """
-    states = gathered(group, parts.cool(origin.files) if node.leads else "cold")
+    states = gathered(group, datasets.cool(origin.files) if node.leads else "cold")
     if "warm" in states:
         where = f"rank {states.index('warm')}'s node" if group.world > 1 else "this node"
         text = (
@@ -130,11 +128,11 @@ def _timed(ready: Ready, progress: Progress) -> Timed:
     run, group, accelerator, log = ready.run, ready.group, ready.trainer.accelerator, ready.log
     watch = reporting.Watch(accelerator)
     with contextlib.ExitStack() as stack:
-        folder = moving.folder(ready.settings, run, ready.node, group, stack)
+        folder = datasets.folder(ready.settings, run, ready.node, group, stack)
         distributed.barrier(group, accelerator)
         start = time.perf_counter()
         started_ns = log.note("run_start")
-        moved = moving.move(
+        moved = datasets.move(
             ready.origin, ready.settings, ready.node, log, group=group, place=folder, find=_finder(ready)
         )
         course = Course(
@@ -156,11 +154,13 @@ def _timed(ready: Ready, progress: Progress) -> Timed:
     return Timed(outcome, moved, started_ns, ended_ns, seconds, meanwhile)
 
 
-def _finder(ready: Ready) -> moving.Finder:
+def _finder(ready: Ready) -> datasets.Finder:
     """Return what lists the two parts of the set at a place, which may hold the share of one of several nodes."""
 
-    def find(root: Optional[Path], nodes: int) -> Tuple[parts.Part, parts.Part]:
-        return parts.parts_of(ready.run, ready.trainer.task, ready.settings.of_share(nodes), root, ready.seed)
+    def find(root: Optional[Path], nodes: int) -> Tuple[datasets.Part, datasets.Part]:
+        return datasets.parts_of(
+            ready.run, ready.trainer.task, ready.settings.of_share(nodes), root, ready.seed
+        )
 
     return find
 

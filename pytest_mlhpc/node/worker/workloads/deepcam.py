@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pytest_mlhpc.node.worker.workloads import checks
-from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
-from pytest_mlhpc.node.worker.workloads.layout import channels_first, laid_out
+from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec, channels_first, laid_out
 from pytest_mlhpc.node.worker.workloads.optimizers import optimizer_of
 
 CHANNELS = 16  #: climate variables of a sample

@@ -46,7 +46,7 @@ def describe(request: Mapping[str, Any]) -> Dict[str, Any]:
     (one sample), ``tokens_per_sample`` (0 but for language).
     """
     # Here, not above: the controller takes `requests` from this module and never imports torch.
-    from pytest_mlhpc.node.worker.flops import count
+    from pytest_mlhpc.node.worker.reporting import count
 
     described = dict(request)
     try:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pytest_mlhpc.node.worker.workloads import checks
-from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
-from pytest_mlhpc.node.worker.workloads.layout import channels_first, laid_out
+from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec, channels_first, laid_out
 from pytest_mlhpc.node.worker.workloads.optimizers import optimizer_of
 
 STAGES = (3, 4, 6, 3)  #: bottlenecks of each stage

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 from probe_ranks import NAMED
 
-from pytest_mlhpc.node.worker.data.errors import DataError
-from pytest_mlhpc.node.worker.data.files import digest, list_files
-from pytest_mlhpc.node.worker.data.layout import Layout, layout_of
+from pytest_mlhpc.node.worker.data.files import DataError, Layout, digest, layout_of, list_files
 from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
 
 #: Every workload that has files, in each of its formats.

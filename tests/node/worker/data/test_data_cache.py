@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from pytest_mlhpc.node.worker.data import cache
-from pytest_mlhpc.node.worker.data.errors import DataError
+from pytest_mlhpc.node.worker.data import check
+from pytest_mlhpc.node.worker.data.files import DataError
 
 
 @pytest.fixture
@@ -17,46 +17,46 @@ def files(tmp_path):
 @pytest.fixture
 def cold(files):
     """Return what evicted files are: some file systems (tmpfs) hold theirs in the page cache and nowhere else."""
-    cache.evict(files)
-    return "unknown" if cache.residency(files) > 0 else "cold"
+    check.evict(files)
+    return "unknown" if check.residency(files) > 0 else "cold"
 
 
 @pytest.mark.parametrize(("evicted", "asked"), [(False, "unknown"), (False, "cold"), (True, "warm")])
 def test_the_state_that_was_asked_for_is_made_and_proved(files, cold, evicted, asked):
-    (cache.evict if evicted else cache.read_through)(files)
-    assert cache.prepare(files, asked) == (cold if asked == "cold" else asked)
-    assert (cache.residency(files) == 1.0) == (asked != "cold" or cold == "unknown")
+    (check.evict if evicted else check.read_through)(files)
+    assert check.prepare(files, asked) == (cold if asked == "cold" else asked)
+    assert (check.residency(files) == 1.0) == (asked != "cold" or cold == "unknown")
 
 
 def test_half_a_set_in_memory_is_neither(files, monkeypatch):
-    monkeypatch.setattr(cache, "evict", lambda paths: None)  # a file system that ignores the advice
-    assert cache.prepare(files, "cold") == "unknown"
+    monkeypatch.setattr(check, "evict", lambda paths: None)  # a file system that ignores the advice
+    assert check.prepare(files, "cold") == "unknown"
 
 
 def test_the_file_that_other_ranks_look_at_does_not_count(files, cold, monkeypatch):
-    evict = cache.evict
+    evict = check.evict
 
     def evict_and_read_one(paths):
         evict(paths)
         files[0].read_bytes()
 
-    monkeypatch.setattr(cache, "evict", evict_and_read_one)
-    assert cache.prepare(files, "cold") == cold
+    monkeypatch.setattr(check, "evict", evict_and_read_one)
+    assert check.prepare(files, "cold") == cold
 
 
 def test_a_kernel_that_does_not_tell_makes_unknown(files, monkeypatch):
     def refuse(path):
         raise OSError(1, "not permitted")
 
-    monkeypatch.setattr(cache, "resident_pages", refuse)
-    assert cache.prepare(files, "warm") == "unknown"
+    monkeypatch.setattr(check, "resident_pages", refuse)
+    assert check.prepare(files, "warm") == "unknown"
 
 
 def test_an_empty_file_has_no_pages(tmp_path):
     (tmp_path / "empty").touch()
-    assert cache.resident_pages(tmp_path / "empty") == (0, 0)
+    assert check.resident_pages(tmp_path / "empty") == (0, 0)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match="No such file"):
-        cache.prepare([tmp_path / "gone"], "cold")
+        check.prepare([tmp_path / "gone"], "cold")

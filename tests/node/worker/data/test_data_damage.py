@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.node.worker.data import cosmoflow_hdf5, deepcam_hdf5, fields, images, tfrecord
-from pytest_mlhpc.node.worker.data.errors import DataError
+from pytest_mlhpc.node.worker.data import fields, hdf5, images, tfrecord
+from pytest_mlhpc.node.worker.data.files import DataError
 
 VOLUME = fields.volume(0, 0, 8)
 STATS = (np.zeros(16, np.float32), np.ones(16, np.float32))
@@ -32,12 +32,12 @@ def in_shape(found, sample):
             lambda path: tfrecord.read_sample(path, (8, 8, 8, 4), 4)[0], exactly,
         ),
         (
-            lambda path: cosmoflow_hdf5.write_sample(path, *VOLUME),
-            lambda path: cosmoflow_hdf5.read_sample(path, (8, 8, 8, 4), 4)[0], in_shape,
+            lambda path: hdf5.write_cosmoflow(path, *VOLUME),
+            lambda path: hdf5.read_cosmoflow(path, (8, 8, 8, 4), 4)[0], in_shape,
         ),
         (
-            lambda path: deepcam_hdf5.write_sample(path, *fields.climate(0, 0, 16, 32)),
-            lambda path: deepcam_hdf5.read_sample(path, (16, 32, 16), *STATS, 3)[0], in_shape,
+            lambda path: hdf5.write_deepcam(path, *fields.climate(0, 0, 16, 32)),
+            lambda path: hdf5.read_deepcam(path, (16, 32, 16), *STATS, 3)[0], in_shape,
         ),
         (
             lambda path: images.write_sample(path, fields.picture(0, 0, 60, 80, 1)),

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.node.worker.data import files
-from pytest_mlhpc.node.worker.data.errors import DataError, read_error, write_error
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.data.files import DataError, read_error, write_error
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
 
 

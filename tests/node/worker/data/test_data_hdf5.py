@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from data_sets import assert_refused
 
-from pytest_mlhpc.node.worker.data import cosmoflow_hdf5, deepcam_hdf5, fields
+from pytest_mlhpc.node.worker.data import fields, hdf5
 
 CUBE = (8, 8, 8, 4)
 FIELD = (16, 32, 16)
@@ -12,26 +12,26 @@ ONES = (np.zeros(16, np.float32), np.ones(16, np.float32))
 
 def volume(path):
     x, y = fields.volume(0, 0, 8)
-    cosmoflow_hdf5.write_sample(path, x, y)
+    hdf5.write_cosmoflow(path, x, y)
     return x, y
 
 
 def climate(path):
     data, labels = fields.climate(0, 0, 16, 32)
-    deepcam_hdf5.write_sample(path, data, labels)
+    hdf5.write_deepcam(path, data, labels)
     return data, labels
 
 
 def read_volume(path):
-    return cosmoflow_hdf5.read_sample(path, CUBE, 4)
+    return hdf5.read_cosmoflow(path, CUBE, 4)
 
 
 def read_climate(path):
-    return deepcam_hdf5.read_sample(path, FIELD, *ONES, 3)
+    return hdf5.read_deepcam(path, FIELD, *ONES, 3)
 
 
 def read_stats(path):
-    return deepcam_hdf5.read_stats(path, 16)
+    return hdf5.read_stats(path, 16)
 
 
 def store(path, arrays):
@@ -67,8 +67,8 @@ def test_channels_first_and_other_numbers_are_brought_into_one_form(path, names,
 def test_a_deepcam_sample_comes_back_normalised(path, tmp_path):
     data, labels = climate(path)
     low, high = fields.climate_bounds()
-    deepcam_hdf5.write_stats(tmp_path / "stats.h5", low, high)
-    found = deepcam_hdf5.read_sample(path, FIELD, *read_stats(tmp_path / "stats.h5"), 3)
+    hdf5.write_stats(tmp_path / "stats.h5", low, high)
+    found = hdf5.read_deepcam(path, FIELD, *read_stats(tmp_path / "stats.h5"), 3)
     assert (found[1] == labels).all()
     assert 0 <= found[0].min() < found[0].max() <= 1
     assert np.allclose(found[0], (data - low) / (high - low), atol=1e-6)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from data_sets import FORMATS, digests, layout
 
-from pytest_mlhpc.node.worker.data import deepcam_hdf5, learnable, make, tfrecord
-from pytest_mlhpc.node.worker.data.errors import DataError
-from pytest_mlhpc.node.worker.data.files import list_files
+from pytest_mlhpc.node.worker.data import hdf5, learnable, make, tfrecord
+from pytest_mlhpc.node.worker.data.files import DataError, list_files
 
 
 @pytest.mark.parametrize(("workload", "form"), FORMATS)
@@ -73,8 +72,8 @@ def test_no_set_is_made_where(made_set, tmp_path, asked, place, text):
 #: Makes the set that the first argument describes in the folder that is the second.
 MAKER = (
     "import resource, sys; from pathlib import Path\n"
-    "from pytest_mlhpc.node.worker.data import make; from pytest_mlhpc.node.worker.data.errors import DataError\n"
-    "from pytest_mlhpc.node.worker.data.layout import Layout\n"
+    "from pytest_mlhpc.node.worker.data import make; from pytest_mlhpc.node.worker.data.files import DataError\n"
+    "from pytest_mlhpc.node.worker.data.files import Layout\n"
 )
 #: RLIMIT_FSIZE makes the kernel refuse to write on, as a quota does.
 FULL_DISK = MAKER + (
@@ -120,7 +119,7 @@ def test_of_several_makers_one_makes_and_the_others_find(tmp_path):
 
 
 def sizes_of(root):
-    return [path.stat().st_size for path in list_files(root) if path.name != deepcam_hdf5.STATS]
+    return [path.stat().st_size for path in list_files(root) if path.name != hdf5.STATS]
 
 
 @pytest.mark.servers
@@ -139,7 +138,7 @@ def test_deepcam_has_the_size_and_the_saving_of_the_real_set(made_set):
     root = made_set("deepcam", preset="reference", samples=1, validation=0)
     (size,) = sizes_of(root)
     assert size / 2**20 == pytest.approx(61, rel=0.10)  # HPDC'24: mean input 61 MB, not compressed
-    (raw,) = (path.read_bytes() for path in list_files(root) if path.name != deepcam_hdf5.STATS)
+    (raw,) = (path.read_bytes() for path in list_files(root) if path.name != hdf5.STATS)
     some = b"".join(raw[start : start + 2**19] for start in range(0, size, 2**22))
     # SC'21 draft: saves 23 %
     assert 1 - len(gzip.compress(some, 6)) / len(some) == pytest.approx(0.23, rel=0.10)

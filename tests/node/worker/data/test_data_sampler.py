@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.node.worker.data.sampler import ShardedSampler
+from pytest_mlhpc.node.worker.data.source import ShardedSampler
 
 
 @st.composite

@@ -15,11 +15,9 @@ from torch.utils.data import DataLoader
 from pytest_mlhpc.node.worker import loop
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
 from pytest_mlhpc.node.worker.data import source
-from pytest_mlhpc.node.worker.data.errors import DataError
-from pytest_mlhpc.node.worker.data.files import list_files
-from pytest_mlhpc.node.worker.data.sampler import ShardedSampler
-from pytest_mlhpc.node.worker.data.source import open_source
-from pytest_mlhpc.node.worker.timing import Recorder
+from pytest_mlhpc.node.worker.data.files import DataError, list_files
+from pytest_mlhpc.node.worker.data.source import ShardedSampler, open_source
+from pytest_mlhpc.node.worker.loop import Recorder
 
 WITH_FILES = ["cosmoflow", "deepcam", "resnet50"]
 NAMES = [*WITH_FILES, "language_model"]
@@ -85,7 +83,7 @@ def test_loader_processes_read_the_same_samples(made, name):
 
 @pytest.mark.parametrize("asked", ["cold", "warm"])
 def test_the_cache_is_what_was_verified(tmp_path, monkeypatch, asked):
-    monkeypatch.setattr(source.cache, "prepare", lambda paths, state: f"{state} {len(list(paths))}")
+    monkeypatch.setattr(source.check, "prepare", lambda paths, state: f"{state} {len(list(paths))}")
     assert opened(tmp_path, "cosmoflow", "files", count=2, cache=asked).cache == f"{asked} 2"
 
 

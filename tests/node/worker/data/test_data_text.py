@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pytest_mlhpc.node.worker.data import text
 from pytest_mlhpc.node.worker.data.datasets import TextDataset
-from pytest_mlhpc.node.worker.data.errors import DataError
+from pytest_mlhpc.node.worker.data.files import DataError
 
 
 def windows(path, context, **options):

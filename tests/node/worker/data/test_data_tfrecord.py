@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import table
 
-from pytest_mlhpc.node.worker.data import crc32c, example, tfrecord
-from pytest_mlhpc.node.worker.data.errors import DataError
+from pytest_mlhpc.node.worker.data import tfrecord
+from pytest_mlhpc.node.worker.data.files import DataError
 
 SHAPE = (4, 4, 4, 4)
 FLOATS = st.lists(st.floats(width=32, allow_nan=False).map(float), min_size=1, max_size=9)
@@ -25,26 +25,26 @@ FEATURES = st.dictionaries(st.text(max_size=9), st.one_of(FLOATS, INTS, BYTES), 
 
 @pytest.mark.parametrize(("data", "checksum"), table("data_formats")["checksums"])
 def test_the_published_checksums_come_out(data, checksum):
-    assert crc32c.crc32c(bytes.fromhex(data)) == checksum
+    assert tfrecord.crc32c(bytes.fromhex(data)) == checksum
 
 
 @pytest.mark.parametrize("length", [2047, 2048, 2049, 4096, 65_537, (1 << 17) + 1023])
 def test_lanes_give_what_the_plain_loop_gives(length):
     data = np.random.default_rng(length).bytes(length)
-    assert crc32c.crc32c(data) == crc32c._step(0xFFFFFFFF, data) ^ 0xFFFFFFFF
+    assert tfrecord.crc32c(data) == tfrecord._step(0xFFFFFFFF, data) ^ 0xFFFFFFFF
 
 
 @given(st.integers(0, 8191), st.integers(1, 255))
 def test_one_changed_byte_changes_the_checksum(place, change):
     data = bytearray(np.random.default_rng(7).bytes(8192))
-    before = crc32c.crc32c(data)
+    before = tfrecord.crc32c(data)
     data[place] ^= change
-    assert crc32c.crc32c(data) != before
+    assert tfrecord.crc32c(data) != before
 
 
 @given(FEATURES)
 def test_what_was_encoded_comes_back(features):
-    decoded = example.decode(example.encode(features))
+    decoded = tfrecord.decode(tfrecord.encode(features))
     plain = {name: [bytes(v) if isinstance(v, memoryview) else v for v in decoded[name]] for name in decoded}
     assert plain == features
 
@@ -58,16 +58,16 @@ def mutate(draw, raw, most, head=0):
 
 @given(FEATURES, st.data(), st.binary(max_size=200))
 def test_any_bytes_and_mutated_examples_decode_or_are_refused(features, data, noise):
-    raw = bytearray(example.encode(features) + b"\0")
+    raw = bytearray(tfrecord.encode(features) + b"\0")
     mutate(data.draw, raw, 4)
     for encoded in (noise, bytes(raw[: data.draw(st.integers(0, len(raw)))])):
-        with contextlib.suppress(example.DecodeError):
-            example.decode(encoded)
+        with contextlib.suppress(tfrecord.DecodeError):
+            tfrecord.decode(encoded)
 
 
 def test_bytes_are_those_that_protobuf_writes():
     # Example{features{feature{key:"y" value{float_list{value:1.0}}}}}, by the encoding rules of protobuf
-    assert example.encode({"y": [1.0]}).hex() == "0a0f0a0d0a0179120812060a040000803f"
+    assert tfrecord.encode({"y": [1.0]}).hex() == "0a0f0a0d0a0179120812060a040000803f"
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_bytes_are_those_that_protobuf_writes():
     ids=["float_list, each value with its own tag (wire type 5)", "int64_list"],
 )
 def test_unpacked_lists_of_old_writers_are_read(encoded, values):
-    assert example.decode(bytes.fromhex(encoded))["y"] == values
+    assert tfrecord.decode(bytes.fromhex(encoded))["y"] == values
 
 
 def test_a_field_beyond_the_end_is_refused():
-    with pytest.raises(example.DecodeError, match="a field of 99 bytes begins 0 bytes before the end"):
-        example.decode(b"\x0a\x63")
+    with pytest.raises(tfrecord.DecodeError, match="a field of 99 bytes begins 0 bytes before the end"):
+        tfrecord.decode(b"\x0a\x63")
 
 
 def sample():
@@ -118,7 +118,7 @@ def test_the_framing_is_that_of_tensorflow():
 
 def framed(x=None, y=(1.0, 2.0, 3.0, 4.0)):
     x = sample()[0] if x is None else x
-    return tfrecord.frame(example.encode({"x": [x.tobytes()], "y": list(y)}))
+    return tfrecord.frame(tfrecord.encode({"x": [x.tobytes()], "y": list(y)}))
 
 
 def test_several_gzip_members_are_one_file(path):
@@ -145,7 +145,7 @@ def bomb():
         (lambda: framed() * 2, "expected exactly one sample per file"),
         (lambda: framed(np.zeros((2, 2, 2, 4), np.int16)), "x: found 64 bytes, expected 512 (int16 4x4x4x4)"),
         (lambda: framed(y=(1.0, 2.0, 3.0)), "y: found 3 values, expected 4 floats"),
-        (lambda: tfrecord.frame(example.encode({"z": [1]})), "has features ['z'], expected x (bytes) and y (4 floats)"),
+        (lambda: tfrecord.frame(tfrecord.encode({"z": [1]})), "has features ['z'], expected x (bytes) and y (4 floats)"),
         (bomb, "unpacks to more than"),
     ],
     ids=[
@@ -167,7 +167,7 @@ def test_missing_and_huge_files_are_refused_unread(path):
 
 @given(data=st.data())
 def test_damage_below_a_right_crc_is_refused_too(tmp_path: Path, data):
-    raw = bytearray(example.encode({"x": [sample()[0].tobytes()], "y": [1.0, 2.0, 3.0, 4.0]}))
+    raw = bytearray(tfrecord.encode({"x": [sample()[0].tobytes()], "y": [1.0, 2.0, 3.0, 4.0]}))
     mutate(data.draw, raw, 3, head=40)
     path = tmp_path / "a.tfrecord"
     path.write_bytes(tfrecord.frame(bytes(raw)))

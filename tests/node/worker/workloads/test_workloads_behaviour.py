@@ -9,7 +9,7 @@ from tables import table
 
 torch = pytest.importorskip("torch")
 
-from pytest_mlhpc.node.worker.workloads import attention, cosmoflow, deepcam  # noqa: E402 - behind importorskip
+from pytest_mlhpc.node.worker.workloads import cosmoflow, deepcam, language_model  # noqa: E402 - behind importorskip
 from pytest_mlhpc.node.worker.workloads.base import Task  # noqa: E402 - behind importorskip
 from pytest_mlhpc.node.worker.workloads.fields.basic import OPTIMIZERS  # noqa: E402 - likewise
 from pytest_mlhpc.node.worker.workloads.optimizers import Lamb, Lars  # noqa: E402 - likewise
@@ -163,14 +163,16 @@ class TestLanguageModel:
     def test_explicit_and_fused_attention_agree(self):
         torch.manual_seed(0)
         query_key_value = torch.randn(3, 2, 4, 9, 8)
-        fused, explicit = (attention.DotProduct(fused=fused)(*query_key_value) for fused in (True, False))
+        fused, explicit = (
+            language_model.DotProduct(fused=fused)(*query_key_value) for fused in (True, False)
+        )
         torch.testing.assert_close(fused, explicit)
 
     def test_rotation_depends_on_distance_alone(self):
-        turn = attention.Rotary(8, 32)(32, torch.device("cpu"))
+        turn = language_model.Rotary(8, 32)(32, torch.device("cpu"))
         query, key = torch.randn(8), torch.randn(8)
-        queries = attention.rotate(query.expand(1, 1, 32, 8), turn)[0, 0]
-        keys = attention.rotate(key.expand(1, 1, 32, 8), turn)[0, 0]
+        queries = language_model.rotate(query.expand(1, 1, 32, 8), turn)[0, 0]
+        keys = language_model.rotate(key.expand(1, 1, 32, 8), turn)[0, 0]
         torch.testing.assert_close(queries[5] @ keys[2], queries[25] @ keys[22])
         assert not torch.isclose(queries[5] @ keys[2], queries[5] @ keys[3])
 

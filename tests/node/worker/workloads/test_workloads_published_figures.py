@@ -7,15 +7,15 @@ import pytest
 from probe_ranks import task_of
 from tables import table
 
-from pytest_mlhpc.node.worker import flops
+from pytest_mlhpc.node.worker import reporting
 from pytest_mlhpc.node.worker.workloads.cosmoflow import CosmoFlow
 
 TABLES = table("workloads")
 
 
 @functools.cache
-def cost(name: str, preset: str = "reference", **changes: Any) -> flops.Operations:
-    return flops.count(task_of(name, preset, **changes))
+def cost(name: str, preset: str = "reference", **changes: Any) -> reporting.Operations:
+    return reporting.count(task_of(name, preset, **changes))
 
 
 @pytest.mark.parametrize(("name", "preset", "changes", "parameters"), TABLES["parameters"])
@@ -30,7 +30,7 @@ def test_each_model_does_the_published_number_of_operations(name, changes, gigaf
 
 
 def test_cosmoflows_layers_have_the_published_sizes():
-    with flops.on_meta():
+    with reporting.on_meta():
         model = CosmoFlow(kernel_size=3, input_size=128, layers=5, base_channels=32, dropout=0.5)
     found = [sum(p.numel() for p in layer.parameters()) for layer in model.features]
     assert [size for size in found if size] == [3_488, 55_360, 221_312, 884_992, 3_539_456]

@@ -13,7 +13,7 @@ from typing import Any, Mapping, Optional
 import torch
 
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 
 class Ipu(Cpu):

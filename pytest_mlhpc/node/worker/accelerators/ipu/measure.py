@@ -1,9 +1,4 @@
-"""PAYLOAD. What one rank on IPUs does: have its model compiled, warm up, measure calls of it, report.
-
-One call of the compiled model does ``device_iterations`` steps: forward, backward and update are one program on the IPUs, and
-have no times of their own. A step's time is its share of its call. What of a call is input and output is told by
-poptorch's latencies: the share that transfers from and to the host have in a round trip.
-"""
+"""What one rank on IPUs does: have its model compiled, warm up, measure calls of it, report."""
 
 from __future__ import annotations
 
@@ -11,34 +6,150 @@ import functools
 import gc
 import importlib
 import itertools
+import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import RankReport
+from pytest_mlhpc.node.protocol.schema import Figure, RankReport
 from pytest_mlhpc.node.telemetry import contention
-from pytest_mlhpc.node.worker import distributed, prepare, reporting, scratch, timing
+from pytest_mlhpc.node.worker import distributed, environment, loop, prepare, reporting
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
-from pytest_mlhpc.node.worker.accelerators.ipu import options, pipeline
-from pytest_mlhpc.node.worker.accelerators.ipu.calls import (
-    Call,
-    Compiled,
-    figures,
-    losses_of,
-    next_batch,
-    step_times,
-    stored,
-    train,
-)
+from pytest_mlhpc.node.worker.accelerators.ipu import options
+from pytest_mlhpc.node.worker.accelerators.ipu.options import Settings
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.node.worker.loop import Batch, Trainer
+from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.loop import PROGRESS_NS, Batch, Trainer, resolve_losses
 from pytest_mlhpc.node.worker.workloads.base import Task
+
+#: Types that the IPU's exchange lacks, and the one in which they travel (poptorch narrows 64 bits to 32 itself).
+_TRAVELS = {torch.int16: torch.int32, torch.int64: torch.int32}
+
+#: Methods of a compiled model, and the figures that they become.
+_LATENCIES = (
+    ("getLatency", "ipu_latency"),
+    ("getHostIpuLatency", "host_ipu_latency"),
+    ("getComputeLatency", "ipu_compute_latency"),
+    ("getIpuHostLatency", "ipu_host_latency"),
+)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled model with its steps of one call, and the seconds that compiling took."""
+
+    model: Any  #: poptorch.PoplarExecutor
+    iterations: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: nanoseconds of the host's clock before the batch was asked for, when it was there, and when the call was over.
+
+    ``latencies`` are seconds, means over the call's iterations, in the order of ``_LATENCIES``.
+    """
+
+    stamps: Tuple[int, int, int]
+    latencies: Tuple[float, ...]
+    losses: Tuple[Tensor, ...]  #: of each step
+    samples: int
+    read_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the call itself took."""
+        return (self.stamps[2] - self.stamps[1]) / 1e9
+
+    @property
+    def wait_s(self) -> float:
+        """Return how long the host waited for the batch."""
+        return (self.stamps[1] - self.stamps[0]) / 1e9
+
+    @property
+    def copy_s(self) -> float:
+        """Return the call's share that transfers have in a round trip; nothing where poptorch tells no latency."""
+        whole, up, _, down = self.latencies
+        return self.seconds * min(1.0, (up + down) / whole) if whole > 0 else 0.0
+
+
+def stored(batch: Batch) -> Tuple[Tensor, Tensor]:
+    """Return inputs and targets of a batch in types that can travel to an IPU."""
+    inputs, targets = (tensor.to(_TRAVELS.get(tensor.dtype, tensor.dtype)) for tensor in batch[:2])
+    return inputs, targets
+
+
+def next_batch(batches: Iterator[Batch], done: int) -> Batch:
+    """Return the next batch, of which *done* steps were made before.
+
+    Raises:
+        WorkerFailure: ``data_exhausted``.
+    """
+    batch = next(batches, None)
+    if batch is None:
+        text = (
+            f"the loader ended after {done} steps of this rank; use more data, fewer steps or a smaller batch"
+        )
+        raise WorkerFailure("data_exhausted", text)
+    return batch
+
+
+def train(
+    compiled: Compiled, batches: Iterator[Batch], steps: int, tell: Callable[[int, int], None]
+) -> List[Call]:
+    """Train *steps* steps. ``tell(steps done, samples done)`` is called at most once a second."""
+    now, calls, told = time.perf_counter_ns, [], time.perf_counter_ns()
+    samples = 0
+    for done in range(0, steps, compiled.iterations):
+        before = now()
+        batch = next_batch(batches, done)
+        there = now()
+        output: Tensor = compiled.model(*stored(batch))
+        over = now()
+        latencies = tuple(float(getattr(compiled.model, name)()[2]) for name, _ in _LATENCIES)
+        # All losses of a call: iterations are the outermost, micro-batches and replicas of each step within.
+        losses = tuple(output.reshape(compiled.iterations, -1).float().mean(dim=1).unbind())
+        calls.append(Call((before, there, over), latencies, losses, len(batch[0]), batch[2]))
+        samples += len(batch[0])
+        if over - told >= PROGRESS_NS:
+            told = over
+            tell(done + compiled.iterations, samples)
+    return calls
+
+
+def step_times(start_ns: int, calls: Sequence[Call], iterations: int) -> Tuple[float, ...]:
+    """Return the seconds of each step: its share of the time from the end of the call before to the end of its own."""
+    ends = [start_ns, *(call.stamps[2] for call in calls)]
+    return tuple(
+        (end - begin) / 1e9 / iterations for begin, end in zip(ends, ends[1:]) for _ in range(iterations)
+    )
+
+
+def losses_of(calls: Sequence[Call], first_step: int = 0) -> Tuple[float, ...]:
+    """Return the loss of each step.
+
+    Raises:
+        WorkerFailure: ``loss_nan``.
+    """
+    return resolve_losses([loss for call in calls for loss in call.losses], first_step)
+
+
+def figures(compiled: Compiled, calls: Sequence[Call], settings: Settings) -> Tuple[Figure, ...]:
+    """Return what compiling took, how many IPUs this rank had, and the median of each latency in the window."""
+    ipus = settings.replicas * settings.ipus_per_replica
+    found = [
+        Figure("compile_time", compiled.seconds, "s", "lower"),
+        Figure("ipus", float(ipus), "1", "none", over="sum"),
+    ]
+    for place, (_, name) in enumerate(_LATENCIES):
+        told = [call.latencies[place] for call in calls]
+        found.append(Figure(name, statistics.median(told), "s", "lower", samples=tuple(told)))
+    return tuple(found)
 
 
 class WithLoss(nn.Module):
@@ -67,7 +178,7 @@ def measure(
     settings = options.Settings.of(run.parameters, run.data_source)
     sizes = shares(run, settings, group.world)
     seed = int(run.parameters.get("seed") or 0)
-    cache = scratch.of_run(directory) / f"ipu-{run.run_id}" if group.world > 1 else None
+    cache = environment.of_run(directory) / f"ipu-{run.run_id}" if group.world > 1 else None
     chosen = options.make(poptorch, settings, seed=seed + group.rank, world=group.world, cache=cache)
     torch.manual_seed(seed)
     task = prepare.load_task(run)
@@ -75,7 +186,7 @@ def measure(
     network = task.model().train()
     trainer = Trainer(task, network, task.optimizer(network), accelerator)
     if settings.ipus_per_replica > 1:
-        pipeline.spread(poptorch, network, task, settings.ipus_per_replica)
+        options.spread(poptorch, network, task, settings.ipus_per_replica)
     torch.manual_seed(seed + group.rank)  # as without IPUs: what is drawn on the host differs between ranks
     before = reporting.calibrated(run, group, accelerator)
     data = prepare.open_data(run, trainer, group, sizes, directory)
@@ -192,5 +303,5 @@ def _window(
     during = contention.difference(before, contention.snapshot())
     meet()
     gc.unfreeze()
-    timing.check_wall(started_ns, ended_ns, epoch_s)
+    loop.check_wall(started_ns, ended_ns, epoch_s)
     return Window(calls, start_ns, started_ns, ended_ns, epoch_s, during)

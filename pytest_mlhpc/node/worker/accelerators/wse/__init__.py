@@ -10,7 +10,7 @@ import importlib
 from typing import Any, Mapping, Optional
 
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 #: What a record calls the device, by the value of the field ``cerebras``.
 MODELS: Mapping[Optional[str], str] = {None: "Cerebras CSX", "cpu": "CPU back-end of cerebras.pytorch"}

@@ -13,8 +13,7 @@ from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import from_json
 from pytest_mlhpc.node.worker import prepare
 from pytest_mlhpc.node.worker.accelerators.wse import load
-from pytest_mlhpc.node.worker.data.sampler import ShardedSampler
-from pytest_mlhpc.node.worker.data.source import open_source
+from pytest_mlhpc.node.worker.data.source import ShardedSampler, open_source
 
 _TAKEN = {torch.uint8: torch.int16, torch.int8: torch.int16, torch.int64: torch.int32}
 

@@ -23,8 +23,8 @@ from pytest_mlhpc.node.protocol.schema import from_json
 from pytest_mlhpc.node.worker import prepare
 from pytest_mlhpc.node.worker.accelerators.wse import inputs, load
 from pytest_mlhpc.node.worker.accelerators.wse.failing import reason
-from pytest_mlhpc.node.worker.accelerators.wse.stepping import open_backend, step_of
-from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.accelerators.wse.measure import open_backend, step_of
+from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 #: An operation of the dialect in MLIR's text form: ``%1 = "cirh.Conv"(...)`` or ``cirh.Conv ...``.
 _OPERATION = re.compile(r'^\s*(?:%[\w:#, %]+= )?"?cirh\.\w+', re.MULTILINE)

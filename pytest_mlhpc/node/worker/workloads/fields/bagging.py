@@ -10,7 +10,7 @@ from typing import Any, List, Mapping, Tuple
 
 from pytest_mlhpc.node.worker.workloads.definitions import Field
 
-#: What a run tells of its ensemble besides; see ``node/worker/bagging/figures.py``.
+#: What a run tells of its ensemble besides; see ``node/worker/bagging/measure.py``.
 METRICS = (
     "base_models",
     "base_models_failed",

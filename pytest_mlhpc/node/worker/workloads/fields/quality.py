@@ -1,7 +1,7 @@
 """PAYLOAD, no torch. Training to a quality target (MLPerf HPC).
 
 All fields are unset by default; each means something with ``until="quality"`` alone. ``schedule`` is a mapping, see
-``node/worker/quality/schedule.py``; unset: that of the workload's reference.
+``node/worker/quality/rules.py``; unset: that of the workload's reference.
 """
 
 from __future__ import annotations

@@ -1,27 +1,28 @@
-"""PAYLOAD. The data of a run to a quality target: where they come from, that they are in no cache, and their two parts."""
+"""The data of a run to a quality target: where they come from, in no cache, and which rank stages which files."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sysconfig
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from torch.utils.data import Dataset, Subset
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.worker.data import cache, source, text
+from pytest_mlhpc.node.worker.data import check, source, text
 from pytest_mlhpc.node.worker.data.datasets import FileDataset, TextDataset
-from pytest_mlhpc.node.worker.data.errors import DataError
-from pytest_mlhpc.node.worker.data.files import list_files, read_manifest, total_bytes
-from pytest_mlhpc.node.worker.data.layout import layout_of
+from pytest_mlhpc.node.worker.data.files import DataError, layout_of, list_files, read_manifest, total_bytes
 from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.data.readers import Wanted, open_files
-from pytest_mlhpc.node.worker.quality import archives
-from pytest_mlhpc.node.worker.quality.place import Node
-from pytest_mlhpc.node.worker.quality.settings import Settings
+from pytest_mlhpc.node.worker.distributed import Group
+from pytest_mlhpc.node.worker.quality import staging
+from pytest_mlhpc.node.worker.quality.rules import Logbook, Settings, Staging
+from pytest_mlhpc.node.worker.quality.staging import Node, gathered
 from pytest_mlhpc.node.worker.workloads.base import Task
 
 #: Names of the folder with evaluation samples.
@@ -133,12 +134,12 @@ def origin_of(run: RunPlan, settings: Settings, directory: Path, seed: int) -> O
     else:
         root, kind = _made(run, settings, directory, seed), "synthetic"
         if packed:
-            root = archives.pack(root, root.with_name(f"{root.name}.archives"))
+            root = staging.pack(root, root.with_name(f"{root.name}.archives"))
     files = [root] if root.is_file() else list_files(root)
     if packed:
-        if not any(map(archives.is_archive, files)):
+        if not any(map(staging.is_archive, files)):
             raise DataError(
-                root, f"holds no archives ({', '.join(archives.SUFFIXES)}), as staging='archives' needs"
+                root, f"holds no archives ({', '.join(staging.SUFFIXES)}), as staging='archives' needs"
             )
     else:
         _complete(root, files)
@@ -187,13 +188,13 @@ def cool(paths: Sequence[Path]) -> str:
     Unknown where the kernel does not tell, as of files that we neither own nor may write, see ``data/cache.py``.
     """
     try:
-        cache.evict(paths)
+        check.evict(paths)
         if not all(os.access(path, os.W_OK) or path.stat().st_uid == os.geteuid() for path in paths):
             return "unknown"
-        resident = cache.residency(paths)
+        resident = check.residency(paths)
     except OSError:
         return "unknown"
-    if resident <= cache.TOLERANCE:
+    if resident <= check.TOLERANCE:
         return "cold"
     return "warm" if resident > WARM else "unknown"
 
@@ -255,3 +256,95 @@ def check_first(part: Part, task: Task) -> None:
         source.compare(dataset, task, part.paths[0])
     else:
         dataset[0]
+
+
+#: Lists the training and the evaluation part of the set at a place, which holds the share of one of so many nodes.
+Finder = Callable[[Optional[Path], int], Tuple[Part, Part]]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The two parts where training reads them, and what this rank did to bring them there (zero: nothing was staged)."""
+
+    training: Part
+    evaluation: Part
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+def folder(
+    settings: Settings, run: RunPlan, node: Node, group: Group, stack: contextlib.ExitStack
+) -> Optional[Path]:
+    """Return the run's folder on this node, which goes with *stack*, or None where nothing is staged.
+
+    Raises:
+        DataError: it cannot be made.
+    """
+    if settings.staging is None:
+        return None
+    place = staging.folder_of(staging.base_of(settings.staging.path, os.environ), run.run_id, node)
+    if node.leads:
+        stack.enter_context(staging.held(place))
+    gathered(group, None)  # it is there for all
+    return place
+
+
+def move(
+    origin: Origin,
+    settings: Settings,
+    node: Node,
+    log: Logbook,
+    *,
+    group: Group,
+    place: Optional[Path],
+    find: Finder,
+) -> Moved:
+    """Find the two parts, after bringing them to *place* if that is asked for. All ranks leave it together.
+
+    Raises:
+        DataError: a file is missing, damaged or changes, or there is no room for it.
+    """
+    if settings.staging is None or place is None:
+        return Moved(*find(origin.root, 1))
+    start = time.perf_counter()
+    log.note("staging_start")
+    if settings.staging.how == "archives":
+        copied = _unpacked(origin, settings.staging, node, place)
+        gathered(group, None)
+        found = find(place, node.count if settings.by_node else 1)
+    else:
+        found, copied = _copied(origin, settings, node, place, find)
+        gathered(group, None)
+    log.note("staging_stop")
+    return Moved(*found, time.perf_counter() - start, copied)
+
+
+def _unpacked(origin: Origin, asked: Staging, node: Node, place: Path) -> int:
+    chosen = staging.of_node(origin.files, node.number, node.count, share=asked.share == "node")
+    loose = [
+        (file, place / file.relative_to(origin.base)) for file in origin.files if not staging.is_archive(file)
+    ]
+    done = staging.each(
+        lambda one: staging.unpack(one, place), chosen[node.place :: node.ranks], asked.workers
+    )
+    return done + staging.each(staging.copy, loose if node.leads else [], asked.workers)
+
+
+def _copied(
+    origin: Origin, settings: Settings, node: Node, place: Path, find: Finder
+) -> Tuple[Tuple[Part, Part], int]:
+    asked = settings.staging
+    if asked is None:
+        raise ValueError("nothing is staged")
+    training, evaluation = find(origin.root, 1)
+    if asked.share == "node":
+        training, evaluation = training.share(node), evaluation.share(node)
+    base = origin.base
+    wanted: Dict[Path, None] = dict.fromkeys((*training.paths, *evaluation.paths))
+    pairs = [(path, place / path.relative_to(base)) for path in wanted]
+    done = staging.each(staging.copy, pairs[node.place :: node.ranks], asked.workers)
+
+    def there(path: Path) -> Path:
+        return place / path.relative_to(base)
+
+    return (training.moved(there), evaluation.moved(there)), done
