@@ -7,8 +7,8 @@ import statistics
 import sys
 
 from benchmarks.report import Row, machine, table
-from pytest_mlhpc.alert.slower import Known, Rules, regressions
-from pytest_mlhpc.history.nightly import Watched, told
+from pytest_mlhpc.alert.slower import KnownIncidents, Rules, regressions
+from pytest_mlhpc.history.nightly import WatchedSeries, told
 from pytest_mlhpc.history.series import Night, Point, Series
 from pytest_mlhpc.judge.changes import Change, find_all
 from pytest_mlhpc.store.record import SeriesKey
@@ -41,14 +41,14 @@ def _delay(choose: random.Random, noise: float, lasted: int) -> int | None:
     ]
     pasts = [values[:count] for count in range(BEFORE + lasted + 1, total + 1)]
     for delay, (past, changes) in enumerate(zip(pasts, find_all(pasts), strict=True)):
-        if regressions([_watched(past, changes)], {}, Known({}, {}), len(past) * DAY_NS, Rules()):
+        if regressions([_watched(past, changes)], {}, KnownIncidents({}, {}), len(past) * DAY_NS, Rules()):
             return delay
     return None
 
 
-def _watched(values: list[float], changes: tuple[Change, ...]) -> Watched:
+def _watched(values: list[float], changes: tuple[Change, ...]) -> WatchedSeries:
     points = tuple(Point(_night(number), value) for number, value in enumerate(values))
-    return told(Watched(Series(KEY, "1/s", "higher", judged=True, points=points)), changes)
+    return told(WatchedSeries(Series(KEY, "1/s", "higher", judged=True, points=points)), changes)
 
 
 def _night(number: int) -> Night:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pytest_mlhpc.judge import fence, losses
 from pytest_mlhpc.judge.changes import Attempts
-from pytest_mlhpc.judge.losses import Limits, limits_for
+from pytest_mlhpc.judge.losses import LossLimits, limits_for
 
 Floats = NDArray[np.float64]
 
@@ -89,7 +89,9 @@ def nights(world: str, rows: int, size: float, seed: int) -> Nights:
     return Nights(runs, drops, regressed, made)
 
 
-def judged_nights(runs: Floats, limits: Limits | None = None) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+def judged_nights(
+    runs: Floats, limits: LossLimits | None = None
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Return which nights of *runs* (series x nights x attempts; higher is better) the judge fails, and their re-runs.
 
     A figure that is NaN is of a night that the series does not have.

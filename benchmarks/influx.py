@@ -18,12 +18,12 @@ from pathlib import Path
 
 from benchmarks.report import Row, table
 from pytest_mlhpc.cli.records.push import LANES
-from pytest_mlhpc.influx.credentials import Server, server_of
+from pytest_mlhpc.influx.credentials import InfluxServer, server_of
 from pytest_mlhpc.influx.push import InfluxSink, Patience, Sender, push_spool
 from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.influx.source import InfluxSource
 from pytest_mlhpc.influx.spool import frame, make_folders, new_name
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.store.record import Record
 
 POINTS = 300_000
@@ -42,7 +42,9 @@ def records(count: int) -> Iterator[Record]:
         night, benchmark = divmod(number, benchmarks)
         name = f"resnet50[batch_per_device=64,kernel_size=7,name=test_{benchmark},optimizer=sgd,precision=bf16,ranks=4]"
         metrics = tuple(
-            Metric(f"metric_{index}", 1000.0 + (number * 7919 + index * 31) % 997 / 13, "samples/s", "higher")
+            MetricValue(
+                f"metric_{index}", 1000.0 + (number * 7919 + index * 31) % 997 / 13, "samples/s", "higher"
+            )
             for index in range(METRICS)
         )
         measured = Measurement(
@@ -72,7 +74,7 @@ def spool(state: Path, points: int) -> float:
     return made / (time.perf_counter() - began)
 
 
-def push(server: Server, state: Path) -> tuple[int, float]:
+def push(server: InfluxServer, state: Path) -> tuple[int, float]:
     """Send the spool; return how many points, and how many a second."""
     with InfluxSink(server, timeout_s=600) as sink:
         sender = Sender(sink, state / "influx/rejected", Patience(time.monotonic() + 600), lanes=LANES)
@@ -109,7 +111,7 @@ def measure(points: int, *, read_back: bool = True) -> list[Row]:
     ]
 
 
-def _read_back(server: Server) -> Row:
+def _read_back(server: InfluxServer) -> Row:
     began = time.perf_counter()
     source = InfluxSource(server)
     read = sum(len(series.points) for series in source.series())

@@ -68,7 +68,7 @@ class Throttled:
 def reading(throttled: Throttled) -> Iterator[None]:
     """Let the worker's ``files`` be *throttled*: the one thing in our loop's way that is not a real run's."""
     original = source.open_source
-    source.open_source = lambda *_, **__: source.Source(throttled, "synthetic", "files", "unknown")
+    source.open_source = lambda *_, **__: source.DataSource(throttled, "synthetic", "files", "unknown")
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 from benchmarks.report import Row
-from pytest_mlhpc.report.html.gather import Wanted, gather
+from pytest_mlhpc.report.html.gather import PageQuery, gather
 from pytest_mlhpc.report.html.page import html_of
 
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
@@ -82,7 +82,7 @@ def _make(path: Path) -> tuple[int, int, float]:
     names = [f"test_benchmark_{number:02}" for number in range(BENCHMARKS)]
     source = made.a_year(NIGHTS, names=names, scales=(1,))
     began = time.process_time()
-    page = gather(source, Wanted(now_ns=made.FIRST_NS + NIGHTS * made.DAY_NS), {})
+    page = gather(source, PageQuery(now_ns=made.FIRST_NS + NIGHTS * made.DAY_NS), {})
     if page is None:
         raise RuntimeError("nothing was gathered")
     path.write_text(html_of(page), encoding="ascii")

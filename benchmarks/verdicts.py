@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.history_worlds import RUNS, Floats, judged_nights
 from benchmarks.report import Row
-from pytest_mlhpc.judge.losses import Limits, limits_for
+from pytest_mlhpc.judge.losses import LossLimits, limits_for
 
 #: Nights of a series that are looked at, the first one that is judged, and the nights in which a fault may begin.
 NIGHTS, JUDGED, FAULTS = 160, 30, (45, 75)
@@ -115,7 +115,7 @@ def _logarithms(one: Noise, values: Floats, fault: str, begin: int, draw: np.ran
 Judge = Callable[[Floats], tuple[Flags, NDArray[np.int64]]]
 
 
-def ours(limits: Limits) -> Judge:
+def ours(limits: LossLimits) -> Judge:
     """Return the judge of the product with these limits."""
     return lambda runs: judged_nights(runs, limits)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from pytest_mlhpc.node.processes import die_with_parent
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.node.vet.finding import Finding, Outcome, Reading, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Reading, Severity
 from pytest_mlhpc.node.vet.load.main import main as torch_child
 
 #: The slow node's host and the share of time for which it stands still: "node3 0.2". And "torch" or "small".
@@ -103,7 +103,7 @@ def _exchange(connection: socket.socket, size: int) -> float:
     return time.perf_counter() - begun
 
 
-def pair(args: dict[str, Any]) -> Outcome:
+def pair(args: dict[str, Any]) -> CheckOutcome:
     """Exchange bytes with the partner as often as asked; the slower side's median counts."""
     with _meet(args) as connection:
         connection.settimeout(args["timeout_s"])
@@ -113,19 +113,19 @@ def pair(args: dict[str, Any]) -> Outcome:
         connection.sendall(f"{mine}\n".encode())
         theirs = float(connection.makefile().readline())
     reading = Reading("pair", "pair", "pair/tcp", "", min(mine, theirs), "B/s", round=args["round"])
-    return Outcome(readings=(reading,))
+    return CheckOutcome(readings=(reading,))
 
 
-def carry_out(do: str, args: dict[str, Any]) -> Outcome:
+def carry_out(do: str, args: dict[str, Any]) -> CheckOutcome:
     """Do what the engine asks for."""
     if do == "pair":
         return pair(args)
     if do not in DRAWN:
-        return Outcome((Finding(do, Severity.PASS, "not part of this benchmark"),))
+        return CheckOutcome((Finding(do, Severity.PASS, "not part of this benchmark"),))
     time.sleep(TAKES_S)
     value = 1e9 * random.gauss(1 - slowness(), SPREAD)
     reading = Reading(do, do, f"{do}/drawn", "a made-up device", value, "B/s", round=args.get("round", 0))
-    return Outcome((Finding(do, Severity.PASS, f"{do} was done"),), (reading,))
+    return CheckOutcome((Finding(do, Severity.PASS, f"{do} was done"),), (reading,))
 
 
 def small(argv: list[str]) -> int:

@@ -10,8 +10,8 @@ import sys
 
 from benchmarks.vet_child import KIND
 from pytest_mlhpc.node.vet.main import leave, main
-from pytest_mlhpc.node.vet.workers import Programs
+from pytest_mlhpc.node.vet.workers import WorkerModules
 
 if __name__ == "__main__":
-    checks = Programs().passive if os.environ.get(KIND) == "torch" else "scripted_passive"
-    leave(main(sys.argv[1:], Programs(checks, "benchmarks.vet_child")))
+    checks = WorkerModules().passive if os.environ.get(KIND) == "torch" else "scripted_passive"
+    leave(main(sys.argv[1:], WorkerModules(checks, "benchmarks.vet_child")))

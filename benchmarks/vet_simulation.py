@@ -16,16 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.report import Row, table
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import (
+    CheckOutcome,
     Fitness,
     NodeReport,
-    Outcome,
     PairResult,
     Reading,
     Report,
     Severity,
-    Verdict,
+    VetVerdict,
 )
 from pytest_mlhpc.node.vet.judge import judge, needs_repeat
 from pytest_mlhpc.node.vet.pairs import Round, confirm_schedule, pair_schedule
@@ -35,7 +35,7 @@ from pytest_mlhpc.node.vet.policy import Policy
 SPREAD = 0.015
 KEY, MODEL, RATE = "gemm/bf16/8192/random", "a device", 7e14
 BANDWIDTH = 1e10
-POLICY, SETTINGS = Policy(BOUNDS), Settings()
+POLICY, SETTINGS = Policy(BOUNDS), VetSettings()
 
 #: How many node verdicts a figure rests on, and at least and at most how many allocations.
 VERDICTS, FEWEST, MOST = 400_000, 3_000, 20_000
@@ -79,7 +79,7 @@ class Shares:
     unknown: float
 
 
-def vet_figures(world: World, draw: np.random.Generator) -> Verdict:
+def vet_figures(world: World, draw: np.random.Generator) -> VetVerdict:
     """Return the verdict on an allocation whose devices are compared by one quantity, with a repeat if the judge wants one."""
     shape = (world.nodes, world.devices)
     true = np.full(shape, RATE)
@@ -96,7 +96,7 @@ def vet_figures(world: World, draw: np.random.Generator) -> Verdict:
 
 def vet_pairs(
     world: World, draw: np.random.Generator, *, confirm: bool = True, level: str = "quick", link: float = 1.0
-) -> Verdict:
+) -> VetVerdict:
     """Return the verdict on an allocation of which only exchanges are known, each as fast as the slower partner.
 
     The connection of the last two nodes has the share *link* of the usual rate.
@@ -119,7 +119,7 @@ def vet_pairs(
 
 
 def simulate(
-    world: World, vet: Callable[[World, np.random.Generator], Verdict], trials: int, seed: int = 1
+    world: World, vet: Callable[[World, np.random.Generator], VetVerdict], trials: int, seed: int = 1
 ) -> Shares:
     """Vet *trials* allocations of a world."""
     draw = np.random.default_rng(seed)
@@ -133,7 +133,7 @@ def simulate(
     return Shares(found / trials, lost / trials, unknown / trials)
 
 
-def _by_comparison(verdict: Verdict) -> Mapping[str, Fitness]:
+def _by_comparison(verdict: VetVerdict) -> Mapping[str, Fitness]:
     """Return what is said of each node, but for what is said of all because the report has nothing else."""
     words = {Severity.CRITICAL: Fitness.UNFIT, Severity.UNKNOWN: Fitness.UNKNOWN}
     found = {}
@@ -154,7 +154,7 @@ def _report(world: World, rounds: Sequence[np.ndarray]) -> Report:
 
     return Report(
         tuple(
-            NodeReport(host, outcomes=(Outcome(readings=tuple(readings(i))),))
+            NodeReport(host, outcomes=(CheckOutcome(readings=tuple(readings(i))),))
             for i, host in enumerate(world.hosts)
         )
     )

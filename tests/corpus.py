@@ -11,7 +11,7 @@ files             {absolute path: text, number, null (absent), {error: EACCES, f
                   {folder: true}, {hex: "ff00"}, {text: "...", times: 10000}}; ``{0..3}`` in a path stands for each number
 nvml, amdsmi      specifications for the fakes of ``fake_nvml.py`` and ``fake_amdsmi.py``: modules pynvml and amdsmi
 commands          {"program" or "program and arguments": null (not installed) or {code, output, errors}}; none by default
-environ, wanted   the environment; the fields of ``check.Wanted``
+environ, wanted   the environment; the fields of ``ExpectedNode``
 answers           {address: true (somebody listens), false (refused), or the words of an error}; refused by default
 bounds            {key of the policy: {warn, fail}} that replace our own
 time              the node's clock: ISO 8601 or seconds since 1970
@@ -43,16 +43,16 @@ from typing import Any
 import yaml
 
 from pytest_mlhpc.node.vet.checks import all_checks
-from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Severity
 from pytest_mlhpc.node.vet.machine import (
     Check,
     ClockState,
     Context,
     Done,
+    ExpectedNode,
     Machine,
     Room,
     Unreadable,
-    Wanted,
     Watch,
 )
 from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in
@@ -355,7 +355,7 @@ def context_of(case: Case, policy: Policy | None = None) -> Context:
         policy = policy.changed([dataclasses.replace(bound, **values)])
     return Context(
         policy=policy,
-        wanted=Wanted(**(data.get("wanted") or {})),
+        wanted=ExpectedNode(**(data.get("wanted") or {})),
         host=data.get("host", "n1"),
         hosts=tuple(data.get("hosts") or ("n1",)),
         window_s=float(data.get("window_s", 86400.0)),
@@ -380,14 +380,16 @@ def chosen(case: Case, checks: list[Check], watches: list[Watch]) -> tuple[list[
     return [one for one in checks if wanted(one)], [one for one in watches if wanted(one)]
 
 
-def _unknown(check: str, error: Unreadable) -> Outcome:
-    return Outcome((Finding(check, Severity.UNKNOWN, str(error)),))
+def _unknown(check: str, error: Unreadable) -> CheckOutcome:
+    return CheckOutcome((Finding(check, Severity.UNKNOWN, str(error)),))
 
 
-def _watch(case: Case, machine: RecordedMachine, context: Context, watches: list[Watch]) -> list[Outcome]:
+def _watch(
+    case: Case, machine: RecordedMachine, context: Context, watches: list[Watch]
+) -> list[CheckOutcome]:
     """Return what each watch says; once one cannot read, that is all it says."""
     states: list[Any] = [None] * len(watches)
-    unreadable: dict[int, Outcome] = {}
+    unreadable: dict[int, CheckOutcome] = {}
 
     def step(action: Callable[[Watch, Any], Any]) -> None:
         for place, watch in enumerate(watches):
@@ -411,14 +413,14 @@ def outcomes(
     policy: Policy | None = None,
     checks: list[Check] | None = None,
     watches: list[Watch] | None = None,
-) -> list[Outcome]:
+) -> list[CheckOutcome]:
     """Return what these checks and watches (default: all there are) say of a case, as the engine runs them."""
     every = every_check()
     looks, observers = chosen(
         case, list(every[0]) if checks is None else checks, list(every[1]) if watches is None else watches
     )
     context = context_of(case, policy)
-    said: list[Outcome] = []
+    said: list[CheckOutcome] = []
     with machine_of(case) as machine:
         for check in looks:
             try:
@@ -428,11 +430,11 @@ def outcomes(
         return said + _watch(case, machine, context, observers)
 
 
-def findings(said: list[Outcome]) -> list[Finding]:
+def findings(said: list[CheckOutcome]) -> list[Finding]:
     return [finding for outcome in said for finding in outcome.findings]
 
 
-def rows(said: list[Outcome]) -> list[Row]:
+def rows(said: list[CheckOutcome]) -> list[Row]:
     """Return findings that are not PASS or INFO as ``Case.expected`` lists them."""
     return sorted(
         (one.check, one.severity.value, one.rule, one.device)
@@ -454,7 +456,7 @@ class _AskedPolicy(Policy):
 
 
 @functools.cache
-def judged(case: Case) -> tuple[list[Outcome], frozenset[str]]:
+def judged(case: Case) -> tuple[list[CheckOutcome], frozenset[str]]:
     """Return what all checks say of a case, and the keys of the policy that they ask for."""
     policy = _AskedPolicy(context_of(case).policy.bounds.values())
     plain = Case(case.name, case.group, {key: value for key, value in case.data.items() if key != "bounds"})

@@ -5,7 +5,7 @@ import re
 
 from made_nights import DAY_NS, GivenSource, night
 
-from pytest_mlhpc.report.html.gather import Wanted, gather
+from pytest_mlhpc.report.html.gather import PageQuery, gather
 
 _CONTENT = re.compile(r'<script type="application/json" id="content">(.*?)</script>', re.DOTALL)
 
@@ -19,7 +19,7 @@ def page_of(*series, more=(), entries=None, events=(), **wanted):
     """The page of these series, made six hours after the newest night."""
     source = GivenSource(series, more)
     now_ns = max(one.created_ns for one in source.nights()) + DAY_NS // 4
-    page = gather(source, Wanted(**{"now_ns": now_ns, **wanted}), entries or {}, events)
+    page = gather(source, PageQuery(**{"now_ns": now_ns, **wanted}), entries or {}, events)
     assert page is not None
     return page
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from worlds import measurement, record
 
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
 from pytest_mlhpc.node.worker.workloads.characters import CLASSES
 from pytest_mlhpc.store.record import Record
@@ -31,7 +31,7 @@ def one(
     return record(number, **{**fields, **changes})
 
 
-def measured(metrics: Iterable[Metric], **changes: Any) -> Measurement:
+def measured(metrics: Iterable[MetricValue], **changes: Any) -> Measurement:
     return measurement(more=tuple(metrics), **changes)
 
 
@@ -43,14 +43,16 @@ def peaks(
     rates = {"gemm_flops_fp32": flops, "gemm_flops_bf16": 4 * flops}
     bandwidths = {"copy_bandwidth": moved, "triad_bandwidth": moved / 2}
     metrics = [
-        Metric(name, value, "FLOP/s" if name in rates else "B/s", "higher", (value * 0.9, value, value * 1.1))
+        MetricValue(
+            name, value, "FLOP/s" if name in rates else "B/s", "higher", (value * 0.9, value, value * 1.1)
+        )
         for name, value in {**rates, **bandwidths}.items()
     ]
     found = measured(metrics, devices=devices, environment=environment or {})
     return one(number, "peaks", parameters_of(_NAMED["peaks"], "smoke"), found, **changes)
 
 
-def kernels(number: int = 2, *, of: str = "cosmoflow", more: tuple[Metric, ...] = (), devices: int = 1, counter: str = "none: here", threads: str = "", measures: Mapping[str, float] | None = None, changes: Mapping[str, Any] | None = None, **fields: Any) -> Record:  # fmt: skip
+def kernels(number: int = 2, *, of: str = "cosmoflow", more: tuple[MetricValue, ...] = (), devices: int = 1, counter: str = "none: here", threads: str = "", measures: Mapping[str, float] | None = None, changes: Mapping[str, Any] | None = None, **fields: Any) -> Record:  # fmt: skip
     """2 GFLOP and 1 GB a step of 0.1 s: two operations a byte, 20 GFLOP/s."""
     figures = {
         "step_flop": (2e9, "FLOP"), "step_bytes_modelled": (1e9, "B"), "achieved_flops": (20e9 * devices, "FLOP/s"),
@@ -58,10 +60,10 @@ def kernels(number: int = 2, *, of: str = "cosmoflow", more: tuple[Metric, ...] 
     }  # fmt: skip
     measured_otherwise = measures or {}
     metrics = [
-        Metric(name, measured_otherwise.get(name, usual), unit, "none")
+        MetricValue(name, measured_otherwise.get(name, usual), unit, "none")
         for name, (usual, unit) in figures.items()
     ]
-    metrics += [Metric(f"kernel_share_{name}", SHARES.get(name, 0.0), "1", "none") for name in CLASSES]
+    metrics += [MetricValue(f"kernel_share_{name}", SHARES.get(name, 0.0), "1", "none") for name in CLASSES]
     parameters = parameters_of(_NAMED["kernels"], "smoke", of=of, **fields)
     environment = {"memory_counter": counter, "samples_of_a_step": "8"}
     if threads:
@@ -72,7 +74,7 @@ def kernels(number: int = 2, *, of: str = "cosmoflow", more: tuple[Metric, ...] 
 
 def training(number: int = 3, *, of: str = "cosmoflow", flops: float = 15e9, batch: int = 8, devices: int = 1, changes: Mapping[str, Any] | None = None, **fields: Any) -> Record:  # fmt: skip
     """Ten steps of *batch* samples on each device."""
-    metrics = [Metric("achieved_flops", flops * devices, "FLOP/s", "higher")]
+    metrics = [MetricValue("achieved_flops", flops * devices, "FLOP/s", "higher")]
     parameters = parameters_of(_NAMED[of], "smoke", **fields)
     found = measured(metrics, devices=devices, steps=10, samples=10 * batch * devices, workload=of)
     return one(number, of, parameters, found, **(changes or {}))

@@ -3,7 +3,7 @@
 from pytest_mlhpc.node.telemetry.samples import DeviceSample, NodeSample, ProcessSample, Sample
 from pytest_mlhpc.screen import usage
 from pytest_mlhpc.screen.hook_output import Profile, Told
-from pytest_mlhpc.screen.limits import Seen, judge
+from pytest_mlhpc.screen.limits import ProgramEvidence, judge
 from pytest_mlhpc.screen.usage import find_ranks
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -55,7 +55,7 @@ def profile(**more):
 
 def see(looks, spoken=()):
     """What screening makes of looks and of what was told."""
-    return Seen(
+    return ProgramEvidence(
         seconds=looks[-1].time_s - looks[0].time_s,
         ranks=find_ranks(usage.processes(looks), spoken),
         nodes=usage.nodes(looks),

@@ -89,4 +89,4 @@ def test_no_message_names_a_file_of_the_checkout():
                 found += [
                     (path.name, node.value) for _ in re.findall(r"\bdocs/|pytest suites/\w", node.value)
                 ]
-    assert {name for name, _ in found} == {"pages.py"}, found
+    assert {name for name, _ in found} == {"files.py"}, found

@@ -7,7 +7,7 @@ from typing import Any
 from pytest_mlhpc.config.model import Environment, NodeType, Partition, Target
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge.baseline_files import Entry
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric, RankReport
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, RankReport
 from pytest_mlhpc.store.record import Record
 
 SECOND = 1_000_000_000
@@ -46,13 +46,13 @@ def measurement(
     name: str = "rate",
     unit: str = "samples/s",
     better: str = "higher",
-    more: tuple[Metric, ...] = (),
+    more: tuple[MetricValue, ...] = (),
     **changes: Any,
 ) -> Measurement:
     fields: dict[str, Any] = {
         "run_id": "01890000-0000-7000-8000-000000000001", "nonce": "n", "attempt": 0, "workload": "resnet50",
         "device_type": "cpu", "device_model": "EPYC", "nodes": ("n1",), "ranks": 1, "devices": 1, "steps": 10, "samples": 100,
-        "started_ns": SECOND, "ended_ns": 3 * SECOND, "metrics": (Metric(name, value, unit, better), *more),
+        "started_ns": SECOND, "ended_ns": 3 * SECOND, "metrics": (MetricValue(name, value, unit, better), *more),
         "step_times_s": (0.1,) * 10, "data_kind": "synthetic", "data_source": "memory",
     }  # fmt: skip
     return Measurement(**{**fields, **changes})

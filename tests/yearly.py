@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from worlds import measurement, record
 
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.record import Record, Vetted
 
 HOUR_NS = 3600 * 10**9
@@ -116,7 +116,7 @@ class Year:
     def _measured(self, figures: tuple[float, float], day: int, system: str) -> object:
         effective, compute = figures
         drivers = {since: name for since, name in self.drivers.get(system, {}).items() if since <= day}
-        more = (Metric("compute_throughput", compute, "samples/s", "higher"),)
+        more = (MetricValue("compute_throughput", compute, "samples/s", "higher"),)
         found = measurement(effective, name="effective_throughput", more=more)
         return dataclasses.replace(found, environment={"driver": drivers[max(drivers)] if drivers else "550"})
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_mlhpc.alert.book import BusyError, held, read_book, write_book
-from pytest_mlhpc.alert.model import Accepted, Ack, Book, Incident, Mute
+from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Incident, Mute
 from pytest_mlhpc.config.files import find_systems_file
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.config.yaml import read_file
@@ -44,7 +44,7 @@ def accept(state_dir: Path, name: str, reason: str) -> int:
         incident = _find(book, name)
         at_ns = max(time.time_ns(), book.last_ns)  # clocks of two machines differ
         at = [
-            Accepted(
+            AcceptedSubject(
                 member.now.subject, member.told.last_ns, at_ns, one_line(reason, MOST_REASON), user_name()
             )
             for member in incident.members

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message
+from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, DeliveryError
 from pytest_mlhpc.alert.model import DAY_NS, Book, Pending
 from pytest_mlhpc.errors import MlhpcError, StoreError
 from pytest_mlhpc.node.files import read_json
@@ -138,13 +138,15 @@ KEPT_NS = 30 * DAY_NS
 class Delivery:
     """What became of one message on one channel; ``error`` is empty when it was delivered, else it begins with the channel."""
 
-    message: Message
+    message: AlertMessage
     channel: str
     error: str = ""
     retry: bool = False
 
 
-def queued(book: Book, messages: Sequence[Message], takers: Callable[[Message], Sequence[str]]) -> Book:
+def queued(
+    book: Book, messages: Sequence[AlertMessage], takers: Callable[[AlertMessage], Sequence[str]]
+) -> Book:
     """Return the book with *messages* waiting for the channels that take them; what nobody takes is not kept."""
     new = [Pending(message, tuple(names)) for message in messages if (names := takers(message))]
     return replace(book, outbox=(*book.outbox, *new))
@@ -182,32 +184,32 @@ def deliver(
     return book
 
 
-def _send(message: Message, name: str, channel: Channel | None) -> Delivery:
+def _send(message: AlertMessage, name: str, channel: Channel | None) -> Delivery:
     if channel is None:
         return Delivery(message, name, f"{name}: there is no such channel any more; dropped")
     try:
         channel.send(message)
-    except ChannelError as error:
+    except DeliveryError as error:
         return Delivery(message, name, _named(name, error), retry=error.retry)
     except Exception as error:  # noqa: BLE001 - a third party's channel may raise anything; others shall get theirs
         return Delivery(message, name, _defect(name, error), retry=True)
     return Delivery(message, name)
 
 
-def repeat(channels: Mapping[str, Channel], messages: Callable[[str], Sequence[Message]]) -> list[str]:
+def repeat(channels: Mapping[str, Channel], messages: Callable[[str], Sequence[AlertMessage]]) -> list[str]:
     """Tell again of all open incidents where the peer forgets; return what went wrong, in words."""
     problems = []
     for name, channel in channels.items():
         try:
             channel.resend_open(messages(name))
-        except ChannelError as error:
+        except DeliveryError as error:
             problems.append(_named(name, error))
         except Exception as error:  # noqa: BLE001 - as above
             problems.append(_defect(name, error))
     return problems
 
 
-def _named(name: str, error: ChannelError) -> str:
+def _named(name: str, error: DeliveryError) -> str:
     """Return an error's text with the channel's name before it, once: ours begin with it, a third party's may not."""
     text = str(error)
     return text if text.startswith(f"{name}: ") else f"{name}: {text}"

@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.alert.channels.base import Channel, Kind, Message
+from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, Kind
 from pytest_mlhpc.alert.model import NIGHT_NS, Incident
 from pytest_mlhpc.alert.slower import Rules
 from pytest_mlhpc.config.build import resolve
 from pytest_mlhpc.config.quantities import parse_duration
-from pytest_mlhpc.config.yaml import Node, read_file
+from pytest_mlhpc.config.yaml import YamlNode, read_file
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
 
 _TOP = ("branch", "report", "stale_after", "rules", "channels")
@@ -44,7 +44,7 @@ class Route:
     kinds: frozenset[Kind] = frozenset()
     systems: frozenset[str] = frozenset()
 
-    def takes(self, what: Message | Incident) -> bool:
+    def takes(self, what: AlertMessage | Incident) -> bool:
         """Whether it is told of this."""
         systems = set(
             what.systems if isinstance(what, Incident) else what.labels.get("system", "").split(",")
@@ -65,7 +65,7 @@ class Config:
     channels: Mapping[str, Channel] = field(default_factory=dict)
     routes: Mapping[str, Route] = field(default_factory=dict)
 
-    def takers(self, message: Message) -> Sequence[str]:
+    def takers(self, message: AlertMessage) -> Sequence[str]:
         """Return the names of the channels that are told of *message*."""
         return [name for name, route in self.routes.items() if route.takes(message)]
 
@@ -92,7 +92,7 @@ class _Reader:
         self.types = types
         self.problems: list[Problem] = []
 
-    def config(self, root: Node) -> Config:
+    def config(self, root: YamlNode) -> Config:
         self.unknown(root, _TOP)
         channels: dict[str, Channel] = {}
         routes: dict[str, Route] = {}
@@ -110,7 +110,7 @@ class _Reader:
             routes=routes,
         )
 
-    def channel(self, name: str, node: Node) -> tuple[Sequence[Channel], Route]:
+    def channel(self, name: str, node: YamlNode) -> tuple[Sequence[Channel], Route]:
         kinds = self.words(node.get("kinds"), [kind.value for kind in Kind])
         route = Route(frozenset(map(Kind, kinds)), frozenset(self.words(node.get("systems"), None)))
         type_node = node.get("type")
@@ -128,7 +128,7 @@ class _Reader:
         settings = self.settings(opener.Settings, node)
         return (opener.open_channels(name, settings) if settings is not None else ()), route
 
-    def settings(self, cls: type[Any], node: Node) -> Any:
+    def settings(self, cls: type[Any], node: YamlNode) -> Any:
         """Return an instance of a channel's settings, or None."""
         from pydantic import ConfigDict, create_model
 
@@ -151,7 +151,7 @@ class _Reader:
             self.problems.append(Problem(node.where, node.key, str(error)))
             return None
 
-    def rules(self, node: Node | None) -> Rules:
+    def rules(self, node: YamlNode | None) -> Rules:
         found: dict[str, Any] = {}
         names = [one.name for one in dataclasses.fields(Rules)]
         for key, child in self.mapping(node):
@@ -170,7 +170,7 @@ class _Reader:
             found[key] = value
         return Rules(**found)
 
-    def resolved(self, node: Node) -> Node:
+    def resolved(self, node: YamlNode) -> YamlNode:
         """Put variables in; remember what was written, as it is shown in place of the content."""
         if isinstance(node.value, dict):
             return dataclasses.replace(
@@ -191,18 +191,18 @@ class _Reader:
         value = resolve(node.value, self.environ, missing=missing, complain=complain)
         return dataclasses.replace(node, value=value, written=node.value)
 
-    def unknown(self, node: Node, names: Sequence[str]) -> None:
+    def unknown(self, node: YamlNode, names: Sequence[str]) -> None:
         for key, child in node.items():
             if key not in names:
                 self.problems.append(Problem(child.where, child.key, "unknown key", nearest(key, names)))
 
-    def mapping(self, node: Node | None) -> Sequence[tuple[str, Node]]:
+    def mapping(self, node: YamlNode | None) -> Sequence[tuple[str, YamlNode]]:
         if node is not None and not isinstance(node.value, dict):
             self.problems.append(Problem(node.where, node.key, "should be a mapping"))
         found = list(node.items()) if node is not None else []
         return [(key, child) for key, child in found]
 
-    def text(self, node: Node | None, default: str) -> str:
+    def text(self, node: YamlNode | None, default: str) -> str:
         if node is None:
             return default
         if not isinstance(node.value, str):
@@ -210,7 +210,7 @@ class _Reader:
             return default
         return node.value
 
-    def duration(self, node: Node | None, default: int) -> int:
+    def duration(self, node: YamlNode | None, default: int) -> int:
         if node is None:
             return default
         try:
@@ -219,7 +219,7 @@ class _Reader:
             self.problems.append(Problem(node.where, node.key, str(error)))
             return default
 
-    def words(self, node: Node | None, valid: Sequence[str] | None) -> list[str]:
+    def words(self, node: YamlNode | None, valid: Sequence[str] | None) -> list[str]:
         if node is None:
             return []
         children = node.value if isinstance(node.value, list) else [node]
@@ -246,7 +246,7 @@ def _default(one: dataclasses.Field[Any]) -> Any:
     return ...
 
 
-def _hidden(problem: Problem, given: Mapping[str, Node], cls: type[Any]) -> Problem:
+def _hidden(problem: Problem, given: Mapping[str, YamlNode], cls: type[Any]) -> Problem:
     """Return *problem* without the value of a secret, which may stand in the file itself."""
     secrets = {one.name for one in dataclasses.fields(cls) if not one.repr}
     name = problem.key.rpartition(".")[2]

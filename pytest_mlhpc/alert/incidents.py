@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_mlhpc.alert.channels.base import Kind, State
+from pytest_mlhpc.alert.channels.base import IncidentState, Kind
 from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Book, Incident, Member, Observation, Subject
 
 #: Change points of one cause are found up to so far apart: the night before or after. Nights begin at other hours, too.
@@ -30,7 +30,7 @@ EXPLAINS = 0.5
 
 
 @dataclass(frozen=True)
-class Group:
+class IncidentGroup:
     """Bads of one cause."""
 
     kind: Kind
@@ -70,21 +70,21 @@ def joins(bad: Bad, incident: Incident) -> bool:
     return (bad.subject.system,) == incident.systems
 
 
-def groups(bads: Sequence[Bad], measured: Mapping[str, Collection[str]]) -> list[Group]:
+def groups(bads: Sequence[Bad], measured: Mapping[str, Collection[str]]) -> list[IncidentGroup]:
     """Return *bads* by cause, in a fixed order. *measured* are the benchmarks of each system."""
-    found: list[Group] = []
+    found: list[IncidentGroup] = []
     for kind in Kind:
         mine = sorted((bad for bad in bads if bad.subject.kind is kind), key=lambda bad: bad.subject)
         if kind is Kind.REGRESSION:
             found += _regressions(mine, measured)
         else:
-            found += [Group(kind, kind.value, part) for part in by_time(by_system(mine))]
+            found += [IncidentGroup(kind, kind.value, part) for part in by_time(by_system(mine))]
     return found
 
 
-def _regressions(bads: Sequence[Bad], measured: Mapping[str, Collection[str]]) -> list[Group]:
+def _regressions(bads: Sequence[Bad], measured: Mapping[str, Collection[str]]) -> list[IncidentGroup]:
     code, rest = _by_code(bads)
-    found = [Group(Kind.REGRESSION, "code", part) for part in code]
+    found = [IncidentGroup(Kind.REGRESSION, "code", part) for part in code]
     for part in by_time(by_system(rest)):
         found += _by_class(part, len(measured.get(part[0].subject.system, ())))
     return found
@@ -106,15 +106,15 @@ def _by_code(bads: Sequence[Bad]) -> tuple[list[tuple[Bad, ...]], list[Bad]]:
     return parts, rest
 
 
-def _by_class(bads: Sequence[Bad], measured: int) -> list[Group]:
+def _by_class(bads: Sequence[Bad], measured: int) -> list[IncidentGroup]:
     classes: dict[str, list[Bad]] = {}
     for benchmark in benchmarks(bads):
         mine = [bad for bad in bads if place(bad) == benchmark]
         classes.setdefault(class_of(mine), []).extend(mine)
     affected = len(benchmarks(bads))
     if affected >= FEWEST and affected >= MOST * measured and set(classes) != {"io"}:
-        return [Group(Kind.REGRESSION, "all", tuple(bads))]
-    return [Group(Kind.REGRESSION, name, tuple(part)) for name, part in sorted(classes.items())]
+        return [IncidentGroup(Kind.REGRESSION, "all", tuple(bads))]
+    return [IncidentGroup(Kind.REGRESSION, name, tuple(part)) for name, part in sorted(classes.items())]
 
 
 def class_of(bads: Sequence[Bad]) -> str:
@@ -169,11 +169,11 @@ Companions = Callable[[Sequence[Bad]], Sequence[Bad]]
 
 
 @dataclass(frozen=True)
-class Change:
+class IncidentChange:
     """One incident whose state changed: one message."""
 
     incident: Incident
-    state: State
+    state: IncidentState
 
 
 def nothing_more(_bads: Sequence[Bad]) -> Sequence[Bad]:
@@ -183,7 +183,7 @@ def nothing_more(_bads: Sequence[Bad]) -> Sequence[Bad]:
 
 def advance(
     book: Book, seen: Observation, companions: Companions = nothing_more
-) -> tuple[Book, tuple[Change, ...]]:
+) -> tuple[Book, tuple[IncidentChange, ...]]:
     """Return the book after tonight and the changes to tell, oldest incident first.
 
     Advancing twice with one observation changes nothing the second time. A book that was never advanced announces nothing
@@ -200,14 +200,14 @@ def advance(
         if begun := _begun(group, seen, taken, now_ns):
             taken.add(begun.id)
             old = book.last_ns == 0 and begun.last_ns < now_ns - NIGHT_NS
-            incidents.append(replace(begun, announced=True, state=State.CONTINUING) if old else begun)
+            incidents.append(replace(begun, announced=True, state=IncidentState.CONTINUING) if old else begun)
     kept: list[Incident] = []
-    changes: list[Change] = []
+    changes: list[IncidentChange] = []
     closed = {name: at_ns for name, at_ns in book.closed.items() if at_ns > now_ns - REMEMBERED_NS}
     for incident in incidents:
         after, state = _announced(incident, book, now_ns)
         if state is not None:
-            changes.append(Change(after, state))
+            changes.append(IncidentChange(after, state))
         if after.open:
             kept.append(after)
         else:
@@ -257,7 +257,7 @@ def _had(incident: Incident, bad: Bad) -> bool:
     return any(member.now.subject == bad.subject for member in incident.members)
 
 
-def _begun(group: Group, seen: Observation, taken: Iterable[str], now_ns: int) -> Incident | None:
+def _begun(group: IncidentGroup, seen: Observation, taken: Iterable[str], now_ns: int) -> Incident | None:
     """Return the incident of a group; None where all of it is weak evidence."""
     members = tuple(Member(bad, bad) for bad in group.bads if bad.subject in seen.bad)
     if not members:
@@ -282,7 +282,7 @@ def _begun(group: Group, seen: Observation, taken: Iterable[str], now_ns: int) -
     )
 
 
-def _labels(group: Group, systems: Sequence[str], members: Sequence[Member]) -> Mapping[str, str]:
+def _labels(group: IncidentGroup, systems: Sequence[str], members: Sequence[Member]) -> Mapping[str, str]:
     """Return what a site routes by; what differs within the incident is left out."""
     subjects = [member.now.subject for member in members]
     every = {
@@ -295,7 +295,7 @@ def _labels(group: Group, systems: Sequence[str], members: Sequence[Member]) -> 
     return {"kind": group.kind.value, "scope": group.scope, "system": ",".join(systems), **single}
 
 
-def _identity(group: Group, systems: Sequence[str], started_ns: int, taken: Iterable[str]) -> str:
+def _identity(group: IncidentGroup, systems: Sequence[str], started_ns: int, taken: Iterable[str]) -> str:
     """Return a name that is short enough to type and comes out the same if the book is lost."""
     day = dt.datetime.fromtimestamp(started_ns / 1e9, tz=dt.UTC).strftime("%Y%m%d")
     content = "\0".join([group.kind.value, group.scope, *systems, day])
@@ -307,23 +307,23 @@ def _identity(group: Group, systems: Sequence[str], started_ns: int, taken: Iter
     )
 
 
-def _announced(incident: Incident, book: Book, now_ns: int) -> tuple[Incident, State | None]:
+def _announced(incident: Incident, book: Book, now_ns: int) -> tuple[Incident, IncidentState | None]:
     """Return the incident after what is told of it tonight, and what that is."""
     muted = all(book.muted(system, now_ns) for system in incident.systems)
     if not incident.open:
-        return _said(incident, State.RESOLVED, now_ns) if incident.announced else (incident, None)
+        return _said(incident, IncidentState.RESOLVED, now_ns) if incident.announced else (incident, None)
     if not incident.announced:
-        return (incident, None) if muted else _said(incident, State.NEW, now_ns)
+        return (incident, None) if muted else _said(incident, IncidentState.NEW, now_ns)
     if incident.ack is not None and incident.ack.until_ns <= now_ns:
         without = replace(incident, ack=None)
-        return (without, None) if muted else _said(without, State.CONTINUING, now_ns)
+        return (without, None) if muted else _said(without, IncidentState.CONTINUING, now_ns)
     if incident.ack is None and not muted and _worse(incident):
-        return _said(incident, State.WORSE, now_ns)
-    quiet = State.ACKNOWLEDGED if incident.ack else State.CONTINUING
+        return _said(incident, IncidentState.WORSE, now_ns)
+    quiet = IncidentState.ACKNOWLEDGED if incident.ack else IncidentState.CONTINUING
     return replace(incident, state=quiet), None
 
 
-def _said(incident: Incident, state: State, now_ns: int) -> tuple[Incident, State]:
+def _said(incident: Incident, state: IncidentState, now_ns: int) -> tuple[Incident, IncidentState]:
     """Return the incident with all that its message will say as told."""
     members = tuple(
         replace(member, told=_louder(member)) if member.open else member for member in incident.members

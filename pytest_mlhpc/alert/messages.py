@@ -7,7 +7,7 @@ import shlex
 import statistics
 from collections.abc import Sequence
 
-from pytest_mlhpc.alert.channels.base import Affected, Kind, Message, State
+from pytest_mlhpc.alert.channels.base import Affected, AlertMessage, IncidentState, Kind
 from pytest_mlhpc.alert.incidents import benchmarks, place
 from pytest_mlhpc.alert.model import Bad, Incident, Member
 from pytest_mlhpc.alert.observe import NOT_RUN
@@ -21,16 +21,16 @@ TITLE = 160
 NAME = 60
 #: Words for a state at the head of a title.
 _HEADS = {
-    State.NEW: "new",
-    State.WORSE: "worse",
-    State.CONTINUING: "still",
-    State.ACKNOWLEDGED: "acknowledged",
-    State.RESOLVED: "resolved",
+    IncidentState.NEW: "new",
+    IncidentState.WORSE: "worse",
+    IncidentState.CONTINUING: "still",
+    IncidentState.ACKNOWLEDGED: "acknowledged",
+    IncidentState.RESOLVED: "resolved",
 }
 _WHAT = {"io": "input and output", "communication": "communication"}
 
 
-def message_of(incident: Incident, state: State, now_ns: int, report: str = "") -> Message:
+def message_of(incident: Incident, state: IncidentState, now_ns: int, report: str = "") -> AlertMessage:
     """Return the message that says that *incident* is in *state* now. *report* is the address of a page to look at."""
     title = one_line(f"{_HEADS[state]}: {_headline(incident, state)}", TITLE)
     facts = _facts(incident, state)
@@ -44,7 +44,7 @@ def message_of(incident: Incident, state: State, now_ns: int, report: str = "") 
         parts.append("\n".join(["next:", *(f"  {command}" for command in commands)]))
     if report:
         parts.append(f"report: {report}")
-    return Message(
+    return AlertMessage(
         id=incident.message_id or f"{incident.id}-0-{state.value}",
         incident=incident.id,
         kind=incident.kind,
@@ -55,12 +55,12 @@ def message_of(incident: Incident, state: State, now_ns: int, report: str = "") 
         labels=incident.labels,
         started_ns=incident.started_ns,
         created_ns=incident.changed_ns or now_ns,
-        ended_ns=max(now_ns, incident.started_ns + 1) if state is State.RESOLVED else None,
+        ended_ns=max(now_ns, incident.started_ns + 1) if state is IncidentState.RESOLVED else None,
         problems=tuple(_affected(member, incident) for member in incident.members),
     )
 
 
-def _headline(incident: Incident, state: State) -> str:
+def _headline(incident: Incident, state: IncidentState) -> str:
     where = ", ".join(incident.systems)
     who = _who(incident)
     bads = [_bad(member, state) for member in incident.members]
@@ -106,10 +106,10 @@ def short(benchmark: str) -> str:
     return one_line(" ".join(filter(None, words)) if "name" in pairs else benchmark, NAME)
 
 
-def _facts(incident: Incident, state: State) -> list[str]:
+def _facts(incident: Incident, state: IncidentState) -> list[str]:
     """Return what is known of the whole: since when, what changed then, who knows of it."""
     facts = [f"Since {_since(incident)}; alert {incident.id}."]
-    if state is State.RESOLVED:
+    if state is IncidentState.RESOLVED:
         reasons = sorted({member.reason for member in incident.members if member.reason})
         facts.append(f"Over: {'; '.join(reasons)}." if reasons else _over(incident.kind))
     if incident.ack:
@@ -154,9 +154,9 @@ def _causes(incident: Incident) -> list[str]:
     return ["Changed then: " + one_line("; ".join(found[:6]), 600) + "."]
 
 
-def _shown(incident: Incident, state: State) -> list[list[Member]]:
+def _shown(incident: Incident, state: IncidentState) -> list[list[Member]]:
     """Return the members to list, those of one benchmark together: open ones unless all is over, worst first."""
-    members = [member for member in incident.members if member.open or state is State.RESOLVED]
+    members = [member for member in incident.members if member.open or state is IncidentState.RESOLVED]
     members.sort(key=lambda member: (-_bad(member, state).worse_by, member.now.subject))
     lines: dict[str, list[Member]] = {}
     for member in members:
@@ -164,8 +164,8 @@ def _shown(incident: Incident, state: State) -> list[list[Member]]:
     return list(lines.values())
 
 
-def _bad(member: Member, state: State) -> Bad:
-    return member.told if state is State.RESOLVED else member.now
+def _bad(member: Member, state: IncidentState) -> Bad:
+    return member.told if state is IncidentState.RESOLVED else member.now
 
 
 def _line(incident: Incident, members: Sequence[Member]) -> str:
@@ -202,13 +202,13 @@ def _affected(member: Member, incident: Incident) -> Affected:
         since_ns=bad.last_ns,
         node=subject.node or _node([bad]),
         reason=member.reason or bad.reason,
-        state=State.RESOLVED if not member.open else incident.state,
+        state=IncidentState.RESOLVED if not member.open else incident.state,
         hint="; ".join(bad.causes[:3]),
     )
 
 
-def _commands(incident: Incident, state: State) -> list[str]:
-    if state is State.RESOLVED:
+def _commands(incident: Incident, state: IncidentState) -> list[str]:
+    if state is IncidentState.RESOLVED:
         return []
     first = next(member.now.subject for member in incident.members if member.open)
     commands = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_mlhpc.alert.channels.base import Kind, Message, State
+from pytest_mlhpc.alert.channels.base import AlertMessage, IncidentState, Kind
 from pytest_mlhpc.node.protocol.schema import SCHEMA
 
 DAY_NS = 86_400 * 10**9
@@ -83,7 +83,7 @@ class Incident:
     told: tuple[str, ...] = ()  #: benchmarks of which a message spoke
     measured: int = 0  #: benchmarks of its systems that were measured then
     announced: bool = False
-    state: State = State.NEW
+    state: IncidentState = IncidentState.NEW
     ack: Ack | None = None
     messages: int = 0  #: of it so far
     message_id: str = ""  #: of the newest one
@@ -100,7 +100,7 @@ class Incident:
 class Pending:
     """A message in the outbox and the channels that have not got it."""
 
-    message: Message
+    message: AlertMessage
     waiting: tuple[str, ...]
 
 
@@ -114,7 +114,7 @@ class Mute:
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptedSubject:
     """Somebody said that a subject shall stay as it was then: what is older is not bad any more, and no history of it."""
 
     subject: Subject
@@ -131,7 +131,7 @@ class Book:
     incidents: tuple[Incident, ...] = ()
     mutes: Mapping[str, Mute] = field(default_factory=dict)
     outbox: tuple[Pending, ...] = ()
-    accepted: tuple[Accepted, ...] = ()
+    accepted: tuple[AcceptedSubject, ...] = ()
     closed: Mapping[str, int] = field(default_factory=dict)  #: ids of ended incidents, and when they ended
     last_ns: int = 0
     schema: int = SCHEMA

@@ -10,9 +10,9 @@ from pathlib import Path
 from pytest_mlhpc.alert.channels.base import Kind
 from pytest_mlhpc.alert.incidents import Companions, by_system, by_time, open_subjects
 from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Book, Observation, Subject
-from pytest_mlhpc.alert.slower import Known, Rules, companion, regressions, subject_of
+from pytest_mlhpc.alert.slower import KnownIncidents, Rules, companion, regressions, subject_of
 from pytest_mlhpc.history.events import Event
-from pytest_mlhpc.history.nightly import Look, Watched, watch
+from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, watch
 from pytest_mlhpc.history.series import Night, Series, Source, feeds
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, SeriesKey
 from pytest_mlhpc.store.text import minutes, one_line
@@ -35,7 +35,7 @@ _NODES = "unfit_nodes"
 
 
 @dataclass
-class Seen:
+class NightlyRecords:
     """The nightly records of one benchmark."""
 
     nights: list[Night] = field(default_factory=list)
@@ -64,16 +64,16 @@ class Missing:
     gone: dict[Subject, str]
 
 
-def nightly(nights: Iterable[Night], default_branch: str) -> dict[Subject, Seen]:
+def nightly(nights: Iterable[Night], default_branch: str) -> dict[Subject, NightlyRecords]:
     """Return the nightly first attempts of each benchmark, oldest first, by a subject of kind ``stale``."""
-    found: dict[Subject, Seen] = {}
+    found: dict[Subject, NightlyRecords] = {}
     for night in nights:
         if night.purpose == "nightly" and feeds(night, default_branch):
-            found.setdefault(_benchmark_subject(Kind.STALE, night), Seen()).nights.append(night)
+            found.setdefault(_benchmark_subject(Kind.STALE, night), NightlyRecords()).nights.append(night)
     return found
 
 
-def stale(seen: dict[Subject, Seen], now_ns: int, limit_ns: int = NIGHT_NS) -> Missing:
+def stale(seen: dict[Subject, NightlyRecords], now_ns: int, limit_ns: int = NIGHT_NS) -> Missing:
     """Return the benchmarks of which nothing was recorded for *limit_ns*, or only that they did not run.
 
     Where nothing at all was recorded of a partition, all its benchmarks are stale together as soon as the newest is.
@@ -97,7 +97,7 @@ def stale(seen: dict[Subject, Seen], now_ns: int, limit_ns: int = NIGHT_NS) -> M
     return Missing(bad, frozenset(expected), gone)
 
 
-def broken(seen: dict[Subject, Seen]) -> Missing:
+def broken(seen: dict[Subject, NightlyRecords]) -> Missing:
     """Return the benchmarks whose newest record is of a run that broke; those that did not run say nothing new."""
     bad, known = {}, set()
     for one in seen.values():
@@ -111,7 +111,7 @@ def broken(seen: dict[Subject, Seen]) -> Missing:
     return Missing(bad, frozenset(known), {})
 
 
-def _silent(subject: Subject, one: Seen, limit_ns: int) -> Bad:
+def _silent(subject: Subject, one: NightlyRecords, limit_ns: int) -> Bad:
     last_ns = one.newest.created_ns
     reason = f"nothing recorded since {minutes(last_ns)}"
     if not _ran(one.newest):
@@ -119,7 +119,7 @@ def _silent(subject: Subject, one: Seen, limit_ns: int) -> Bad:
     return Bad(subject, last_ns, last_ns + limit_ns, reason=reason)
 
 
-def _not_run(subject: Subject, one: Seen) -> Bad:
+def _not_run(subject: Subject, one: NightlyRecords) -> Bad:
     first = _first_of_streak(one.nights, lambda night: not _ran(night))
     before_ns = one.measured_ns()
     return Bad(subject, before_ns, first.created_ns, reason=f"{NOT_RUN}: {_words(one.newest)}")
@@ -224,7 +224,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Found:
+class Observed:
     """The answer; ``empty``: there is no history at all."""
 
     observation: Observation
@@ -232,7 +232,7 @@ class Found:
     empty: bool
 
 
-def observe(source: Source, book: Book, question: Question) -> Found:
+def observe(source: Source, book: Book, question: Question) -> Observed:
     """Return what *source* says of now; *book* says what is known as bad.
 
     Raises:
@@ -240,14 +240,14 @@ def observe(source: Source, book: Book, question: Question) -> Found:
         UsageError: a package is missing.
     """
     now_ns = question.now_ns
-    look = Look(
+    look = NightlyQuery(
         since_ns=now_ns - WINDOW_NS, until_ns=now_ns + 1, default_branch=question.branch, judged_only=True
     )
     tee = _Tee(source, question.branch)
     watched = tuple(watch(tee, look, question.events, question.cache))
     opened = {subject: bad for subject, bad in open_subjects(book).items() if subject.kind is Kind.REGRESSION}
     accepted = {one.subject: one.since_ns for one in book.accepted}
-    known = Known(opened, accepted, fresh=book.last_ns == 0)
+    known = KnownIncidents(opened, accepted, fresh=book.last_ns == 0)
     bad = regressions(watched, tee.reruns, known, now_ns, question.rules)
     subjects = {subject_of(one.series.key) for one in watched}
     gone = {**_gone(watched, opened, now_ns), **_of_earlier_epochs(watched, opened)}
@@ -266,16 +266,18 @@ def observe(source: Source, book: Book, question: Question) -> Found:
     bad = {subject: one for subject, one in bad.items() if subject not in gone}
     measured = _measured(watched, seen, now_ns)
     observation = Observation(now_ns, bad, frozenset(subjects), gone, measured)
-    return Found(observation, _Companions(watched, question.rules.smallest), empty=not watched and not nights)
+    return Observed(
+        observation, _Companions(watched, question.rules.smallest), empty=not watched and not nights
+    )
 
 
-def _gone(watched: Sequence[Watched], known: Collection[Subject], now_ns: int) -> dict[Subject, str]:
+def _gone(watched: Sequence[WatchedSeries], known: Collection[Subject], now_ns: int) -> dict[Subject, str]:
     newest = {subject_of(one.series.key): one.series.points[-1].night.created_ns for one in watched}
     reason = f"not measured for {GONE_NS // DAY_NS} days"
     return {subject: reason for subject in known if newest.get(subject, 0) < now_ns - GONE_NS}
 
 
-def _of_earlier_epochs(watched: Sequence[Watched], known: Mapping[Subject, Bad]) -> dict[Subject, str]:
+def _of_earlier_epochs(watched: Sequence[WatchedSeries], known: Mapping[Subject, Bad]) -> dict[Subject, str]:
     """Return the subjects whose series began a new epoch since they were told: nothing tonight compares with that."""
     found = {}
     for one in watched:
@@ -286,7 +288,7 @@ def _of_earlier_epochs(watched: Sequence[Watched], known: Mapping[Subject, Bad])
 
 
 def _measured(
-    watched: Sequence[Watched], seen: Mapping[Subject, Seen], now_ns: int
+    watched: Sequence[WatchedSeries], seen: Mapping[Subject, NightlyRecords], now_ns: int
 ) -> Mapping[str, frozenset[str]]:
     """Return the benchmarks of each system, each with its partition; not those that were given up."""
     found: dict[str, set[str]] = {}
@@ -326,7 +328,7 @@ class _Tee:
 class _Companions:
     """What became slower with what, among all series of tonight."""
 
-    def __init__(self, watched: Sequence[Watched], smallest: float) -> None:
+    def __init__(self, watched: Sequence[WatchedSeries], smallest: float) -> None:
         self._watched = watched
         self._smallest = smallest
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pytest_mlhpc.alert.channels.base import Kind
 from pytest_mlhpc.alert.model import DAY_NS, Bad, Subject
 from pytest_mlhpc.history import events
-from pytest_mlhpc.history.nightly import Shift, Watched, causes
+from pytest_mlhpc.history.nightly import Shift, WatchedSeries, causes
 from pytest_mlhpc.history.nightly import worse_by as _worse_by
 from pytest_mlhpc.history.series import Point
 from pytest_mlhpc.judge.changes import Attempts, Change, confirmed, lasting_drops
-from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST, Rule
+from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST, DropLimits
 from pytest_mlhpc.store.record import SeriesKey
 from pytest_mlhpc.store.verdict import Verdict
 
@@ -54,7 +54,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownIncidents:
     """What the book says: how bad series were when it was told; since when accepted ones count; whether it has just begun."""
 
     opened: Mapping[Subject, Bad]
@@ -81,7 +81,7 @@ def subject_of(key: SeriesKey) -> Subject:
 
 
 def regressions(
-    watched: Sequence[Watched], reruns: Reruns, known: Known, now_ns: int, rules: Rules
+    watched: Sequence[WatchedSeries], reruns: Reruns, known: KnownIncidents, now_ns: int, rules: Rules
 ) -> dict[Subject, Bad]:
     """Return all series that are worse now."""
     judged = [one for one in watched if one.series.judged and one.series.better != "none"]
@@ -89,7 +89,7 @@ def regressions(
     histories = [
         (_attempts(one, reruns, begin), one.series.better) for one, begin in zip(judged, since, strict=True)
     ]
-    limits = Rule(smallest=rules.smallest)
+    limits = DropLimits(smallest=rules.smallest)
     drops = lasting_drops(histories, limits)
     found: dict[Subject, Bad] = {}
     for one, begin, drop, (history, _better) in zip(judged, since, drops, histories, strict=True):
@@ -110,7 +110,9 @@ def regressions(
     return found
 
 
-def companion(one: Watched, first_ns: int, last_ns: int, least: float, sigmas: float = 2.5) -> Bad | None:
+def companion(
+    one: WatchedSeries, first_ns: int, last_ns: int, least: float, sigmas: float = 2.5
+) -> Bad | None:
     """Return how bad the series is if it changed in that range too, weaker evidence admitted; else None.
 
     Of benchmarks that one cause made slower, some are found a night after others: the first message shall name all. Runs of
@@ -129,7 +131,7 @@ def companion(one: Watched, first_ns: int, last_ns: int, least: float, sigmas: f
     return Bad(subject, first_ns, last_ns, series.unit, centre, after, worse)
 
 
-def _attempts(one: Watched, reruns: Reruns, since_ns: int) -> list[Attempts]:
+def _attempts(one: WatchedSeries, reruns: Reruns, since_ns: int) -> list[Attempts]:
     return [
         Attempts(
             point.value,
@@ -141,7 +143,7 @@ def _attempts(one: Watched, reruns: Reruns, since_ns: int) -> list[Attempts]:
     ]
 
 
-def _dropped(one: Watched, nights: int) -> Bad | None:
+def _dropped(one: WatchedSeries, nights: int) -> Bad | None:
     """Return a drop that lasts since about *nights*; None when tonight is good again, whatever the nights before say.
 
     None, too, where no night before was better: the judge, who has an accepted value, fails the test; history cannot say more.
@@ -179,13 +181,13 @@ def _dropped(one: Watched, nights: int) -> Bad | None:
     )
 
 
-def _fell_back(one: Watched, since_ns: int, rules: Rules) -> Bad | None:
+def _fell_back(one: WatchedSeries, since_ns: int, rules: Rules) -> Bad | None:
     """Return how bad the end of a better level is that lasted less than the nights which tell what is usual.
 
     The judge of drops compares with the median of those nights, which such a level is not. So both its change points, the one
     to the better and a recent one to the worse, have to be found.
     """
-    limits, points = Rule(), one.series.points
+    limits, points = DropLimits(), one.series.points
     if len(one.changes) < 2:
         return None
     risen, fallen = one.changes[-2:]
@@ -197,12 +199,12 @@ def _fell_back(one: Watched, since_ns: int, rules: Rules) -> Bad | None:
     return _shifted(replace(one, changes=one.changes[-1:], shifts=one.shifts[-1:]), since_ns, rules)
 
 
-def _change_at(one: Watched, start: int, nights: int) -> Change | None:
+def _change_at(one: WatchedSeries, start: int, nights: int) -> Change | None:
     """Return the change point that a drop is; for one that may have begun before the judge's nights, the newest to the worse."""
     for change in one.changes:
         if change.first <= start <= change.last:
             return change
-    if nights < max(Rule().nights) or not one.changes:
+    if nights < max(DropLimits().nights) or not one.changes:
         return None
     newest = one.changes[-1]
     worse = worse_by(newest.before, newest.after, one.series.better) > 0
@@ -222,7 +224,7 @@ def _onset(points: Sequence[Point], nights: int, better: str) -> int:
     return max(candidates, key=lambda at: len(losses[at:]) * max(0.0, statistics.mean(losses[at:])) ** 2)
 
 
-def _shifted(one: Watched, since_ns: int, rules: Rules) -> Bad | None:
+def _shifted(one: WatchedSeries, since_ns: int, rules: Rules) -> Bad | None:
     """Return what the oldest change to the worse since then did that has not been undone."""
     points = one.series.points
     for change, shift in zip(one.changes, one.shifts, strict=True):
@@ -240,7 +242,7 @@ def _shifted(one: Watched, since_ns: int, rules: Rules) -> Bad | None:
     return None
 
 
-def _still(one: Watched, opened: Bad, rules: Rules) -> Bad | None:
+def _still(one: WatchedSeries, opened: Bad, rules: Rules) -> Bad | None:
     """Return how bad an open regression is by now, None when its level is back."""
     series = one.series
     since = [point for point in series.points if point.night.created_ns >= opened.last_ns]

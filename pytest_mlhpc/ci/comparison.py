@@ -21,7 +21,7 @@ NIGHTS = 5
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricRow:
     """One judged metric of one benchmark. ``change`` and ``nightly_change`` are shares, positive when better."""
 
     test: str
@@ -37,7 +37,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class BenchmarkTrouble:
     """A benchmark that did not pass, in the judge's words or those of its failure."""
 
     test: str
@@ -46,13 +46,13 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CommitComparison:
     """All that was measured of one commit on one system. ``verdicts`` counts tests."""
 
     system: str
     commit: str
-    rows: tuple[Row, ...] = ()
-    troubles: tuple[Trouble, ...] = ()
+    rows: tuple[MetricRow, ...] = ()
+    troubles: tuple[BenchmarkTrouble, ...] = ()
     verdicts: Mapping[str, int] = field(default_factory=dict)
     schema: int = SCHEMA
 
@@ -61,7 +61,7 @@ def compare(
     records: Iterable[Record],
     accepted: Callable[[SeriesKey, Epoch], Entry | None],
     nights: Callable[[SeriesKey, Epoch, int], Sequence[float]],
-) -> list[Comparison]:
+) -> list[CommitComparison]:
     """Return one comparison for each system and commit of *records*.
 
     Args:
@@ -79,7 +79,7 @@ def compare(
             verdicts[one.verdict] = verdicts.get(one.verdict, 0) + 1
         rows = [row for one in members for row in _rows(one, accepted, nights)]
         troubles = [_trouble(one) for one in members if one.verdict not in {"passed", "unjudged"}]
-        found.append(Comparison(system, commit, tuple(rows), tuple(troubles), verdicts))
+        found.append(CommitComparison(system, commit, tuple(rows), tuple(troubles), verdicts))
     return found
 
 
@@ -87,7 +87,7 @@ def _rows(
     record: Record,
     accepted: Callable[[SeriesKey, Epoch], Entry | None],
     nights: Callable[[SeriesKey, Epoch, int], Sequence[float]],
-) -> Iterable[Row]:
+) -> Iterable[MetricRow]:
     for name in record.judged:
         metric = record.measurement.metric(name) if record.measurement else None
         if metric is None:
@@ -97,7 +97,7 @@ def _rows(
         if entry is not None and changed(entry.epoch, record.epoch):
             entry = None
         middle = statistics.median(last) if last else None
-        yield Row(
+        yield MetricRow(
             test=record.node_id,
             metric=name,
             unit=metric.unit,
@@ -115,9 +115,9 @@ def _better_by(value: float, reference: float | None, better: str) -> float | No
     return None if not reference or better == "none" else -drop(value, reference, better)
 
 
-def _trouble(record: Record) -> Trouble:
+def _trouble(record: Record) -> BenchmarkTrouble:
     lines = record.explanation or tuple(record.failure.splitlines())
-    return Trouble(record.node_id, record.verdict, lines[:20])
+    return BenchmarkTrouble(record.node_id, record.verdict, lines[:20])
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def marker(system: str) -> str:
     return f"<!-- mlhpc comparison {re.sub('[^A-Za-z0-9_]', '-', system)} -->"
 
 
-def render(comparison: Comparison) -> str:
+def render(comparison: CommitComparison) -> str:
     """Return the whole comment."""
     parts = [marker(comparison.system), f"### Benchmarks on {code(comparison.system)}: {_counts(comparison)}"]
     if comparison.commit:
@@ -212,12 +212,12 @@ def fenced(text: str) -> str:
     return f"{fence}text\n{clean(text)}\n{fence}"
 
 
-def _counts(comparison: Comparison) -> str:
+def _counts(comparison: CommitComparison) -> str:
     ordered = sorted(comparison.verdicts.items(), key=lambda item: (_rank(item[0]), item[0]))
     return ", ".join(f"{int(count)} {_word(verdict)}" for verdict, count in ordered) or "nothing was measured"
 
 
-def _table(rows: Sequence[Row]) -> str:
+def _table(rows: Sequence[MetricRow]) -> str:
     head = ("test", "metric", "now", "accepted", "better by", "last nights", "better by", "verdict")
     lines = [head, ("---",) * len(head)]
     for row in rows:
@@ -245,7 +245,7 @@ def _plain(unit: str) -> str:
     return re.sub("[^A-Za-z0-9/]", "", unit)[:20]
 
 
-def _urgency(row: Row) -> tuple[int, float]:
+def _urgency(row: MetricRow) -> tuple[int, float]:
     return _rank(row.verdict), row.change if row.change is not None else 0.0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_mlhpc.alert.channels.base import secret
 from pytest_mlhpc.alert.channels.http import Peer, check_url, json_of, send_json
-from pytest_mlhpc.ci.comparison import Comparison, marker, render
+from pytest_mlhpc.ci.comparison import CommitComparison, marker, render
 from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
 from pytest_mlhpc.judge import baseline_files
 from pytest_mlhpc.judge.fence import drop
@@ -32,7 +32,7 @@ _PAGE, _MOST_PAGES = 100, 50
 _COMMIT = re.compile(r"[0-9a-f]{7,64}\Z")
 
 
-def write(folder: Path, comparisons: Iterable[Comparison]) -> list[Path]:
+def write(folder: Path, comparisons: Iterable[CommitComparison]) -> list[Path]:
     """Write one file for each comparison and return their paths.
 
     Raises:
@@ -49,7 +49,7 @@ def write(folder: Path, comparisons: Iterable[Comparison]) -> list[Path]:
     return written
 
 
-def read(folder: Path) -> list[Comparison]:
+def read(folder: Path) -> list[CommitComparison]:
     """Return what :func:`write` wrote to *folder*; nothing where there is none.
 
     Raises:
@@ -62,14 +62,14 @@ def read(folder: Path) -> list[Comparison]:
                 data = file.read(_MOST_BYTES + 1)
             if len(data) > _MOST_BYTES:
                 raise SchemaError(f"longer than {_MOST_BYTES:,} bytes")
-            found.append(from_json(Comparison, read_json(data)))
+            found.append(from_json(CommitComparison, read_json(data)))
         except (OSError, ValueError, RecursionError) as error:
             raise StoreError(f"{path}: {error}") from error
     return found
 
 
 @dataclass(frozen=True)
-class Place:
+class NotesPlace:
     """Where comments go: the API of a GitLab, a project, and of a pipeline of a merge request its number and commit."""
 
     api: str
@@ -79,7 +79,7 @@ class Place:
     commit: str = ""
 
 
-def place_of(environ: Mapping[str, str]) -> Place:
+def place_of(environ: Mapping[str, str]) -> NotesPlace:
     """Return it from GitLab's variables and ``MLHPC_GITLAB_TOKEN``.
 
     Raises:
@@ -98,13 +98,13 @@ def place_of(environ: Mapping[str, str]) -> Place:
     except ValueError as error:
         raise UsageError(str(error)) from None
     request = environ.get("CI_MERGE_REQUEST_IID", "")
-    return Place(api, environ["CI_PROJECT_ID"], token, request, environ.get("CI_COMMIT_SHA", ""))
+    return NotesPlace(api, environ["CI_PROJECT_ID"], token, request, environ.get("CI_COMMIT_SHA", ""))
 
 
-class Notes:
+class MergeRequestNotes:
     """The comments of one project's merge requests."""
 
-    def __init__(self, place: Place, *, limit_s: float = 20.0) -> None:
+    def __init__(self, place: NotesPlace, *, limit_s: float = 20.0) -> None:
         self._place = place
         self._peer = Peer(
             "GitLab", place.api, {"PRIVATE-TOKEN": place.token}, (place.token,), limit_s=limit_s
@@ -112,7 +112,7 @@ class Notes:
         self._project = f"{place.api}/projects/{urllib.parse.quote(place.project, safe='')}"
         self._me: Any = None
 
-    def post(self, comparison: Comparison) -> list[str]:
+    def post(self, comparison: CommitComparison) -> list[str]:
         """Write or replace the comment of each open merge request of the comparison's commit; return their numbers.
 
         Raises:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pytest_mlhpc.config.schema import Text
 from pytest_mlhpc.config.validation import validate
-from pytest_mlhpc.config.yaml import Node, read_file
+from pytest_mlhpc.config.yaml import YamlNode, read_file
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
 from pytest_mlhpc.store.files import page
 
@@ -142,14 +142,14 @@ class _File(_Strict):
 
 
 @dataclass(frozen=True)
-class Settings:
+class PipelineSettings:
     """What the file says: GitLab's ``include`` of the template, and system -> inputs."""
 
     template: Mapping[str, Any]
     systems: Mapping[str, Mapping[str, Any]]
 
 
-def read(path: Path, known: Mapping[str, bool]) -> Settings:
+def read(path: Path, known: Mapping[str, bool]) -> PipelineSettings:
     """Return what *path* says.
 
     Args:
@@ -174,10 +174,10 @@ def read(path: Path, known: Mapping[str, bool]) -> Settings:
     ]
     if bare:
         raise ConfigError(bare)
-    return Settings(_given(found.template), systems)
+    return PipelineSettings(_given(found.template), systems)
 
 
-def _unknown(node: Node, known: Mapping[str, bool]) -> list[Problem]:
+def _unknown(node: YamlNode, known: Mapping[str, bool]) -> list[Problem]:
     systems = node.get("systems")
     problems = []
     for name, entry in systems.items() if systems is not None else ():

@@ -16,7 +16,7 @@ import click
 
 from pytest_mlhpc.alert import acknowledging
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import DataCommand, Group, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.judge import accepting
 from pytest_mlhpc.judge.baseline_files import Entry
@@ -31,7 +31,7 @@ _NOTHING = "no value is accepted yet; accept one: mlhpc baseline accept TEST --r
 
 
 @click.group(
-    cls=Group,
+    cls=NounGroup,
     help="Accepted values, which later runs are judged against. They lie in git, one file for each system.",
     example='mlhpc baseline accept suites/test_a.py::test_a --reason "new compiler"',
 )
@@ -47,11 +47,11 @@ def command() -> None:
 @click.argument("system", default="")
 @options.baselines_dir
 @options.state_dir
-def show(system: str, baselines_dir: Path, state_dir: Path) -> Report:
+def show(system: str, baselines_dir: Path, state_dir: Path) -> CommandReport:
     """Return a row for each accepted value."""
     entries = _entries(BaselineBook(baselines_dir, state_dir), system)
     data = [dataclasses.asdict(key) | dataclasses.asdict(entry) for key, entry in entries.items()]
-    return Report(_table(entries) if entries else _NOTHING, {"baselines": data})
+    return CommandReport(_table(entries) if entries else _NOTHING, {"baselines": data})
 
 
 @command.command(
@@ -62,12 +62,12 @@ def show(system: str, baselines_dir: Path, state_dir: Path) -> Report:
 @click.argument("system", default="")
 @options.baselines_dir
 @options.state_dir
-def diff(system: str, baselines_dir: Path, state_dir: Path) -> Report:
+def diff(system: str, baselines_dir: Path, state_dir: Path) -> CommandReport:
     """Return a row for each accepted value."""
     entries = _entries(BaselineBook(baselines_dir, state_dir), system)
     with contextlib.closing(Index(state_dir, patience_s=0)) as index:
         text, rows = _diff(entries, index)
-    return Report(text if entries else _NOTHING, {"baselines": rows})
+    return CommandReport(text if entries else _NOTHING, {"baselines": rows})
 
 
 @command.command(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from pytest_mlhpc.cli import described, options
-from pytest_mlhpc.cli.commands import DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.store.text import count
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.session.checking import Checked
+    from pytest_mlhpc.session.checking import SuiteCheck
 
 
 @click.command(
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 )
 @click.argument("paths", nargs=-1, metavar="[PATHS]...")
 @options.systems_file
-def command(paths: tuple[str, ...], systems_file: str | None) -> Report:
+def command(paths: tuple[str, ...], systems_file: str | None) -> CommandReport:
     """Collect the tests once, for all systems together."""
     from pytest_mlhpc.session.checking import check
 
@@ -40,10 +40,10 @@ def command(paths: tuple[str, ...], systems_file: str | None) -> Report:
         "left_out": dict(left_out),
     }
     text = "".join(f"{line}\n" for line in _lines(checked, left_out))
-    return Report(text, data, code=1 if checked.findings else 0)
+    return CommandReport(text, data, code=1 if checked.findings else 0)
 
 
-def _lines(checked: Checked, left_out: Mapping[str, str]) -> Iterator[str]:
+def _lines(checked: SuiteCheck, left_out: Mapping[str, str]) -> Iterator[str]:
     for finding in checked.findings:
         yield str(finding)
     for test in checked.nowhere:

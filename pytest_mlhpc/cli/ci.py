@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from pytest_mlhpc.ci.comparison import Comparison, Selection, chosen
+from pytest_mlhpc.ci.comparison import CommitComparison, Selection, chosen
 from pytest_mlhpc.cli import described, options
-from pytest_mlhpc.cli.commands import Group
+from pytest_mlhpc.cli.commands import NounGroup
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.text import object_text, one_line, tell
@@ -22,7 +22,7 @@ LATER = 75
 
 
 @click.group(
-    cls=Group,
+    cls=NounGroup,
     help="CI services: the pipelines of GitLab CI, and notes of what they measured.",
     example="mlhpc ci note --since 1d",
 )
@@ -104,7 +104,7 @@ def note(
     return 0
 
 
-def _comparisons(wanted: Selection, state_dir: Path, baselines_dir: Path) -> Sequence[Comparison]:
+def _comparisons(wanted: Selection, state_dir: Path, baselines_dir: Path) -> Sequence[CommitComparison]:
     from pytest_mlhpc.ci.comparison import compare
     from pytest_mlhpc.judge.baselines import BaselineBook
     from pytest_mlhpc.store.index import Index
@@ -120,20 +120,20 @@ def _comparisons(wanted: Selection, state_dir: Path, baselines_dir: Path) -> Seq
 
 
 def _post(folder: Path) -> int:
-    from pytest_mlhpc.alert.channels.base import ChannelError
-    from pytest_mlhpc.ci.gitlab import Notes, place_of, read
+    from pytest_mlhpc.alert.channels.base import DeliveryError
+    from pytest_mlhpc.ci.gitlab import MergeRequestNotes, place_of, read
 
     comparisons = read(folder)
     if not comparisons:
         sys.stdout.write(f"nothing to post: no comparison in {folder}\n")
         return 0
-    notes = Notes(place_of(os.environ))
+    notes = MergeRequestNotes(place_of(os.environ))
     try:
         for one in comparisons:
             requests = notes.post(one)
             where = ", ".join(f"!{request}" for request in requests) or "no open merge request"
             sys.stdout.write(one_line(f"{one.system}, commit {one.commit[:12]}: {where}") + "\n")
-    except ChannelError as error:
+    except DeliveryError as error:
         if not error.retry:
             raise StoreError(str(error)) from None
         tell(f"Error: {one_line(str(error), 1000)}; the next pipeline tries again")

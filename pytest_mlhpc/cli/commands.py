@@ -38,7 +38,7 @@ def write_example(formatter: click.HelpFormatter, example: str) -> None:
             formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-class Choice(click.Choice[str]):
+class NearestChoice(click.Choice[str]):
     """One word of several, with the nearest one named to whom mistypes it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -51,7 +51,7 @@ class Choice(click.Choice[str]):
             raise
 
 
-class Group(click.Group):
+class NounGroup(click.Group):
     """A noun. A word that is none of its verbs is answered with the nearest one, or belongs to the *default* verb."""
 
     command_class = Command
@@ -85,7 +85,7 @@ class Group(click.Group):
         write_example(formatter, self.example)
 
 
-class LazyGroup(Group):
+class LazyGroup(NounGroup):
     """A group whose commands are modules of *package*: only the one that is asked for is imported."""
 
     def __init__(self, *args: Any, summaries: Mapping[str, str], package: str, **kwargs: Any) -> None:
@@ -121,7 +121,7 @@ class LazyGroup(Group):
 
 
 @dataclass(frozen=True)
-class Report:
+class CommandReport:
     """What a command that prints data has found: as text for people, as one object for programs."""
 
     text: str
@@ -130,7 +130,7 @@ class Report:
 
 
 class DataCommand(Command):
-    """A command that returns a :class:`Report`, printed as text or JSON or written to a file."""
+    """A command that returns a :class:`CommandReport`, printed as text or JSON or written to a file."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         from pathlib import Path
@@ -147,7 +147,7 @@ class DataCommand(Command):
         """Run the command, print what it found and return its exit code."""
         as_json: bool = ctx.params.pop("as_json")
         output: Path | None = ctx.params.pop("output")
-        report: Report = super().invoke(ctx)
+        report: CommandReport = super().invoke(ctx)
         text = report.text
         if as_json:
             from pytest_mlhpc.store.text import object_text

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import Choice, DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice
 from pytest_mlhpc.cli.recorded import benchmarks_of, nothing_recorded
 from pytest_mlhpc.report.compare import compare, newest, summarise
 from pytest_mlhpc.report.compare_output import csv_of, data_of, markdown_of, text_of
@@ -41,7 +41,9 @@ from pytest_mlhpc.store.text import iso, minutes, one_line, tell
     "--per-device", is_flag=True, help="Work per time divided by devices, whatever the scale of the runs."
 )
 @click.option("--keys", is_flag=True, help="Name each benchmark and its definition below the table.")
-@click.option("--format", "form", type=Choice(["text", "csv", "markdown"]), default="text", show_default=True)
+@click.option(
+    "--format", "form", type=NearestChoice(["text", "csv", "markdown"]), default="text", show_default=True
+)
 @options.state_dir
 def command(
     *,
@@ -54,7 +56,7 @@ def command(
     keys: bool,
     form: str,
     state_dir: Path,
-) -> Report:
+) -> CommandReport:
     """Return the table."""
     about = {"since": iso(since_ns), "runs": runs, "per_device": per_device}
     if not (state_dir / "records").is_dir():  # an index would be made there
@@ -78,7 +80,7 @@ def command(
         text = text_of(table, head, show_keys=keys)
     else:
         text = csv_of(table) if form == "csv" else markdown_of(table, head)
-    return Report(text, data_of(table, about))
+    return CommandReport(text, data_of(table, about))
 
 
 def _head(table: Table, runs: int, since_ns: int) -> list[str]:

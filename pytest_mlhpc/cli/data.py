@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_mlhpc.cli import described, options
-from pytest_mlhpc.cli.commands import DataCommand, Group, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.node.worker.data.files import DataError
 
@@ -27,7 +27,7 @@ _MOST = 10**8
 
 
 @click.group(
-    cls=Group,
+    cls=NounGroup,
     help="Data sets: make synthetic ones, check those of systems.yaml, and list the workloads that read them.",
     example="mlhpc data make cosmoflow /scratch/cosmoflow --samples 512",
 )
@@ -97,7 +97,7 @@ def make(
 )
 @click.option("--system", metavar="NAME", help="Only this system.")
 @options.systems_file
-def check(system: str | None, systems_file: str | None) -> Report:
+def check(system: str | None, systems_file: str | None) -> CommandReport:
     """Check each set."""
     systems = described.load(systems_file)
     names = [system] if system else list(systems.entries)
@@ -111,7 +111,7 @@ def check(system: str | None, systems_file: str | None) -> Report:
     if not sets:
         where = f" named {system}" if system else ""
         text = f"no system{where} has `datasets:`; nothing was checked\n"
-    return Report(text, {"sets": sets}, 1 if any(one["problems"] for one in sets) else 0)
+    return CommandReport(text, {"sets": sets}, 1 if any(one["problems"] for one in sets) else 0)
 
 
 @command.command(
@@ -125,7 +125,7 @@ def check(system: str | None, systems_file: str | None) -> Report:
     metavar="PROGRAM",
     help="Interpreter that has torch.  [default: this one]",
 )
-def workloads(python: str) -> Report:
+def workloads(python: str) -> CommandReport:
     """Return the table; exit code 1 where sizes could not be counted."""
     from pytest_mlhpc.builtin import make_manager
     from pytest_mlhpc.cli.workload_table import described as sizes
@@ -138,7 +138,7 @@ def workloads(python: str) -> Report:
     failed = [f"{row['workload']} ({row['preset']}): {row['error']}" for row in rows if "error" in row]
     problems = [problem, *failed] if problem else failed
     sys.stderr.writelines(f"mlhpc data workloads: {one}\n" for one in problems)
-    return Report(f"{table(rows)}\n{''.join(others)}", {"workloads": rows}, 1 if problems else 0)
+    return CommandReport(f"{table(rows)}\n{''.join(others)}", {"workloads": rows}, 1 if problems else 0)
 
 
 @contextlib.contextmanager

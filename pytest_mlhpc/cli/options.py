@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pytest_mlhpc.cli.commands import Choice
+from pytest_mlhpc.cli.commands import NearestChoice
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.store.files import default_state_dir
 
@@ -93,7 +93,7 @@ def source(function: _Function) -> _Function:
     origin = click.option(
         "--from",
         "source",
-        type=Choice(["local", "influx"]),
+        type=NearestChoice(["local", "influx"]),
         default="local",
         help="Read history from the local store, or the InfluxDB of $MLHPC_INFLUX_URL.  [default: local]",
     )
@@ -131,7 +131,7 @@ def pipeline(function: _Function) -> _Function:
 
 scheduler = click.option(
     "--scheduler",
-    type=Choice(["auto", "slurm", "kubernetes"]),
+    type=NearestChoice(["auto", "slurm", "kubernetes"]),
     default="auto",
     help="Whose nodes they are.  [default: what is here]",
 )

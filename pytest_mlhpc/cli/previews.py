@@ -14,7 +14,7 @@ from pytest_mlhpc.store.text import count
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Environment, Partition
     from pytest_mlhpc.config.systems import Systems
-    from pytest_mlhpc.config.yaml import Node
+    from pytest_mlhpc.config.yaml import YamlNode
     from pytest_mlhpc.hookspecs import Preview
 
 #: What a file of these kinds is called.
@@ -71,7 +71,7 @@ def previews(systems: Systems, hook: Any, name: str = "") -> Previews:
     return Previews(found, tuple(notes))
 
 
-def _shown(hook: Any, node: Node, partition: Partition, environment: Environment) -> Preview | None:
+def _shown(hook: Any, node: YamlNode, partition: Partition, environment: Environment) -> Preview | None:
     try:
         shown: Preview | None = hook.mlhpc_preview(partition=partition, environment=environment)
     except UsageError as error:

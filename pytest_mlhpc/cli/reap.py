@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
@@ -31,7 +31,7 @@ from pytest_mlhpc.store.text import clean
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be ended.")
 @options.state_dir
-def command(dry_run: bool, state_dir: Path) -> Report:
+def command(dry_run: bool, state_dir: Path) -> CommandReport:
     """Do it."""
     from pytest_mlhpc.provision.reapers import clear_kept, our_reapers, reachable_with
 
@@ -60,7 +60,7 @@ def _anywhere(_entry: LedgerEntry) -> bool:
     return True
 
 
-def _dry(state_dir: Path, reachable: Callable[[LedgerEntry], bool] = _anywhere) -> Report:
+def _dry(state_dir: Path, reachable: Callable[[LedgerEntry], bool] = _anywhere) -> CommandReport:
     survey = open_entries(state_dir)
     reapable = [entry for entry in survey.entries if entry.reapable]
     rows = [
@@ -91,7 +91,7 @@ def _elsewhere(expired: Sequence[OpenEntry], reachable: Callable[[LedgerEntry], 
 
 def _reap(
     state_dir: Path, reapers: Mapping[str, Prepare], reachable: Callable[[LedgerEntry], bool] = _anywhere
-) -> Report:
+) -> CommandReport:
     # Without a state directory there is nothing to reap, and none is made.
     ledger = Ledger(state_dir, f"reap-{uuid7()}")
     try:
@@ -117,7 +117,7 @@ def _reap(
     return _report(rows, len(survey.entries) - len(reapable), "ended", failed=failed)
 
 
-def _report(rows: Sequence[_Row], left: int | None, done: str, *, failed: bool = False) -> Report:
+def _report(rows: Sequence[_Row], left: int | None, done: str, *, failed: bool = False) -> CommandReport:
     """Return what became of allocations; *left* are those that a session watches, None where that is not known."""
     data = {
         "allocations": [
@@ -138,14 +138,16 @@ def _report(rows: Sequence[_Row], left: int | None, done: str, *, failed: bool =
     if left is not None:
         watched = f"; {left} left, as a session watches them or their lease is good" if left else ""
         text += f"{sum(row.ended for row in rows)} {done}{watched}\n"
-    return Report(text, data, code=1 if failed else 0)
+    return CommandReport(text, data, code=1 if failed else 0)
 
 
-def _with_objects(report: Report, objects: Sequence[tuple[str, bool]], *, failed: bool) -> Report:
+def _with_objects(
+    report: CommandReport, objects: Sequence[tuple[str, bool]], *, failed: bool
+) -> CommandReport:
     """Return *report* with what becomes of objects that were kept in clusters for a look: a line, and whether it is done."""
     lines = "".join(f"{clean(line)}\n" for line, _ in objects)
     data = {**report.data, "objects": [{"what": line, "done": done} for line, done in objects]}
-    return Report(report.text + lines, data, code=1 if failed else report.code)
+    return CommandReport(report.text + lines, data, code=1 if failed else report.code)
 
 
 def _notes(notes: Sequence[str]) -> None:

@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.cli.commands import Report
+from pytest_mlhpc.cli.commands import CommandReport
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.machines import Column, Seen
+from pytest_mlhpc.report.machines import MachineColumn, VerdictCount
 
 
-def nothing_recorded(state_dir: Path, data: Mapping[str, Any]) -> Report:
+def nothing_recorded(state_dir: Path, data: Mapping[str, Any]) -> CommandReport:
     """Return the report of a folder without records; what it says to run can be run in this folder."""
     command = "pytest suites/ --system local" if Path("suites").is_dir() else "mlhpc init"
-    return Report(f"nothing is recorded in {state_dir}; run: {command}\n", data)
+    return CommandReport(f"nothing is recorded in {state_dir}; run: {command}\n", data)
 
 
 def benchmarks_of(
-    text: str, columns: Sequence[Column], everything: Sequence[Seen]
-) -> tuple[frozenset[keys.Benchmark], list[Seen]]:
+    text: str, columns: Sequence[MachineColumn], everything: Sequence[VerdictCount]
+) -> tuple[frozenset[keys.Benchmark], list[VerdictCount]]:
     """Return the benchmarks of these machines whose name or definition holds *text*, and all that was seen of the machines.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.report.status import OpenAlert, Status, session_status, typed_here
 from pytest_mlhpc.store.files import default_state_dir
 from pytest_mlhpc.store.index import Index
@@ -30,7 +30,7 @@ _AHEAD_NS = 3600 * 10**9
 )
 @click.option("--night", is_flag=True, help="The last night, also if something else was measured since.")
 @options.state_dir
-def command(night: bool, state_dir: Path) -> Report:
+def command(night: bool, state_dir: Path) -> CommandReport:
     """Return at most twelve lines."""
     words: tuple[str, ...] = ()
     if state_dir != default_state_dir(os.environ):
@@ -55,9 +55,9 @@ def command(night: bool, state_dir: Path) -> Report:
             return nothing_recorded(state_dir, Status("session").data())
         what = f"no nightly run is recorded in {state_dir}"
         text = f"{what}; run: MLHPC_PURPOSE=nightly pytest suites/ --system local\n"
-        return Report(text, Status("night").data())
+        return CommandReport(text, Status("night").data())
     status = replace(status, alerts=tuple(_open_alerts(state_dir)))
-    return Report("".join(f"{line}\n" for line in status.lines()), status.data())
+    return CommandReport("".join(f"{line}\n" for line in status.lines()), status.data())
 
 
 def _root(index: Index, test: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_mlhpc.cli import described, options
-from pytest_mlhpc.cli.commands import DataCommand, Group, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.store.text import count
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.group(
-    cls=Group,
+    cls=NounGroup,
     help="The systems of systems.yaml: what they are, what became of them, and whether the file is right.",
     example="mlhpc systems check",
 )
@@ -38,7 +38,7 @@ def command() -> None:
     "--known", is_flag=True, help="Those that this package describes; `add` copies one to systems.yaml."
 )
 @options.systems_file
-def list_(known: bool, systems_file: str | None) -> Report:
+def list_(known: bool, systems_file: str | None) -> CommandReport:
     """Return a line for each system."""
     from pytest_mlhpc.config.files import KNOWN
 
@@ -49,7 +49,7 @@ def list_(known: bool, systems_file: str | None) -> Report:
         archived = " (archived)" if row["status"] == "archived" else ""
         line = f"{row['name']:<{width}}  {', '.join(row['partitions'])}{archived}  {row['description']}"
         lines.append(f"{line.rstrip()}\n")
-    return Report("".join(lines), {"systems": rows})
+    return CommandReport("".join(lines), {"systems": rows})
 
 
 @command.command(
@@ -59,11 +59,11 @@ def list_(known: bool, systems_file: str | None) -> Report:
 )
 @click.argument("name")
 @options.systems_file
-def show(name: str, systems_file: str | None) -> Report:
+def show(name: str, systems_file: str | None) -> CommandReport:
     """Return all of one system."""
     system, idle = described.load(systems_file).system(name, display=True)
     data = json.loads(json.dumps({**asdict(system), "not_live": dict(idle)}, default=sorted))
-    return Report("".join(f"{line}\n" for line in _system_lines(system, idle)), {"system": data})
+    return CommandReport("".join(f"{line}\n" for line in _system_lines(system, idle)), {"system": data})
 
 
 @command.command(

@@ -13,7 +13,7 @@ from pytest_mlhpc.config.files import scheduler_of
 from pytest_mlhpc.config.model import Dataset, Environment, NodeType, Partition, Vet
 from pytest_mlhpc.config.schema import DatasetModel, EnvironmentModel, PartitionModel, VetModel
 from pytest_mlhpc.config.validation import holds_variable, validate
-from pytest_mlhpc.config.yaml import Node
+from pytest_mlhpc.config.yaml import YamlNode
 from pytest_mlhpc.errors import Problem, UsageError, nearest
 
 #: What ``{name}`` may be, and what it becomes.
@@ -153,13 +153,13 @@ def sorted_problems(problems: Collection[Problem]) -> list[Problem]:
 
 
 def put_variables(
-    node: Node,
+    node: YamlNode,
     environ: Mapping[str, str],
     findings: Findings,
     *,
     secrets: bool = True,
     trail: tuple[str, ...] = (),
-) -> Node:
+) -> YamlNode:
     """Return *node* with ``${ENV}`` put in everywhere; values of an environment's ``variables`` are templates.
 
     Without *secrets* those stay as they were written: what is shown holds no token. *trail* is the last three keys.
@@ -206,7 +206,7 @@ def _next(trail: tuple[str, ...], key: str) -> tuple[str, ...]:
     return (*trail[-2:], key)
 
 
-def split_options(partition: Node, words: Words) -> tuple[Node, dict[str, Node]]:
+def split_options(partition: YamlNode, words: Words) -> tuple[YamlNode, dict[str, YamlNode]]:
     """Return *partition* without the options of schedulers, and those."""
     if not isinstance(partition.value, dict):
         return partition, {}
@@ -214,11 +214,11 @@ def split_options(partition: Node, words: Words) -> tuple[Node, dict[str, Node]]
     names = {*words.schedulers, scheduler_of(partition)} - set(PartitionModel.model_fields)
     options = {key: child for key, child in partition.items() if key in names}
     rest = {key: child for key, child in partition.items() if key not in names}
-    return Node(rest, partition.where, partition.key, partition.size), options
+    return YamlNode(rest, partition.where, partition.key, partition.size), options
 
 
 def check_partition(
-    node: Node, words: Words, findings: Findings, *, archived: bool = False, lenient: bool = False
+    node: YamlNode, words: Words, findings: Findings, *, archived: bool = False, lenient: bool = False
 ) -> tuple[PartitionModel | None, Mapping[str, Any]]:
     """Validate a partition whose variables are put in; *lenient*: values with a ``${`` left count only where they are valid.
 
@@ -242,8 +242,8 @@ def check_partition(
 
 def _check_options(
     name: str,
-    node: Node,
-    options: Mapping[str, Node],
+    node: YamlNode,
+    options: Mapping[str, YamlNode],
     words: Words,
     findings: Findings,
     *,
@@ -252,7 +252,7 @@ def _check_options(
 ) -> tuple[Mapping[str, Any] | None, Any]:
     """Return the options as they were checked, None if they are not valid, and the model's instance that has done so."""
 
-    def problem(child: Node | None, message: str, suggestion: str = "") -> None:
+    def problem(child: YamlNode | None, message: str, suggestion: str = "") -> None:
         place = child or node
         findings.problems.append(Problem(place.where, place.key, message, suggestion))
 
@@ -277,7 +277,7 @@ def _check_options(
         if own is not None:
             problem(own, f"scheduler {name} takes no options")
         return {}, None
-    own = own or Node({}, node.where, f"{node.key}.{name}")
+    own = own or YamlNode({}, node.where, f"{node.key}.{name}")
     found, problems = validate(model, own, lenient=lenient, leave_out=True)
     findings.problems.extend(problems)
     if found is not None:
@@ -285,7 +285,7 @@ def _check_options(
     return None, None
 
 
-def _sense(node: Node, found: PartitionModel, words: Words, options: Any = None) -> list[Problem]:
+def _sense(node: YamlNode, found: PartitionModel, words: Words, options: Any = None) -> list[Problem]:
     """Return what is well-formed but cannot be; *options* are those of the scheduler, which may have a say in it."""
     problems: list[Problem] = []
 

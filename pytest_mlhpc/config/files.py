@@ -12,7 +12,7 @@ from typing import Final
 
 import yaml
 
-from pytest_mlhpc.config.yaml import Node, read_file
+from pytest_mlhpc.config.yaml import YamlNode, read_file
 from pytest_mlhpc.errors import ConfigError, Problem, UsageError, nearest
 from pytest_mlhpc.store.files import replace_file
 
@@ -52,8 +52,8 @@ def _exists(path: Path) -> bool:
 class Tree:
     """All files as read: each file's own top level, and its systems with the defaults merged in."""
 
-    files: list[Node] = field(default_factory=list)
-    systems: dict[str, Node] = field(default_factory=dict)
+    files: list[YamlNode] = field(default_factory=list)
+    systems: dict[str, YamlNode] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)  #: system -> file
     problems: list[Problem] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ def read_tree(path: Path, schedulers: Collection[str]) -> Tree:
     """
     tree = Tree()
     reader = _Reader(tree)
-    reader.read(path, Node({}, ""), ())
+    reader.read(path, YamlNode({}, ""), ())
     used = {scheduler_of(part) for system, _, _ in reader.found.values() for part in _partitions(system)}
     foreign = frozenset(schedulers) | used
     expanded = 0
@@ -89,10 +89,12 @@ def read_tree(path: Path, schedulers: Collection[str]) -> Tree:
 @dataclass
 class _Reader:
     tree: Tree
-    found: dict[str, tuple[Node, Node, str]] = field(default_factory=dict)  #: system -> node, defaults, file
+    found: dict[str, tuple[YamlNode, YamlNode, str]] = field(
+        default_factory=dict
+    )  #: system -> node, defaults, file
     seen: dict[Path, str] = field(default_factory=dict)
 
-    def read(self, path: Path, defaults: Node, chain: tuple[Path, ...]) -> None:
+    def read(self, path: Path, defaults: YamlNode, chain: tuple[Path, ...]) -> None:
         try:
             root = read_file(path)
         except ConfigError as error:
@@ -115,7 +117,7 @@ class _Reader:
         for item in include.value:
             self.include(item, path, merged, chain)
 
-    def include(self, item: Node, parent: Path, defaults: Node, chain: tuple[Path, ...]) -> None:
+    def include(self, item: YamlNode, parent: Path, defaults: YamlNode, chain: tuple[Path, ...]) -> None:
         if not isinstance(item.value, str) or not item.value:
             return  # the schema says so
         path = parent.parent / item.value
@@ -139,18 +141,18 @@ class _Reader:
             self.read(path, defaults, chain)
 
 
-def _partitions(system: Node) -> list[Node]:
+def _partitions(system: YamlNode) -> list[YamlNode]:
     partitions = system.get("partitions")
     return [part for _, part in partitions.items()] if partitions is not None else []
 
 
-def scheduler_of(partition: Node) -> str:
+def scheduler_of(partition: YamlNode) -> str:
     """Return the name under ``scheduler:``, empty if there is none or it is no text."""
     scheduler = partition.get("scheduler")
     return scheduler.value if scheduler is not None and isinstance(scheduler.value, str) else ""
 
 
-def _with_defaults(partition: Node, defaults: Node, foreign: frozenset[str]) -> Node:
+def _with_defaults(partition: YamlNode, defaults: YamlNode, foreign: frozenset[str]) -> YamlNode:
     if not isinstance(partition.value, dict):
         return partition
     merged = merge(partition, defaults)
@@ -159,7 +161,7 @@ def _with_defaults(partition: Node, defaults: Node, foreign: frozenset[str]) -> 
     return _sized(kept, merged)
 
 
-def merge(over: Node, under: Node) -> Node:
+def merge(over: YamlNode, under: YamlNode) -> YamlNode:
     """Return *over* with what it lacks taken from *under*; mappings merge key by key, anything else replaces."""
     if not isinstance(over.value, dict) or not isinstance(under.value, dict):
         return over
@@ -172,12 +174,12 @@ def merge(over: Node, under: Node) -> Node:
     return _sized(values, over)
 
 
-def _replace(node: Node, children: Mapping[str, Node]) -> Node:
+def _replace(node: YamlNode, children: Mapping[str, YamlNode]) -> YamlNode:
     return _sized({**node.value, **children}, node)
 
 
-def _sized(values: dict[str, Node], like: Node) -> Node:
-    return Node(values, like.where, like.key, 1 + sum(child.size for child in values.values()))
+def _sized(values: dict[str, YamlNode], like: YamlNode) -> YamlNode:
+    return YamlNode(values, like.where, like.key, 1 + sum(child.size for child in values.values()))
 
 
 #: The systems file that includes all known systems.

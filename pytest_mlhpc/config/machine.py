@@ -23,7 +23,7 @@ _NO_LIMIT = 2**60
 
 
 @dataclass(frozen=True)
-class Machine:
+class LocalMachine:
     """``cores`` that this process may keep busy, ``memory`` in bytes that it may use, and the CPU's own name."""
 
     cores: int
@@ -31,7 +31,7 @@ class Machine:
     cpu_model: str
 
 
-def read_machine(root: Path = Path("/"), affinity: int | None = None) -> Machine:
+def read_machine(root: Path = Path("/"), affinity: int | None = None) -> LocalMachine:
     """Return this machine. *root* holds ``proc``; *affinity* is the number of cores that may be used."""
     allowed = affinity if affinity is not None else len(os.sched_getaffinity(0))
     cores, memory = float(allowed), float(_memory_total(root))
@@ -39,7 +39,7 @@ def read_machine(root: Path = Path("/"), affinity: int | None = None) -> Machine
         cores = min(cores, _quota(folder, version))
         memory = min(memory, _memory_limit(folder, version))
     # Half a core's quota is no core of its own: rounded down, so that ranks are not throttled.
-    return Machine(max(1, int(cores)), int(memory), cpu_model(root))
+    return LocalMachine(max(1, int(cores)), int(memory), cpu_model(root))
 
 
 def cpu_model(root: Path = Path("/")) -> str:
@@ -57,7 +57,7 @@ def cpu_model(root: Path = Path("/")) -> str:
     return platform.machine() or "unknown"
 
 
-def fingerprint(machine: Machine, nodes: NodeType) -> str:
+def fingerprint(machine: LocalMachine, nodes: NodeType) -> str:
     """Return the words that tell this machine from others, fit for a file name.
 
     CPU model, cores and memory in GiB (of *nodes*: what the partition uses), and accelerators if any.

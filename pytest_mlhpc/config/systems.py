@@ -19,11 +19,11 @@ from pytest_mlhpc.config.build import (
     split_options,
 )
 from pytest_mlhpc.config.files import BUILT_IN, Tree, read_tree
-from pytest_mlhpc.config.machine import Machine, fingerprint, read_machine
+from pytest_mlhpc.config.machine import LocalMachine, fingerprint, read_machine
 from pytest_mlhpc.config.model import Dataset, NodeType, Partition, System, Target
 from pytest_mlhpc.config.schema import DatasetModel, PartitionModel, SystemsFile
 from pytest_mlhpc.config.validation import validate
-from pytest_mlhpc.config.yaml import Node
+from pytest_mlhpc.config.yaml import YamlNode
 from pytest_mlhpc.errors import ConfigError, Problem, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class SystemEntry:
     """A system as it was written, defaults merged in, variables not yet."""
 
     name: str
-    node: Node
+    node: YamlNode
     key: str
     source: Path
 
@@ -45,7 +45,7 @@ class Entry:
         return self.text("status") == "archived"
 
     @property
-    def partitions(self) -> Mapping[str, Node]:
+    def partitions(self) -> Mapping[str, YamlNode]:
         """Its partitions by name."""
         node = self.node.get("partitions")
         return dict(node.items()) if node is not None else {}
@@ -62,7 +62,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Live:
+class LivePartition:
     """A partition that was asked for: built, or None with the ``reason`` why it cannot run here now."""
 
     name: str
@@ -80,16 +80,16 @@ class Systems:
     """
 
     path: Path
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, SystemEntry]
     words: Words
     environ: Mapping[str, str] = field(repr=False)
     state_dir: Path | None = None
-    machine: Callable[[], Machine] = read_machine
+    machine: Callable[[], LocalMachine] = read_machine
     probe: Callable[[str, Path | None, Mapping[str, str]], Accelerators] | None = None
-    built_in: Mapping[str, Entry] = field(default_factory=dict)
+    built_in: Mapping[str, SystemEntry] = field(default_factory=dict)
 
     @property
-    def known(self) -> Mapping[str, Entry]:
+    def known(self) -> Mapping[str, SystemEntry]:
         """All systems that can be named."""
         return {**self.entries, **self.built_in}
 
@@ -188,7 +188,7 @@ class Systems:
                 put_variables(entry.node, self.environ, findings)
         return sorted_problems(findings.missing)
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> SystemEntry:
         known = self.known
         if name not in known:
             other = Path.cwd() / "systems.yaml"  # where people look first; pytest's root may be elsewhere
@@ -209,8 +209,8 @@ class Systems:
         return known[name]
 
     def _build(
-        self, entry: Entry, names: list[str], environment: str | None = None, *, display: bool = False
-    ) -> tuple[list[Live], Mapping[str, Dataset]]:
+        self, entry: SystemEntry, names: list[str], environment: str | None = None, *, display: bool = False
+    ) -> tuple[list[LivePartition], Mapping[str, Dataset]]:
         findings = Findings()
         checked = []
         for name in names:
@@ -232,21 +232,21 @@ class Systems:
         live = [
             self._live(entry, name, found, options, machine=machine, environment=environment)
             if found is not None
-            else Live(name, None, "it needs variables that are not set")
+            else LivePartition(name, None, "it needs variables that are not set")
             for name, _, found, options in checked
         ]
         return live, datasets
 
     def _live(
         self,
-        entry: Entry,
+        entry: SystemEntry,
         name: str,
         found: PartitionModel,
         options: Mapping[str, Any],
         *,
-        machine: Machine | None,
+        machine: LocalMachine | None,
         environment: str | None,
-    ) -> Live:
+    ) -> LivePartition:
         """Build one checked partition; on this machine, find out what was not said, with *environment*'s torch."""
         asked = found.nodes
         nodes = NodeType(
@@ -261,16 +261,16 @@ class Systems:
             entry.name, name, found, options, nodes=nodes, accelerator=found.accelerator, source=entry.source
         )
         if found.scheduler != LOCAL or machine is None or entry.archived:
-            return Live(name, partition)
+            return LivePartition(name, partition)
         if partition.accelerator in {"auto", "cuda", "rocm", "xpu"}:
             first, *others = partition.environments
             asked_of = next((other for other in others if other.name == environment), first)
             seen = self._probe(asked_of.python)
             if reason := _not_here(partition.accelerator, seen, nodes.devices):
-                return Live(name, None, reason)
+                return LivePartition(name, None, reason)
             nodes = replace(nodes, devices=nodes.devices or len(seen.models), device_model=seen.model)
             partition = replace(partition, accelerator=seen.kind, nodes=nodes)
-        return Live(name, partition, fingerprint=fingerprint(machine, nodes))
+        return LivePartition(name, partition, fingerprint=fingerprint(machine, nodes))
 
     def _probe(self, python: str) -> Accelerators:
         if self.probe is not None:
@@ -279,7 +279,7 @@ class Systems:
 
         return find_accelerators(python, self.state_dir, self.environ)
 
-    def _datasets(self, entry: Entry, findings: Findings) -> Mapping[str, Dataset]:
+    def _datasets(self, entry: SystemEntry, findings: Findings) -> Mapping[str, Dataset]:
         """Return the datasets; a relative path is relative to the file."""
         section = entry.node.get("datasets")
         datasets = {}
@@ -293,7 +293,7 @@ class Systems:
         return datasets
 
 
-def _beyond(machine: Machine, node: Node, found: PartitionModel) -> list[Problem]:
+def _beyond(machine: LocalMachine, node: YamlNode, found: PartitionModel) -> list[Problem]:
     """Return what a local partition says that this machine does not have."""
     nodes = node.get("nodes")
     if found.nodes is None or nodes is None:
@@ -352,7 +352,7 @@ def load_systems(
         systems = file.get("systems")
         if systems is not None and isinstance(systems.value, dict):
             own = {key: child for key, child in file.items() if key != "systems"}
-            file = Node(own, file.where, file.key)  # noqa: PLW2901 - its systems follow below, with their defaults
+            file = YamlNode(own, file.where, file.key)  # noqa: PLW2901 - its systems follow below, with their defaults
         problems.extend(validate(SystemsFile, file)[1])
     if tree.files and not tree.systems and not problems:
         problems.append(Problem(str(path), "systems", "no system is defined"))
@@ -366,13 +366,14 @@ def load_systems(
     return Systems(path, entries, words, environ, state_dir, built_in=built_in)
 
 
-def _entries(tree: Tree) -> dict[str, Entry]:
+def _entries(tree: Tree) -> dict[str, SystemEntry]:
     return {
-        name: Entry(name, node, node.key, Path(tree.sources[name])) for name, node in tree.systems.items()
+        name: SystemEntry(name, node, node.key, Path(tree.sources[name]))
+        for name, node in tree.systems.items()
     }
 
 
-def _problems_of(entry: Entry, words: Words) -> list[Problem]:
+def _problems_of(entry: SystemEntry, words: Words) -> list[Problem]:
     """Return what is wrong with a system whatever its variables will be."""
     findings = Findings()
     node = put_variables(entry.node, {}, findings)
@@ -380,10 +381,12 @@ def _problems_of(entry: Entry, words: Words) -> list[Problem]:
     stripped = node
     if partitions is not None and isinstance(partitions.value, dict):
         bare = {key: split_options(part, words)[0] for key, part in partitions.items()}
-        stripped = Node(
-            {**node.value, "partitions": Node(bare, partitions.where, partitions.key)}, node.where, node.key
+        stripped = YamlNode(
+            {**node.value, "partitions": YamlNode(bare, partitions.where, partitions.key)},
+            node.where,
+            node.key,
         )
-    root = Node({"systems": Node({entry.name: stripped}, node.where, "systems")}, node.where)
+    root = YamlNode({"systems": YamlNode({entry.name: stripped}, node.where, "systems")}, node.where)
     findings.problems.extend(validate(SystemsFile, root, extra_words=words.schedulers, lenient=True)[1])
     for _, part in partitions.items() if partitions is not None else ():
         check_partition(part, words, findings, archived=entry.archived, lenient=True)

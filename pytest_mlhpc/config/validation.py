@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pytest_mlhpc.config.yaml import Node
+from pytest_mlhpc.config.yaml import YamlNode
 from pytest_mlhpc.errors import Problem, nearest
 
 _SENTENCES: Mapping[str, str] = {
@@ -31,7 +31,7 @@ _SENTENCES: Mapping[str, str] = {
 
 def validate(
     model: type[BaseModel],
-    node: Node,
+    node: YamlNode,
     *,
     extra_words: Collection[str] = (),
     lenient: bool = False,
@@ -93,7 +93,7 @@ def _remove(data: Any, way: Sequence[Any]) -> None:
     del data[way[-1]]
 
 
-def _problem(model: type[BaseModel], root: Node, item: Any, extra_words: Collection[str]) -> Problem:
+def _problem(model: type[BaseModel], root: YamlNode, item: Any, extra_words: Collection[str]) -> Problem:
     loc = [part for part in item["loc"] if part != "[key]"]
     node, rest = _walk(root, loc)
     key = ".".join([part for part in (node.key, *map(str, rest)) if part])
@@ -125,7 +125,7 @@ def _problem(model: type[BaseModel], root: Node, item: Any, extra_words: Collect
     )
 
 
-def _walk(node: Node, loc: Sequence[Any]) -> tuple[Node, list[Any]]:
+def _walk(node: YamlNode, loc: Sequence[Any]) -> tuple[YamlNode, list[Any]]:
     """Return the deepest node on the way of *loc*, and what of *loc* has no node (a missing key)."""
     for index, part in enumerate(loc):
         if isinstance(part, int) and isinstance(node.value, list) and part < len(node.value):

@@ -31,7 +31,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
-class Node:
+class YamlNode:
     """One value with the place it was written at.
 
     ``value`` is a scalar, a list of nodes, or a mapping of text to nodes. ``where`` is ``file:line`` of the key (or of
@@ -45,11 +45,11 @@ class Node:
     size: int = 1
     written: str = ""
 
-    def get(self, key: str) -> Node | None:
+    def get(self, key: str) -> YamlNode | None:
         """Return the child called *key* if this is a mapping that has it."""
         return self.value.get(key) if isinstance(self.value, dict) else None
 
-    def items(self) -> Iterator[tuple[str, Node]]:
+    def items(self) -> Iterator[tuple[str, YamlNode]]:
         """Yield the entries of a mapping, nothing for any other value."""
         if isinstance(self.value, dict):
             yield from self.value.items()
@@ -63,7 +63,7 @@ class Node:
         return self.value
 
 
-def read_file(path: Path, top: str = "systems") -> Node:
+def read_file(path: Path, top: str = "systems") -> YamlNode:
     """Return the mapping that *path* holds; *top* is the key that it should have, empty: any.
 
     Raises:
@@ -85,7 +85,7 @@ def read_file(path: Path, top: str = "systems") -> Node:
     return read_bytes(data, str(path), top)
 
 
-def read_bytes(data: bytes, name: str, top: str = "systems") -> Node:
+def read_bytes(data: bytes, name: str, top: str = "systems") -> YamlNode:
     """Like :func:`read_file`, of the content of a file called *name*."""
     if len(data) > MAX_BYTES:
         raise ConfigError([Problem(name, "", f"is longer than {MAX_BYTES:,} bytes")])
@@ -110,7 +110,7 @@ def _refusal(path: Path, message: str) -> ConfigError:
     return ConfigError([Problem(str(path), "", message)])
 
 
-def _parse(text: str, name: str, top: str) -> Node:
+def _parse(text: str, name: str, top: str) -> YamlNode:
     import yaml
 
     builder = _Builder(name)
@@ -156,13 +156,13 @@ class _Builder:
 
     name: str
     problems: list[Problem] = field(default_factory=list)
-    anchors: dict[str, Node | None] = field(default_factory=dict)  #: None: still being built
+    anchors: dict[str, YamlNode | None] = field(default_factory=dict)  #: None: still being built
     count: int = 0
 
-    def document(self, events: Iterator[Any]) -> Node:
+    def document(self, events: Iterator[Any]) -> YamlNode:
         import yaml
 
-        root: Node | None = None
+        root: YamlNode | None = None
         for event in events:
             if isinstance(event, (yaml.StreamStartEvent, yaml.StreamEndEvent, yaml.DocumentEndEvent)):
                 continue
@@ -172,9 +172,9 @@ class _Builder:
                     break
                 continue
             root = self.node(event, events, "", 0)
-        return root if root is not None else Node(None, f"{self.name}:1")
+        return root if root is not None else YamlNode(None, f"{self.name}:1")
 
-    def node(self, event: Any, events: Iterator[Any], key: str, depth: int, where: str = "") -> Node:
+    def node(self, event: Any, events: Iterator[Any], key: str, depth: int, where: str = "") -> YamlNode:
         import yaml
 
         where = where or self.where(event)
@@ -189,7 +189,7 @@ class _Builder:
             self.anchors[event.anchor] = None
         self.check_tag(event, where, key)
         if isinstance(event, yaml.ScalarEvent):
-            node = Node(self.scalar(event, where, key), where, key)
+            node = YamlNode(self.scalar(event, where, key), where, key)
         elif isinstance(event, yaml.SequenceStartEvent):
             node = self.sequence(events, where, key, depth)
         else:
@@ -198,20 +198,20 @@ class _Builder:
             self.anchors[event.anchor] = node
         return node
 
-    def sequence(self, events: Iterator[Any], where: str, key: str, depth: int) -> Node:
+    def sequence(self, events: Iterator[Any], where: str, key: str, depth: int) -> YamlNode:
         import yaml
 
-        values: list[Node] = []
+        values: list[YamlNode] = []
         for event in events:
             if isinstance(event, yaml.SequenceEndEvent):
                 break
             values.append(self.node(event, events, f"{key}[{len(values)}]", depth + 1))
-        return Node(values, where, key, 1 + sum(node.size for node in values))
+        return YamlNode(values, where, key, 1 + sum(node.size for node in values))
 
-    def mapping(self, events: Iterator[Any], where: str, key: str, depth: int) -> Node:
+    def mapping(self, events: Iterator[Any], where: str, key: str, depth: int) -> YamlNode:
         import yaml
 
-        values: dict[str, Node] = {}
+        values: dict[str, YamlNode] = {}
         for event in events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
@@ -223,7 +223,7 @@ class _Builder:
                 self.problems.append(Problem(line, path, f"is given twice, first in line {first}"))
                 continue
             values[name] = node
-        return Node(values, where, key, 1 + sum(node.size for node in values.values()))
+        return YamlNode(values, where, key, 1 + sum(node.size for node in values.values()))
 
     def key(self, event: Any, events: Iterator[Any], parent: str, depth: int) -> tuple[str, str]:
         import yaml
@@ -237,7 +237,7 @@ class _Builder:
         self.check_tag(event, line, parent)
         name = str(event.value)
         if event.anchor:
-            self.anchors[event.anchor] = Node(name, line, parent)
+            self.anchors[event.anchor] = YamlNode(name, line, parent)
         if name == "<<" and event.implicit[0]:
             self.problem(
                 event, parent, "merge keys (<<) are not supported; put what is shared under `defaults:`"
@@ -258,14 +258,14 @@ class _Builder:
             return int(text)
         return float(text) if _FLOAT.match(text) else text
 
-    def alias(self, event: Any, where: str, key: str) -> Node:
+    def alias(self, event: Any, where: str, key: str) -> YamlNode:
         if event.anchor not in self.anchors:
             self.problem(event, key, f"*{event.anchor} refers to nothing; there is no &{event.anchor} above")
-            return Node(None, where, key)
+            return YamlNode(None, where, key)
         node = self.anchors[event.anchor]
         if node is None:
             raise _TooMuchError(Problem(where, key, f"*{event.anchor} refers to a value that contains it"))
-        return Node(node.value, where, key, node.size)
+        return YamlNode(node.value, where, key, node.size)
 
     def check_tag(self, event: Any, where: str, key: str) -> None:
         if event.tag is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.history.series import Figure, Night, Series, assemble
+from pytest_mlhpc.history.series import Night, NightFigure, Series, assemble
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import SeriesKey
 
@@ -84,10 +84,10 @@ class LocalSource:
             f"SELECT metric, record, value, unit, better FROM records JOIN points ON record = id {which} ORDER BY metric",  # noqa: S608 - our own words
             values,
         )
-        metrics: dict[str, list[Figure]] = {}
+        metrics: dict[str, list[NightFigure]] = {}
         for metric, row, value, unit, better in points:
             if row in nights:  # else it was appended between the two questions
-                metrics.setdefault(metric, []).append(Figure(nights[row], value, unit, better))
+                metrics.setdefault(metric, []).append(NightFigure(nights[row], value, unit, better))
         for metric, figures in metrics.items():
             yield assemble(SeriesKey(**{name: values[name] for name in _KEY}, metric=metric), figures)
 

@@ -134,7 +134,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedSeries:
     """A series of which only the points remain that are watched over nights, with its shifts, oldest first.
 
     The points are of the present epoch, which ``began`` after nights of another one, if there were some. ``changes`` are the same shifts in the detector's words: indices into ``series.points``.
@@ -148,7 +148,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Look:
+class NightlyQuery:
     """What a pass looks at. ``judged_only`` leaves out metrics by which no test fails."""
 
     since_ns: int = 0
@@ -161,8 +161,8 @@ class Look:
 
 
 def watch(
-    source: Source, look: Look | None = None, events: Sequence[Event] = (), cache: Path | None = None
-) -> Iterator[Watched]:
+    source: Source, look: NightlyQuery | None = None, events: Sequence[Event] = (), cache: Path | None = None
+) -> Iterator[WatchedSeries]:
     """Yield all series that *look* asks for, by key, with their shifts. Those without a watched night are left out.
 
     With *cache*, a file, what was computed is kept there for the next pass; it may be lost or damaged at any time.
@@ -170,7 +170,7 @@ def watch(
     Raises:
         StoreError: the history cannot be read.
     """
-    chosen = look or Look()
+    chosen = look or NightlyQuery()
     found = source.series(chosen.since_ns, chosen.until_ns, system=chosen.system, benchmark=chosen.benchmark)
     wanted = (one for one in found if one.judged or not chosen.judged_only)
     parts = (watched_part(one, chosen.default_branch) for one in wanted)
@@ -186,14 +186,14 @@ def watch(
             store.close()
 
 
-def watched_part(series: Series, default_branch: str = "main") -> Watched:
+def watched_part(series: Series, default_branch: str = "main") -> WatchedSeries:
     """Return *series* with only those of its newest points that are watched over nights, without its shifts."""
     points = [point for point in series.points if feeds(point.night, default_branch)]
     present = present_epoch(points)[-MOST_NIGHTS:]
-    return Watched(replace(series, points=present), began=epoch_beginning(points))
+    return WatchedSeries(replace(series, points=present), began=epoch_beginning(points))
 
 
-def told(watched: Watched, changes: Sequence[Change], events: Sequence[Event] = ()) -> Watched:
+def told(watched: WatchedSeries, changes: Sequence[Change], events: Sequence[Event] = ()) -> WatchedSeries:
     """Return *watched* with its *changes* in nights, and what else changed there."""
     series = watched.series
     shifts = tuple(_shift(series, change, events) for change in changes)
@@ -239,7 +239,7 @@ def worse_by(before: float, after: float, better: str) -> float:
     return {"higher": -size, "lower": size}.get(better, abs(size))
 
 
-def _portions(watched: Iterable[Watched], size: int) -> Iterator[list[Watched]]:
+def _portions(watched: Iterable[WatchedSeries], size: int) -> Iterator[list[WatchedSeries]]:
     rest = iter(watched)
     while portion := list(itertools.islice(rest, size)):
         yield portion

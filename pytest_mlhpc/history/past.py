@@ -15,7 +15,7 @@ from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.settling import settle
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, Record, SeriesKey, excused, ratio, user_name
@@ -208,5 +208,5 @@ def _settled(
     since_ns = epoch_start(events, key.system, key.partition, 0, now_ns)
     points = tuple(point for point in series.points if point.night.created_ns >= since_ns)
     nights = nights_of(replace(series, points=points), epoch, default_branch)
-    metric = Metric(key.metric, series.points[-1].value, series.unit, series.better)
+    metric = MetricValue(key.metric, series.points[-1].value, series.unit, series.better)
     return settle(nights, metric, epoch).entry

@@ -116,7 +116,7 @@ def feeds(night: Night, default_branch: str = "main") -> bool:
     return bool(night.fingerprint) and night.purpose == "manual"
 
 
-class Figure(NamedTuple):
+class NightFigure(NamedTuple):
     """One metric of one night."""
 
     night: Night
@@ -155,7 +155,7 @@ def night_of(record: Record) -> Night:
     )
 
 
-def assemble(key: SeriesKey, figures: Iterable[Figure]) -> Series:
+def assemble(key: SeriesKey, figures: Iterable[NightFigure]) -> Series:
     """Return the series of *figures*, of which there is at least one, in any order.
 
     A record that is there twice (a store that was copied into another) counts once. Unit, direction and whether it is judged

@@ -10,7 +10,7 @@
 ``MLHPC_INFLUX_PUSH``     ``no``: a session fills the spool only, and `mlhpc records push` sends it from elsewhere
 ========================  ==========================================================================================
 
-A token is in no message: errors name its variable or file, and what servers say is searched for it (:meth:`Server.hide`).
+A token is in no message: errors name its variable or file, and what servers say is searched for it (:meth:`InfluxServer.hide`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHORTEST_SECRET = 4
 
 
 @dataclass(frozen=True)
-class Server:
+class InfluxServer:
     """One InfluxDB and what we may do there."""
 
     url: str
@@ -71,7 +71,7 @@ def pushes(environ: Mapping[str, str]) -> bool:
     return environ.get(PUSH, "").strip().lower() not in {"no", "0", "false", "off"}
 
 
-def server_of(environ: Mapping[str, str]) -> Server:
+def server_of(environ: Mapping[str, str]) -> InfluxServer:
     """Return the server that the environment names.
 
     Raises:
@@ -89,7 +89,7 @@ def server_of(environ: Mapping[str, str]) -> Server:
     names = {BUCKET: environ.get(BUCKET, "").strip() or DEFAULT_BUCKET, ORG: environ.get(ORG, "").strip()}
     for variable, name in names.items():
         _check(name, variable)
-    return Server(url, names[BUCKET], names[ORG], token, ca)
+    return InfluxServer(url, names[BUCKET], names[ORG], token, ca)
 
 
 def _check_url(url: str) -> None:

@@ -14,10 +14,10 @@ import pluggy
 
 from pytest_mlhpc.errors import MlhpcError, StoreError
 from pytest_mlhpc.influx import credentials
-from pytest_mlhpc.influx.credentials import Server
+from pytest_mlhpc.influx.credentials import InfluxServer
 from pytest_mlhpc.influx.push import InfluxSink, RefusedError, UnavailableError
 from pytest_mlhpc.influx.schema import RUN, lines_of
-from pytest_mlhpc.influx.source import Connection
+from pytest_mlhpc.influx.source import InfluxConnection
 from pytest_mlhpc.influx.spool import Writer, spool_of
 from pytest_mlhpc.store.text import clean
 
@@ -128,7 +128,7 @@ MEASUREMENT = "mlhpc_check"
 _FOUND, _LATER = 1, 75
 
 
-def check(server: Server) -> int:
+def check(server: InfluxServer) -> int:
     """Write one point and read it back; say how many records are there. Returns 0, 1 (refused) or 75 (no answer)."""
     moment = time.time_ns()
     who = "a user and a password" if ":" in server.token else "a token" if server.token else "no token"
@@ -148,8 +148,8 @@ def check(server: Server) -> int:
     return 0
 
 
-def _read_back(server: Server, moment: int) -> None:
-    connection = Connection(server, silence_s=REQUEST_LIMIT_S)
+def _read_back(server: InfluxServer, moment: int) -> None:
+    connection = InfluxConnection(server, silence_s=REQUEST_LIMIT_S)
     try:
         question = f'SELECT "value" FROM "{MEASUREMENT}" WHERE time = {moment}'  # noqa: S608 - our own words
         rows = [row for block in connection.ask(question) for row in block.rows]

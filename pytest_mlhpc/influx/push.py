@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from pytest_mlhpc.errors import MlhpcError, UsageError
 from pytest_mlhpc.influx import spool as spools
-from pytest_mlhpc.influx.credentials import Server
+from pytest_mlhpc.influx.credentials import InfluxServer
 from pytest_mlhpc.influx.spool import Frame
 from pytest_mlhpc.node.files import read_json
 
@@ -75,7 +75,7 @@ class _Library:
 class InfluxSink:
     """One server. Use as a context manager."""
 
-    def __init__(self, server: Server, *, timeout_s: float) -> None:
+    def __init__(self, server: InfluxServer, *, timeout_s: float) -> None:
         """Make a client; nothing is asked yet.
 
         Raises:
@@ -139,7 +139,7 @@ class InfluxSink:
         return self._server.hide(text.rpartition("Caused by ")[2])[:_LONGEST_REASON] or type(error).__name__
 
 
-def hint(status: int, server: Server) -> str:
+def hint(status: int, server: InfluxServer) -> str:
     """Return what to do about an answer, to be put behind it."""
     match status:
         case 401:
@@ -161,7 +161,7 @@ def _retry_after(error: Any) -> float:
         return 0.0
 
 
-def _load(server: Server, timeout_s: float) -> _Library:
+def _load(server: InfluxServer, timeout_s: float) -> _Library:
     try:
         from influxdb_client.client.influxdb_client import InfluxDBClient
         from influxdb_client.rest import ApiException

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_mlhpc.history.series import Night, night_of
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.definition import digest
 from pytest_mlhpc.store.record import Record
 
@@ -32,7 +32,7 @@ class Tag:
 
 
 @dataclass(frozen=True)
-class Field:
+class InfluxField:
     """One field. ``kind`` is float, integer, boolean, text, or json (a text that holds JSON). ``always``: in every point."""
 
     name: str
@@ -49,9 +49,9 @@ class MeasurementDefinition:
     name: str
     text: str
     tags: tuple[Tag, ...]
-    fields: tuple[Field, ...]
+    fields: tuple[InfluxField, ...]
 
-    def field(self, name: str) -> Field:
+    def field(self, name: str) -> InfluxField:
         """Return the field of that name.
 
         Raises:
@@ -82,9 +82,9 @@ _ORIGIN_TAGS = (
     Tag("purpose", "nightly, change or manual"),
     Tag("attempt", "0 for the first run, 1 and up for re-runs"),
 )
-_ID = Field("id", "text", "id of the record (UUIDv7)")
-_BRANCH = Field("branch", "text", "git branch of the benchmarks")
-_COMMIT = Field("commit", "text", "git commit of the benchmarks")
+_ID = InfluxField("id", "text", "id of the record (UUIDv7)")
+_BRANCH = InfluxField("branch", "text", "git branch of the benchmarks")
+_COMMIT = InfluxField("commit", "text", "git commit of the benchmarks")
 
 RUN = MeasurementDefinition(
     "mlhpc_run",
@@ -96,29 +96,31 @@ RUN = MeasurementDefinition(
         Tag("verdict", "verdict of the judge, or the name of the failure"),
     ),
     (
-        Field("schema", "integer", "version of this schema"),
+        InfluxField("schema", "integer", "version of this schema"),
         _ID,
-        Field("created_ns", "integer", "when the record was made, UTC", "ns"),
-        Field("session", "text", "id of the session that made the record"),
-        Field("node_id", "text", "the test, as pytest names it"),
-        Field("definition_text", "text", "all that changes what is computed, as `k=v` text"),
+        InfluxField("created_ns", "integer", "when the record was made, UTC", "ns"),
+        InfluxField("session", "text", "id of the session that made the record"),
+        InfluxField("node_id", "text", "the test, as pytest names it"),
+        InfluxField("definition_text", "text", "all that changes what is computed, as `k=v` text"),
         _BRANCH,
         _COMMIT,
-        Field("preset", "text", "preset of model and input size"),
-        Field("account", "text", "system and account that is charged"),
-        Field("job_id", "text", "the scheduler's own id of the allocation"),
-        Field("failure", "text", "what went wrong, in words; empty if nothing did"),
-        Field("nodes", "json", "list of the nodes of the run"),
-        Field("unfit", "json", "nodes that vetting left out: host to reason"),
-        Field("judged", "json", "list of the metrics by which the test fails"),
-        Field("changes", "json", "environment of the run (driver, kernel, image ...): name to value"),
-        Field("node_hours", "float", "node-hours charged", "h"),
-        Field("queue_s", "float", "time in the queue", "s"),
-        Field("run_s", "float", "from the first process to the last", "s"),
-        Field("node_count", "integer", "number of nodes"),
-        Field("unfit_count", "integer", "number of nodes that vetting left out"),
-        Field("energy_j", "float", "energy as the scheduler accounts it", "J", always=False),
-        Field("calibration", "float", "rate of the calibration kernel around the run", "1/s", always=False),
+        InfluxField("preset", "text", "preset of model and input size"),
+        InfluxField("account", "text", "system and account that is charged"),
+        InfluxField("job_id", "text", "the scheduler's own id of the allocation"),
+        InfluxField("failure", "text", "what went wrong, in words; empty if nothing did"),
+        InfluxField("nodes", "json", "list of the nodes of the run"),
+        InfluxField("unfit", "json", "nodes that vetting left out: host to reason"),
+        InfluxField("judged", "json", "list of the metrics by which the test fails"),
+        InfluxField("changes", "json", "environment of the run (driver, kernel, image ...): name to value"),
+        InfluxField("node_hours", "float", "node-hours charged", "h"),
+        InfluxField("queue_s", "float", "time in the queue", "s"),
+        InfluxField("run_s", "float", "from the first process to the last", "s"),
+        InfluxField("node_count", "integer", "number of nodes"),
+        InfluxField("unfit_count", "integer", "number of nodes that vetting left out"),
+        InfluxField("energy_j", "float", "energy as the scheduler accounts it", "J", always=False),
+        InfluxField(
+            "calibration", "float", "rate of the calibration kernel around the run", "1/s", always=False
+        ),
     ),
 )
 
@@ -134,15 +136,17 @@ METRIC = MeasurementDefinition(
         Tag("better", "higher, lower or none"),
     ),
     (
-        Field("value", "float", "the figure, in the metric's unit"),
-        Field("judged", "boolean", "whether the test fails by it"),
+        InfluxField("value", "float", "the figure, in the metric's unit"),
+        InfluxField("judged", "boolean", "whether the test fails by it"),
         _ID,
-        Field("verdict", "text", "verdict of the run"),
+        InfluxField("verdict", "text", "verdict of the run"),
         _BRANCH,
         _COMMIT,
-        Field("nodes", "text", "nodes of the run, separated by commas; the first ones if there are many"),
-        Field("first", "float", "first observation of the run (loss ...)", always=False),
-        Field("last", "float", "last observation of the run", always=False),
+        InfluxField(
+            "nodes", "text", "nodes of the run, separated by commas; the first ones if there are many"
+        ),
+        InfluxField("first", "float", "first observation of the run (loss ...)", always=False),
+        InfluxField("last", "float", "last observation of the run", always=False),
     ),
 )
 
@@ -303,7 +307,7 @@ def _fields_of_every_metric(night: Night) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _metric_values(metric: Metric, night: Night) -> Mapping[str, object]:
+def _metric_values(metric: MetricValue, night: Night) -> Mapping[str, object]:
     judged = metric.name in night.judged
     return {"value": metric.value, "judged": judged, "first": metric.first, "last": metric.last}
 
@@ -321,7 +325,7 @@ def _fields(definition: MeasurementDefinition, values: Mapping[str, object]) -> 
     return ",".join(f"{name}={text}" for name, text in found if text)
 
 
-def _written(field: Field, value: object) -> str:
+def _written(field: InfluxField, value: object) -> str:
     """Return a field's value as line protocol has it; an empty text for what is left out: None, and what is not a number."""
     if value is None:
         return ""

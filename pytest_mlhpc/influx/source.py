@@ -15,9 +15,9 @@ from typing import Any
 
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.nightly import Look
-from pytest_mlhpc.history.series import Figure, Night, Series, Source, assemble
-from pytest_mlhpc.influx.credentials import Server, server_of
+from pytest_mlhpc.history.nightly import NightlyQuery
+from pytest_mlhpc.history.series import Night, NightFigure, Series, Source, assemble
+from pytest_mlhpc.influx.credentials import InfluxServer, server_of
 from pytest_mlhpc.influx.schema import (
     METRIC,
     RUN,
@@ -46,7 +46,7 @@ _NOT_ROWS = (ValueError, RecursionError, KeyError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
-class Block:
+class ResultBlock:
     """Rows of one group of an answer: its tags (empty without ``GROUP BY``), names of columns, and rows in that order.
 
     A large group comes in several blocks, one after the other.
@@ -62,10 +62,10 @@ def literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-class Connection:
+class InfluxConnection:
     """Asks one server, one question after the other. Close it in the end."""
 
-    def __init__(self, server: Server, *, silence_s: float = SILENCE_S) -> None:
+    def __init__(self, server: InfluxServer, *, silence_s: float = SILENCE_S) -> None:
         """Connect to nothing yet."""
         self._server = server
         self._silence_s = silence_s
@@ -78,7 +78,7 @@ class Connection:
             self._connection.close()
             self._connection = None
 
-    def ask(self, question: str) -> Iterator[Block]:
+    def ask(self, question: str) -> Iterator[ResultBlock]:
         """Yield the blocks of an answer, times in ns.
 
         Raises:
@@ -129,7 +129,7 @@ class Connection:
         context = ssl.create_default_context(cafile=self._server.ca or None)
         return http.client.HTTPSConnection(host, port, timeout=self._silence_s, context=context)
 
-    def _blocks(self, answer: http.client.HTTPResponse) -> Iterator[Block]:
+    def _blocks(self, answer: http.client.HTTPResponse) -> Iterator[ResultBlock]:
         if answer.status != 200:
             text = answer.read(65536).decode("utf-8", "replace")
             self.close()
@@ -146,7 +146,7 @@ class Connection:
                 unfinished = bool(result.get("partial"))
                 for group in result.get("series", ()):
                     unfinished = unfinished or bool(group.get("partial"))
-                    yield Block(group.get("tags", {}), tuple(group["columns"]), group.get("values", []))
+                    yield ResultBlock(group.get("tags", {}), tuple(group["columns"]), group.get("values", []))
         answer.close()  # all was read: the next question goes the same way
         if unfinished:
             raise ValueError("the answer was cut short")
@@ -201,9 +201,9 @@ class InfluxSource:
     schema are left out and told to *on_problem*.
     """
 
-    def __init__(self, server: Server, on_problem: Callable[[str], None] | None = None) -> None:
+    def __init__(self, server: InfluxServer, on_problem: Callable[[str], None] | None = None) -> None:
         self._server = server
-        self._connection = Connection(server)
+        self._connection = InfluxConnection(server)
         self._tell = on_problem or (lambda _text: None)
         self._shared: dict[
             str, Any
@@ -260,7 +260,7 @@ class InfluxSource:
     def _of_benchmark(
         self, values: Mapping[str, str], span: tuple[int, int | None], nights: Mapping[str, Night]
     ) -> Iterator[Series]:
-        metrics: dict[str, list[Figure]] = {}
+        metrics: dict[str, list[NightFigure]] = {}
         question = f'SELECT "value", "id" FROM "{METRIC.name}" WHERE {_where(span, values)} GROUP BY {_names(_MEASURED)}'  # noqa: S608 - our own words and literals
         for block in self._connection.ask(question):
             metric, unit, better = (from_tag(block.tags.get(name) or "-") for name in _MEASURED)
@@ -270,7 +270,7 @@ class InfluxSource:
                 if (
                     night is not None and value is not None
                 ):  # else its run was written between the two questions
-                    figures.append(Figure(night, float(value), unit, better))
+                    figures.append(NightFigure(night, float(value), unit, better))
         for metric in sorted(metrics):
             if metrics[metric]:
                 yield assemble(SeriesKey(**values, metric=metric), metrics[metric])
@@ -348,10 +348,10 @@ def _names(names: tuple[str, ...]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def look_of(system: str, branch: str, *, judged_only: bool) -> Look:
+def look_of(system: str, branch: str, *, judged_only: bool) -> NightlyQuery:
     """Return what is to be looked at; without *branch*, the nightly runs of the default one."""
     branch = branch or provenance_of(Path.cwd()).default_branch
-    return Look(system=system, default_branch=branch, judged_only=judged_only)
+    return NightlyQuery(system=system, default_branch=branch, judged_only=judged_only)
 
 
 @contextlib.contextmanager

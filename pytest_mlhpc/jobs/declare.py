@@ -129,19 +129,19 @@ def _node(value: Any, where: str, key: str) -> Any:
     Raises:
         TypeError: it holds what no file can, such as an object of Python's.
     """
-    from pytest_mlhpc.config.yaml import Node
+    from pytest_mlhpc.config.yaml import YamlNode
 
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str):
                 raise TypeError(f"{key}: the key {name!r:.80} should be text")
-        return Node({name: _node(one, where, f"{key}.{name}") for name, one in value.items()}, where, key)
+        return YamlNode({name: _node(one, where, f"{key}.{name}") for name, one in value.items()}, where, key)
     if isinstance(value, (list, tuple)):
-        return Node([_node(one, where, f"{key}[{index}]") for index, one in enumerate(value)], where, key)
+        return YamlNode([_node(one, where, f"{key}[{index}]") for index, one in enumerate(value)], where, key)
     if isinstance(value, Path):
         value = str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
-        return Node(value, where, key)
+        return YamlNode(value, where, key)
     raise TypeError(f"{key}: {type(value).__name__} is neither text nor number, list or mapping")
 
 

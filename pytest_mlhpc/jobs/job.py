@@ -14,13 +14,13 @@ from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, SchemaError, from_json
-from pytest_mlhpc.node.vet.finding import Verdict
+from pytest_mlhpc.node.vet.finding import VetVerdict
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Failure
 from pytest_mlhpc.store.verdict import Judgement
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldNodes:
     """Nodes that a test holds. ``directory`` is the folder through which their batch is asked (``node/batch/test_nodes.py``)."""
 
     id: str  #: the scheduler's own id of the allocation, or ours where it has none
@@ -46,8 +46,8 @@ class Outcome:
     attempts: int = 0
     record_id: str = ""
     directory: str = ""
-    vetting: Verdict | None = None  #: instead of a measurement: what was found of the nodes
-    held: Held | None = None  #: instead of a measurement: nodes that are the test's while it runs
+    vetting: VetVerdict | None = None  #: instead of a measurement: what was found of the nodes
+    held: HeldNodes | None = None  #: instead of a measurement: nodes that are the test's while it runs
 
 
 #: Outcomes that the infrastructure causes. The attempt is retried, away from failed nodes.

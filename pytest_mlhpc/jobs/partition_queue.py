@@ -16,7 +16,7 @@ from pytest_mlhpc.jobs.job import (
     ActiveAllocation,
     AdoptedAllocation,
     Attempt,
-    Held,
+    HeldNodes,
     Job,
     Outcome,
     attempt_error,
@@ -448,7 +448,7 @@ def grant_nodes(job: Job, attempt: Attempt, started: Message) -> None:
     named = started.body.get("nodes")
     nodes = tuple(map(str, named)) if isinstance(named, list) else attempt.nodes
     attempt.nodes = nodes or attempt.nodes
-    held = Held(
+    held = HeldNodes(
         id=attempt.job_id or attempt.run.run_id,
         nodes=nodes,
         partition=job.spec.target.partition.name,

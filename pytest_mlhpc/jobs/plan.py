@@ -13,11 +13,19 @@ from pytest_mlhpc.jobs.declare import beside_test
 from pytest_mlhpc.jobs.job import Attempt
 from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec, allocation_time_s, path_kind, uuid7
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
-from pytest_mlhpc.node.protocol.plan import BUDGET_S, VETTED, Learned, MetricPattern, Plan, RunPlan, Settings
+from pytest_mlhpc.node.protocol.plan import (
+    BUDGET_S,
+    VETTED,
+    Learned,
+    MetricPattern,
+    Plan,
+    RunPlan,
+    VetSettings,
+)
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
 from pytest_mlhpc.node.vet.files import verdict_from_json
-from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, Origin, Report, Verdict
-from pytest_mlhpc.node.vet.policy import Bound, Wanted
+from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, Origin, Report, VetVerdict
+from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
 from pytest_mlhpc.store.record import Vetted
 
 
@@ -26,7 +34,7 @@ def plan_of(
     runs_dir: Path,
     payload_sha256: str,
     excluded_nodes: Sequence[str] = (),
-    vetting: Settings | None = None,
+    vetting: VetSettings | None = None,
 ) -> Plan:
     """Return the plan of one attempt of each of *specs* (spec, number of the attempt), which have the same needs.
 
@@ -134,7 +142,7 @@ _DETAILS = frozenset({"verdict", "report", "probed"})
 _REMOTE = frozenset({"ipu", "wse"})
 
 
-def vetting_settings(spec: JobSpec, learned: Sequence[Learned] = ()) -> Settings | None:
+def vetting_settings(spec: JobSpec, learned: Sequence[Learned] = ()) -> VetSettings | None:
     """Return how the nodes of *spec* are vetted; None: not at all.
 
     Raises:
@@ -147,7 +155,7 @@ def vetting_settings(spec: JobSpec, learned: Sequence[Learned] = ()) -> Settings
         return None
     # Before a measurement, what has nothing to be compared with is unknown; a test of nodes says whether it is.
     asked = spec.parameters if spec.workload == VETTED else {"require_comparison": True}
-    return Settings(
+    return VetSettings(
         level=level,
         need=int(asked.get("need") or spec.nodes),
         budget_s=vet.budget_s or BUDGET_S[level],
@@ -160,7 +168,7 @@ def vetting_settings(spec: JobSpec, learned: Sequence[Learned] = ()) -> Settings
     )
 
 
-def expected_node(partition: Partition, ranks: int = 0) -> Wanted:
+def expected_node(partition: Partition, ranks: int = 0) -> ExpectedNode:
     """Return what each node of *partition* should have, for *ranks* of a run.
 
     A pod sees its share of a node, a Slurm job perhaps fewer cores than there are: what is had there is not less than the node's,
@@ -168,7 +176,7 @@ def expected_node(partition: Partition, ranks: int = 0) -> Wanted:
     """
     node, shared = partition.nodes, partition.scheduler == "kubernetes"
     here = partition.accelerator not in {"cpu", *_REMOTE}
-    return Wanted(
+    return ExpectedNode(
         accelerator=partition.accelerator,
         devices=(ranks if shared else node.devices) if here else None,
         device_model=node.device_model if here else "",
@@ -211,7 +219,7 @@ def vetted_record(
     return replace(found, unfit={**unfit, **found.unfit}, kept_out=dict(away or {}))
 
 
-def node_verdict(attempt: Attempt) -> Verdict | None:
+def node_verdict(attempt: Attempt) -> VetVerdict | None:
     """Return the whole verdict on the nodes of *attempt*; None where it was told to another run, or is of another form."""
     data = (attempt.vetted or {}).get("verdict")
     try:
@@ -220,7 +228,7 @@ def node_verdict(attempt: Attempt) -> Verdict | None:
         return None
 
 
-def probe_verdict(attempt: Attempt) -> Verdict | None:
+def probe_verdict(attempt: Attempt) -> VetVerdict | None:
     """Return what pods' probes said of nodes that *attempt* was then provisioned without; None: nothing, or it was told to another.
 
     A probe tells an unfit node from a set-up that is wrong on all of them, so whatever it says of one is the node's problem.
@@ -235,7 +243,7 @@ def probe_verdict(attempt: Attempt) -> Verdict | None:
         for host, said in probed.items()
     )
     hosts = tuple(node.host for node in nodes)
-    return Verdict(Exit.TOO_FEW, 1, nodes, (), hosts, level=str(body.get("level", "quick")))
+    return VetVerdict(Exit.TOO_FEW, 1, nodes, (), hosts, level=str(body.get("level", "quick")))
 
 
 def node_report(attempt: Attempt) -> Report | None:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, Detector, Rule
+from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, Detector, DropLimits
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
@@ -131,7 +131,7 @@ MOST_ALIKE = 0.9
 
 
 def ends(
-    levels: Sequence[Sequence[float]], confirmed: Sequence[bool], best: Sequence[float], rule: Rule
+    levels: Sequence[Sequence[float]], confirmed: Sequence[bool], best: Sequence[float], rule: DropLimits
 ) -> list[tuple[int, float, float] | None]:
     """Return of each row of *levels* (series x nights, tonight last) the surest drop at its end, None where there is none.
 
@@ -154,7 +154,7 @@ def ends(
 
 
 def _lasted(
-    figures: Floats, confirmed: NDArray[np.bool_], best: Floats, nights: int, rule: Rule
+    figures: Floats, confirmed: NDArray[np.bool_], best: Floats, nights: int, rule: DropLimits
 ) -> Iterator[tuple[int, tuple[int, float, float]]]:
     """Yield (row, drop) of the rows that have been worse for *nights*."""
     points = figures.shape[1]
@@ -184,7 +184,7 @@ def _lasted(
             yield row, (nights, lower / level if level else math.inf, surely)
 
 
-def _compared(past: Floats, recent: Floats, centre: Floats, rule: Rule) -> tuple[Floats, Floats]:
+def _compared(past: Floats, recent: Floats, centre: Floats, rule: DropLimits) -> tuple[Floats, Floats]:
     """Return by how much *recent* lies below *past*, and the standard error of that."""
     nights = recent.shape[1]
     off = past - centre[:, None]

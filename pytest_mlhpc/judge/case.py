@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pytest_mlhpc.judge import fence as fences
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.changes import Attempts
-from pytest_mlhpc.judge.losses import Limits, limits_for
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric
+from pytest_mlhpc.judge.losses import LossLimits, limits_for
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.store import record
 from pytest_mlhpc.store.record import Epoch, calibration_rate, ratio
 from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
@@ -76,7 +76,7 @@ class Case:
     attempts: Sequence[Measurement]
     setting: Setting
     entry: Entry
-    metric: Metric
+    metric: MetricValue
     nights: Sequence[Attempts]
     fence: fences.Fence
 
@@ -86,7 +86,7 @@ class Case:
         return [night for night in self.nights if not night.regressed]
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> LossLimits:
         """What a loss must be for the test to fail."""
         return limits_for(self.setting.series, self.entry.tolerance)
 
@@ -138,7 +138,7 @@ class Case:
         )
 
 
-def usable(metric: Metric | None) -> float | None:
+def usable(metric: MetricValue | None) -> float | None:
     """Return the figure of *metric* when it is one that can be compared: finite and positive."""
     if metric is None or not math.isfinite(metric.value) or metric.value <= 0:
         return None

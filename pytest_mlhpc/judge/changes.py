@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pytest_mlhpc.judge import fence
-from pytest_mlhpc.judge.fence import FENCE_SIGMAS, SMALLEST, WINDOW, Detector, Rule, robust_sigma
+from pytest_mlhpc.judge.fence import FENCE_SIGMAS, SMALLEST, WINDOW, Detector, DropLimits, robust_sigma
 
 if TYPE_CHECKING:
     from pytest_mlhpc.judge.arrays import Floats
@@ -183,7 +183,7 @@ class Drop:
     score: float
 
 
-def lasting_drop(history: Sequence[Attempts], better: str, rule: Rule | None = None) -> Drop | None:
+def lasting_drop(history: Sequence[Attempts], better: str, rule: DropLimits | None = None) -> Drop | None:
     """Return the drop at the end of *history* that quorum and nights agree on, the surest one; None when there is none.
 
     Args:
@@ -196,10 +196,10 @@ def lasting_drop(history: Sequence[Attempts], better: str, rule: Rule | None = N
 
 
 def lasting_drops(
-    series: Sequence[tuple[Sequence[Attempts], str]], rule: Rule | None = None
+    series: Sequence[tuple[Sequence[Attempts], str]], rule: DropLimits | None = None
 ) -> list[Drop | None]:
     """Return what :func:`lasting_drop` says of each (history, better), in their order and in far less time."""
-    limits = rule or Rule()
+    limits = rule or DropLimits()
     from pytest_mlhpc.judge import arrays
 
     found: list[Drop | None] = [None] * len(series)
@@ -225,7 +225,7 @@ def confirmed(history: Sequence[Attempts], better: str) -> bool:
     """Return whether the re-runs of tonight, the last of *history*, confirm a drop below the nights before."""
     if not history or not history[-1].finite:
         return False
-    return _turned(history, 1.0 if better == "higher" else -1.0, Rule())[2]
+    return _turned(history, 1.0 if better == "higher" else -1.0, DropLimits())[2]
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class _End:
     confirmed: bool
 
 
-def _turned(history: Sequence[Attempts], sign: float, rule: Rule) -> tuple[list[float], float, bool]:
+def _turned(history: Sequence[Attempts], sign: float, rule: DropLimits) -> tuple[list[float], float, bool]:
     known = (sign * night.level for night in reversed(history) if night.level is not None)
     newest = list(itertools.islice(known, rule.longest))
     tonight = history[-1]

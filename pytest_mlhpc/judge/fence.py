@@ -103,7 +103,7 @@ class Detector:
 
 
 @dataclass(frozen=True)
-class Rule:
+class DropLimits:
     """The limits, in standard errors; chosen by the simulation of ``benchmarks/history.py`` (docs/change-points.md)."""
 
     confirmed: float = 3.1  #: that a drop must have when re-runs confirm it tonight

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_mlhpc.judge.changes import Attempts, Drop, lasting_drop, lasting_drops
-from pytest_mlhpc.judge.fence import SMALLEST, Rule
+from pytest_mlhpc.judge.fence import SMALLEST, DropLimits
 
 #: Nights from which on a series is judged by its own nights; younger ones are judged by the baseline's tolerance.
 ENOUGH = 16
@@ -42,20 +42,20 @@ BACK = 3
 
 
 @dataclass(frozen=True)
-class Limits:
+class LossLimits:
     """``matters`` is the smallest loss that fails a test (share of the level), ``score`` its least certainty (standard errors)."""
 
     matters: float = 0.05
     score: float = 4.5
 
 
-def limits_for(series: int, matters: float) -> Limits:
+def limits_for(series: int, matters: float) -> LossLimits:
     """Return the limits for a site that judges so many series: one false loss a month in all of them together.
 
     On 17,220 nights of 82 series of public records that did not change, a score of 4 was reached falsely twice, 4.5 once, 5
     never; each decade of series asks for one more.
     """
-    return Limits(matters, max(3.5, 4.5 + math.log10(max(series, 1) / 600)))
+    return LossLimits(matters, max(3.5, 4.5 + math.log10(max(series, 1) / 600)))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def possible_losses(series: Sequence[tuple[Sequence[Attempts], str]]) -> list[Dr
     return lasting_drops([(_standing(history), better) for history, better in series], _rule(GATE, SMALLEST))
 
 
-def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: Limits) -> list[Loss | None]:
+def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: LossLimits) -> list[Loss | None]:
     """Return of each (history, better) the loss that fails its test tonight for the first time, or None.
 
     Args:
@@ -82,7 +82,7 @@ def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: Lim
     """
     found: list[Loss | None] = [None] * len(series)
     series = [(_standing(history), better) for history, better in series]
-    for nights in Rule.nights:
+    for nights in DropLimits.nights:
         least = limits.matters * (SINGLE if nights == 1 else SEVERAL)
         drops = lasting_drops(series, _rule(limits.score, least, (nights,)))
         for row, ((history, better), drop) in enumerate(zip(series, drops, strict=True)):
@@ -113,19 +113,19 @@ def open_loss(history: Sequence[Attempts], better: str) -> Loss | None:
     return None if is_back(statistics.median(now), loss, better) and len(failed) >= BACK - 1 else loss
 
 
-def suspected(history: Sequence[Attempts], better: str, limits: Limits) -> bool:
+def suspected(history: Sequence[Attempts], better: str, limits: LossLimits) -> bool:
     """Return whether tonight's level, after all re-runs, may be a loss that matters."""
     rule = _rule(SUSPECT, SEVERAL * limits.matters)
     return lasting_drop(_standing(history), better, rule) is not None
 
 
-def gained(history: Sequence[Attempts], better: str, limits: Limits) -> bool:
+def gained(history: Sequence[Attempts], better: str, limits: LossLimits) -> bool:
     """Return whether the newest nights are better than those before, tonight alone or several."""
     other = "lower" if better == "higher" else "higher"
     return lasting_drop(_standing(history), other, _rule(limits.score, SMALLEST)) is not None
 
 
-def drift(history: Sequence[Attempts], better: str, limits: Limits) -> Loss | None:
+def drift(history: Sequence[Attempts], better: str, limits: LossLimits) -> Loss | None:
     """Return by how much the last month of an epoch is worse than its first, if that matters and is certain."""
     known = [night for night in _standing(history) if night.level is not None]
     if len(known) < 2 * MONTH or not history[-1].finite:
@@ -147,8 +147,8 @@ def levels(nights: Sequence[Attempts]) -> list[float]:
     return [night.level for night in nights if night.level is not None]
 
 
-def _rule(score: float, smallest: float, nights: tuple[int, ...] = Rule.nights) -> Rule:
-    return Rule(
+def _rule(score: float, smallest: float, nights: tuple[int, ...] = DropLimits.nights) -> DropLimits:
+    return DropLimits(
         confirmed=score, nights=nights, enough=ENOUGH, before=BEFORE, unheard=math.inf, smallest=smallest,
         clip_recent=6.0, clip_single=math.inf, tail=TAIL, quorum=False,
     )  # fmt: skip
@@ -166,7 +166,7 @@ def _standing(history: Sequence[Attempts]) -> list[Attempts]:
     return [*(night for night in history[:-1] if not night.regressed), history[-1]]
 
 
-def _agreed(history: Sequence[Attempts], better: str, drop: Drop, limits: Limits) -> Loss | None:
+def _agreed(history: Sequence[Attempts], better: str, drop: Drop, limits: LossLimits) -> Loss | None:
     """Return the loss if tonight's attempts and the nights since it began agree with its size."""
     known = levels(history)
     level = statistics.median(known[: -drop.nights][-BEFORE:])

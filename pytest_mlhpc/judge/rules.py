@@ -11,7 +11,7 @@ from pytest_mlhpc.judge.baseline_files import TOLERANCE, Entry
 from pytest_mlhpc.judge.case import Case, Ruling, Setting, busy, speed, usable
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.settling import NIGHTS, Settling, settle
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.store import record
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
@@ -108,7 +108,7 @@ def _judge_baseline(
     return nightly.judge_night(case) if nightly.enough(nights) else _young(case)
 
 
-def _settles(metric: Metric, setting: Setting, mismatch: str) -> bool:
+def _settles(metric: MetricValue, setting: Setting, mismatch: str) -> bool:
     """Return whether its nights may settle the level of a series without accepted baseline; `local` has provisional ones."""
     return setting.mode == "record" and not (setting.local or mismatch) and metric.better != "none"
 
@@ -198,7 +198,7 @@ def _excused_drop(case: Case, attempt: Measurement) -> float | None:
     return None if value is None else case.drop(value)
 
 
-def _mismatch(metric: Metric, entry: Entry | None) -> str:
+def _mismatch(metric: MetricValue, entry: Entry | None) -> str:
     if entry is None or (entry.unit, entry.better) == (metric.unit, metric.better):
         return ""
     return (
@@ -208,7 +208,7 @@ def _mismatch(metric: Metric, entry: Entry | None) -> str:
 
 
 def _without_baseline(
-    metric: Metric, entry: Entry | None, setting: Setting, mismatch: str, busy: str
+    metric: MetricValue, entry: Entry | None, setting: Setting, mismatch: str, busy: str
 ) -> MetricVerdict:
     if metric.better == "none":
         reason = "metric_invalid: it has no direction (better: none) and cannot be judged"
@@ -240,7 +240,7 @@ def _without_baseline(
     return replace(_unjudged(metric.name, metric, entry, reason), epoch=epoch)
 
 
-def _unjudged(name: str, metric: Metric | None, entry: Entry | None, reason: str) -> MetricVerdict:
+def _unjudged(name: str, metric: MetricValue | None, entry: Entry | None, reason: str) -> MetricVerdict:
     return MetricVerdict(
         name=name,
         value=metric.value if metric else math.nan,

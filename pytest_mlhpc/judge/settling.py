@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pytest_mlhpc.judge import fence
 from pytest_mlhpc.judge.baseline_files import TOLERANCE, Entry
 from pytest_mlhpc.judge.changes import Attempts
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.record import Epoch
 
 #: Clean nights that settle a level: from as many the fence takes a width of its own.
@@ -29,7 +29,7 @@ class Settling:
     entry: Entry | None = None
 
 
-def settle(nights: Sequence[Attempts], metric: Metric, epoch: Epoch) -> Settling:
+def settle(nights: Sequence[Attempts], metric: MetricValue, epoch: Epoch) -> Settling:
     """Return what the *nights* of a series, oldest first and all of *epoch*, say about its level.
 
     The level is the median of the first :data:`NIGHTS` successive clean nights whose later half is not worse or better than
@@ -47,7 +47,7 @@ def settle(nights: Sequence[Attempts], metric: Metric, epoch: Epoch) -> Settling
     return Settling(min(len(levels), NIGHTS))
 
 
-def _entry(window: Sequence[float], metric: Metric, epoch: Epoch, tolerance: float) -> Entry:
+def _entry(window: Sequence[float], metric: MetricValue, epoch: Epoch, tolerance: float) -> Entry:
     value = statistics.median(window)
     return Entry(
         value=value,

@@ -266,7 +266,7 @@ def kills(counters: Tuple[str, ...] = COUNTERS) -> int:
     return 0
 
 
-class Watch:
+class GrowthWatch:
     """Whether the count has grown since this was made."""
 
     def __init__(self, counters: Tuple[str, ...] = COUNTERS) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.figures import Run
+from pytest_mlhpc.report.figures import RecordedRun
 from pytest_mlhpc.report.keys import Benchmark
 from pytest_mlhpc.store.text import one_line
 
@@ -61,7 +61,7 @@ class Ensemble:
 
 
 @dataclass(frozen=True)
-class Scale:
+class EnsembleScale:
     """What was measured on so many devices: plain data parallelism, and ensembles by (M, P); samples/s."""
 
     group: str
@@ -91,7 +91,7 @@ def vflops(flops: float, quality: float, goal: Goal, better: str) -> float:
 
 
 def ensembles(
-    runs: Mapping[Benchmark, Sequence[Run]],
+    runs: Mapping[Benchmark, Sequence[RecordedRun]],
     rule: str,
     target: float | None = None,
     exponent: float | None = None,
@@ -122,7 +122,7 @@ def _goal(workload: str, target: float | None, exponent: float | None) -> Goal |
 
 
 def _ensemble(
-    key: keys.Key, shape: tuple[int, int], runs: Sequence[Run], rule: str, goal: Goal | None
+    key: keys.Key, shape: tuple[int, int], runs: Sequence[RecordedRun], rule: str, goal: Goal | None
 ) -> Ensemble:
     newest = runs[0].metrics
     quality, _, better = newest[_QUALITY]
@@ -152,7 +152,7 @@ def _ensemble(
     )
 
 
-def scaling(runs: Mapping[Benchmark, Sequence[Run]]) -> list[Scale]:
+def scaling(runs: Mapping[Benchmark, Sequence[RecordedRun]]) -> list[EnsembleScale]:
     """Return plain trainings and ensembles that differ in scale alone, beside each other by their devices.
 
     The batch of a device must be the same. Groups without any ensemble are left out.
@@ -171,7 +171,10 @@ def scaling(runs: Mapping[Benchmark, Sequence[Run]]) -> list[Scale]:
             plain[place] = max(throughput, plain.get(place, 0.0))
     groups = {group for group, _ in bagging}
     places = sorted(place for place in {*plain, *bagging} if place[0] in groups)
-    return [Scale(*place, plain.get(place), dict(sorted(bagging.get(place, {}).items()))) for place in places]
+    return [
+        EnsembleScale(*place, plain.get(place), dict(sorted(bagging.get(place, {}).items())))
+        for place in places
+    ]
 
 
 def _group(key: keys.Key) -> str:
@@ -184,7 +187,7 @@ def _group(key: keys.Key) -> str:
     return f"{key.workload} " + " ".join(f"{name}={fields[name]}" for name in sorted(fields))
 
 
-def _middle(runs: Sequence[Run], metric: str) -> float | None:
+def _middle(runs: Sequence[RecordedRun], metric: str) -> float | None:
     values = [run.metrics[metric][0] for run in runs if metric in run.metrics]
     return statistics.median(values) if values else None
 
@@ -197,7 +200,7 @@ def _of(metrics: Mapping[str, tuple[float, str, str]], name: str) -> float:
 _WIDTH, _LONGEST = 12, 60
 
 
-def text_of(machine: str, rule: str, found: Sequence[Ensemble], scales: Sequence[Scale]) -> str:
+def text_of(machine: str, rule: str, found: Sequence[Ensemble], scales: Sequence[EnsembleScale]) -> str:
     """Return both tables for one machine."""
     lines = [f"{_whole(machine)}, FLOPS by the rule {rule}", ""]
     lines += _table(
@@ -226,12 +229,12 @@ def text_of(machine: str, rule: str, found: Sequence[Ensemble], scales: Sequence
     return "\n".join(lines) + "\n"
 
 
-def _scaling(scales: Sequence[Scale]) -> list[str]:
+def _scaling(scales: Sequence[EnsembleScale]) -> list[str]:
     """Return a row for each number of devices and shape; efficiency is against the smallest plain training's device."""
     first = next((scale for scale in scales if scale.plain), None)
     device = first.plain / first.devices if first is not None and first.plain else None
 
-    def row(scale: Scale, how: str, throughput: float) -> list[str]:
+    def row(scale: EnsembleScale, how: str, throughput: float) -> list[str]:
         ratio = f"{throughput / scale.plain:.3g}" if scale.plain else "-"
         efficiency = f"{100 * throughput / scale.devices / device:.1f} %" if device else "-"
         return [how, str(scale.devices), f"{throughput:.4g}", efficiency, ratio]
@@ -269,7 +272,9 @@ def _flops(value: float | None) -> str:
     return f"{value:.4g}"
 
 
-def json_of(machine: str, rule: str, found: Sequence[Ensemble], scales: Sequence[Scale]) -> dict[str, Any]:
+def json_of(
+    machine: str, rule: str, found: Sequence[Ensemble], scales: Sequence[EnsembleScale]
+) -> dict[str, Any]:
     """Return the same as plain data. FLOPS in FLOP/s, throughput in samples/s."""
     return {
         "machine": machine,

@@ -8,7 +8,7 @@ from typing import Final
 
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import MANNER
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.figures import Run
+from pytest_mlhpc.report.figures import RecordedRun
 
 SAME, BEST = "same", "best"
 PARITIES: Final = {
@@ -60,7 +60,7 @@ def shared(sections: Sequence[Terms]) -> dict[str, str]:
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
-def terms_of(key: keys.Key, run: Run, parity: str) -> Terms:
+def terms_of(key: keys.Key, run: RecordedRun, parity: str) -> Terms:
     """Return what a figure of *run* has in common with those it may be compared with."""
     free = _FREE | TUNING if parity == BEST else _FREE
     fields = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pytest_mlhpc.papers.published import SOURCES
-from pytest_mlhpc.papers.throughput import EFFECTIVE, JOB, TABLES, Line, Section, Tables
+from pytest_mlhpc.papers.throughput import EFFECTIVE, JOB, TABLES, Section, Tables, ThroughputLine
 from pytest_mlhpc.report.compare_output import escaped, plain
 from pytest_mlhpc.report.figures import CONFIDENCE, Estimate
 from pytest_mlhpc.store.text import clean, figure
@@ -27,7 +27,7 @@ _FEWEST: Final = 6
 
 
 @dataclass(frozen=True)
-class Block:
+class SheetSection:
     """One section of a sheet: its lines are comparable. ``apart``: why they are not with those of the first."""
 
     heading: str
@@ -42,7 +42,7 @@ class Sheet:
     metric: str
     title: str
     headings: tuple[str, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[SheetSection, ...]
 
 
 def sheets(tables: Tables) -> tuple[Sheet, ...]:
@@ -64,11 +64,11 @@ def _sheet(tables: Tables, metric: str, numbers: Mapping[str, int]) -> Sheet:
         if lines:
             rows = tuple(_row(line, metric, numbers, rates=rates, joules=joules) for line in lines)
             heading = section.terms.without(tables.shared[section.terms.workload])
-            blocks.append(Block(heading, ", ".join(section.apart), rows))
+            blocks.append(SheetSection(heading, ", ".join(section.apart), rows))
     return Sheet(metric, _TITLES[metric], (*headings, "runs"), tuple(blocks))
 
 
-def _with_figure(section: Section, metric: str) -> list[Line]:
+def _with_figure(section: Section, metric: str) -> list[ThroughputLine]:
     """Return the lines with that figure; none where only published ones have it."""
     lines = [
         line for line in section.lines
@@ -78,7 +78,7 @@ def _with_figure(section: Section, metric: str) -> list[Line]:
 
 
 def _row(
-    line: Line, metric: str, numbers: Mapping[str, int], *, rates: bool, joules: bool
+    line: ThroughputLine, metric: str, numbers: Mapping[str, int], *, rates: bool, joules: bool
 ) -> tuple[str, ...]:
     found = line.figures.get(metric)
     name = f"{line.name} [{numbers[line.source]}]" if line.source else line.name
@@ -139,7 +139,7 @@ def remarks(tables: Tables) -> Iterator[tuple[str, list[str]]]:
         yield "published figures are from", [*sources, *dict.fromkeys(odd)]
 
 
-def _chosen(workload: str, line: Line) -> str:
+def _chosen(workload: str, line: ThroughputLine) -> str:
     settings = " ".join(f"{name}={value}" for name, value in line.chosen.items())
     many = f" (best of {line.tried} settings)" if line.tried > 1 else ""
     scale = f"{line.devices} device{'s' if line.devices != 1 else ''}"
@@ -171,7 +171,7 @@ def explained(tables: Tables) -> list[str]:
     return told
 
 
-def rows_of(tables: Tables) -> Iterator[tuple[Section, Line, str]]:
+def rows_of(tables: Tables) -> Iterator[tuple[Section, ThroughputLine, str]]:
     """Yield every figure that there is, as (section, line, table's metric)."""
     for metric in TABLES:
         for section in tables.sections:
@@ -310,7 +310,7 @@ def _section(section: Section, parity: str) -> dict[str, Any]:
     }
 
 
-def _figures(line: Line, metric: str) -> dict[str, Any]:
+def _figures(line: ThroughputLine, metric: str) -> dict[str, Any]:
     found = line.figures.get(metric)
     joules = line.efficiency if metric == EFFECTIVE else None
     return {

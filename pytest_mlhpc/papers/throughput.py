@@ -9,8 +9,8 @@ from typing import Final
 from pytest_mlhpc.papers import published as parities
 from pytest_mlhpc.papers.published import BEST, PUBLISHED, Published, Terms
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.figures import ACCEPTED, Estimate, Run, Runs, estimate
-from pytest_mlhpc.report.machines import Column, Seen
+from pytest_mlhpc.report.figures import ACCEPTED, Estimate, RecordedRun, Runs, estimate
+from pytest_mlhpc.report.machines import MachineColumn, VerdictCount
 from pytest_mlhpc.store.text import iso
 
 
@@ -25,8 +25,8 @@ class Refusal:
 
 
 def of_machines(
-    columns: Sequence[Column],
-    seen: Sequence[Seen],
+    columns: Sequence[MachineColumn],
+    seen: Sequence[VerdictCount],
     shown: Sequence[Terms],
     measured: Collection[tuple[int, str]],
 ) -> list[Refusal]:
@@ -39,7 +39,7 @@ def of_machines(
     return [Refusal(workload, tuple(who), why) for (workload, why), who in found.items()]
 
 
-def _why(column: Column, workload: str, seen: Sequence[Seen]) -> str:
+def _why(column: MachineColumn, workload: str, seen: Sequence[VerdictCount]) -> str:
     own = [one for one in seen if one.machine in column.sources | column.also and _workload(one) == workload]
     recent = [one for one in own if one.recent]
     failed = [one for one in recent if one.verdict not in ACCEPTED]
@@ -54,7 +54,7 @@ def _why(column: Column, workload: str, seen: Sequence[Seen]) -> str:
     return "never run"
 
 
-def _workload(one: Seen) -> str:
+def _workload(one: VerdictCount) -> str:
     key = keys.parse(one.benchmark)
     return key.workload if key else ""
 
@@ -84,7 +84,7 @@ DEVICES, JOB = "devices", "job"
 
 
 @dataclass(frozen=True)
-class Line:
+class ThroughputLine:
     """One machine (or published system) at one scale. ``figures``: table's metric -> what the whole run did.
 
     ``efficiency`` is in samples/J of the training epoch, of the devices' counters, or (``energy_of`` "job") of what the
@@ -116,7 +116,7 @@ class Section:
     """Figures that are comparable. ``apart``: why they are not with those of the first section of the workload."""
 
     terms: Terms
-    lines: tuple[Line, ...]
+    lines: tuple[ThroughputLine, ...]
     apart: tuple[str, ...] = ()
 
     @property
@@ -150,9 +150,9 @@ class Tables:
 
 
 def tables_of(
-    columns: Sequence[Column],
+    columns: Sequence[MachineColumn],
     runs: Runs,
-    seen: Sequence[Seen],
+    seen: Sequence[VerdictCount],
     *,
     parity: str,
     published: Sequence[Published] = PUBLISHED,
@@ -166,7 +166,7 @@ def tables_of(
         parity: ``same`` or ``best``.
         published: what may stand beside.
     """
-    found: dict[Terms, list[tuple[int, keys.Key, list[Run]]]] = {}
+    found: dict[Terms, list[tuple[int, keys.Key, list[RecordedRun]]]] = {}
     for (place, benchmark), some in runs.items():
         key = keys.parse(benchmark)
         if key is None:
@@ -194,28 +194,28 @@ def tables_of(
     return Tables(parity, tuple(sections), tuple(refused))
 
 
-def _by_terms(key: keys.Key, runs: Iterable[Run], parity: str) -> dict[Terms, list[Run]]:
+def _by_terms(key: keys.Key, runs: Iterable[RecordedRun], parity: str) -> dict[Terms, list[RecordedRun]]:
     """Return *runs* that have at least one of the tables' figures, by what they share."""
-    found: dict[Terms, list[Run]] = {}
+    found: dict[Terms, list[RecordedRun]] = {}
     for run in runs:
         if any(_value(run, metric, unit) is not None for metric, unit in TABLES.items()):
             found.setdefault(parities.terms_of(key, run, parity), []).append(run)
     return found
 
 
-def _value(run: Run, metric: str, unit: str) -> float | None:
+def _value(run: RecordedRun, metric: str, unit: str) -> float | None:
     """Return a figure of *run*, None where it is not there in this unit."""
     value, known, _better = run.metrics.get(metric, (0.0, "", ""))
     return value if known == unit else None
 
 
 def _lines(
-    columns: Sequence[Column], group: Sequence[tuple[int, keys.Key, list[Run]]], parity: str
-) -> list[Line]:
+    columns: Sequence[MachineColumn], group: Sequence[tuple[int, keys.Key, list[RecordedRun]]], parity: str
+) -> list[ThroughputLine]:
     """Return one line for each machine, scale and test; of settings that a site may choose, the best one's."""
-    candidates: dict[tuple[int, int, int, str], list[Line]] = {}
+    candidates: dict[tuple[int, int, int, str], list[ThroughputLine]] = {}
     for place, key, runs in group:
-        by_scale: dict[tuple[int, int], list[Run]] = {}
+        by_scale: dict[tuple[int, int], list[RecordedRun]] = {}
         for run in runs:
             by_scale.setdefault((run.devices, run.nodes), []).append(run)
         for (devices, nodes), some in by_scale.items():
@@ -235,14 +235,16 @@ def _lines(
         # Two tests of one machine, scale and parameters are two things to whoever wrote them.
         name = f"{best.name} {test}" if named[place, devices, nodes] > 1 else best.name
         lines.append(
-            Line(
+            ThroughputLine(
                 name, best.nodes, best.devices, best.figures, best.efficiency, best.energy_of, best.chosen, len(own),
             )
         )  # fmt: skip
     return lines
 
 
-def _line(name: str, nodes: int, devices: int, runs: Sequence[Run], chosen: Mapping[str, str]) -> Line:
+def _line(
+    name: str, nodes: int, devices: int, runs: Sequence[RecordedRun], chosen: Mapping[str, str]
+) -> ThroughputLine:
     figures = {}
     for metric, unit in TABLES.items():
         values = [value for run in runs if (value := _value(run, metric, unit)) is not None]
@@ -253,10 +255,10 @@ def _line(name: str, nodes: int, devices: int, runs: Sequence[Run], chosen: Mapp
         run.samples / run.energy_j for run in runs if run.energy_j and run.energy_j > 0 and run.samples > 0
     ]
     efficiency, energy_of = (estimate(own), DEVICES) if own else (estimate(job), JOB if job else "")
-    return Line(name, nodes or None, devices or None, figures, efficiency, energy_of, chosen)
+    return ThroughputLine(name, nodes or None, devices or None, figures, efficiency, energy_of, chosen)
 
 
-def _published(one: Published) -> Line:
+def _published(one: Published) -> ThroughputLine:
     figures = {
         metric: Estimate(value)
         for metric, value in zip(TABLES, (one.compute, one.fraction, one.effective), strict=True)
@@ -264,6 +266,6 @@ def _published(one: Published) -> Line:
     }
     if EFFECTIVE not in figures and one.per_device is not None and one.devices:
         figures[EFFECTIVE] = Estimate(one.per_device * one.devices)
-    return Line(
+    return ThroughputLine(
         one.system, one.nodes, one.devices, figures, per_device=one.per_device, source=one.source, note=one.note,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_mlhpc.jobs.metrics import choices
 from pytest_mlhpc.node.processes import describe_exit
 from pytest_mlhpc.node.protocol.plan import MetricPattern, RunPlan
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric, SchemaError
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, SchemaError
 from pytest_mlhpc.provision.search import search
 from pytest_mlhpc.store.record import Failure
 
@@ -175,7 +175,7 @@ def _json_samples(output: bytes) -> dict[str, list[object]]:
     return found
 
 
-def _metric(name: str, wanted: MetricPattern, observed: list[object]) -> Metric | Failure:
+def _metric(name: str, wanted: MetricPattern, observed: list[object]) -> MetricValue | Failure:
     if not observed:
         line = json.dumps({"metric": name, "value": 1.0})
         how = f"nothing matches {wanted.pattern}" if wanted.pattern else f"no line is like {line}"
@@ -193,7 +193,7 @@ def _metric(name: str, wanted: MetricPattern, observed: list[object]) -> Metric 
         values.append(value)
     step = -(-len(values) // MAX_SAMPLES)
     try:
-        return Metric(
+        return MetricValue(
             name,
             _REDUCE[wanted.reduce](values),
             wanted.unit,

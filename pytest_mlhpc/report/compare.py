@@ -13,9 +13,9 @@ from pytest_mlhpc.report.figures import (
     ACCEPTED,
     DIVISIBLE,
     Cell,
-    Row,
+    ComparisonRow,
+    RecordedRun,
     RowKey,
-    Run,
     Runs,
     Series,
     Table,
@@ -27,7 +27,7 @@ from pytest_mlhpc.report.figures import (
     with_ratios,
 )
 from pytest_mlhpc.report.keys import Benchmark
-from pytest_mlhpc.report.machines import Column, Machine, Seen
+from pytest_mlhpc.report.machines import MachineColumn, MeasuredMachine, VerdictCount
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.text import iso
 
@@ -38,7 +38,7 @@ _MOST_FIELDS: Final = 4
 
 
 @dataclass(frozen=True)
-class Past:
+class RecordedRuns:
     """What was recorded of one benchmark on one column, figures aside."""
 
     accepted: int = 0
@@ -52,11 +52,11 @@ class Past:
 class History:
     """All that was recorded, by column: ``past`` of each benchmark, ``near``: those that were measured, by workload and name."""
 
-    past: dict[tuple[int, keys.Benchmark], Past] = field(default_factory=dict)
+    past: dict[tuple[int, keys.Benchmark], RecordedRuns] = field(default_factory=dict)
     near: dict[tuple[int, str, str], dict[keys.Benchmark, keys.Key]] = field(default_factory=dict)
 
 
-def history_of(columns: Sequence[Column], seen: Sequence[Seen]) -> History:
+def history_of(columns: Sequence[MachineColumn], seen: Sequence[VerdictCount]) -> History:
     """Return *seen* by column."""
     history = History()
     places: dict[object, list[int]] = {}
@@ -66,17 +66,17 @@ def history_of(columns: Sequence[Column], seen: Sequence[Seen]) -> History:
     for one in seen:
         for place in places.get(one.machine, ()):
             key = place, one.benchmark
-            history.past[key] = _added(history.past.get(key, Past()), one)
+            history.past[key] = _added(history.past.get(key, RecordedRuns()), one)
             parts = keys.parse(one.benchmark) if one.recent and one.verdict in ACCEPTED else None
             if parts is not None:
                 history.near.setdefault((place, parts.workload, parts.name), {})[one.benchmark] = parts
     return history
 
 
-def _added(past: Past, one: Seen) -> Past:
+def _added(past: RecordedRuns, one: VerdictCount) -> RecordedRuns:
     good = one.verdict in ACCEPTED
     later = one.recent and one.newest_ns >= past.last_ns and not good
-    return Past(
+    return RecordedRuns(
         accepted=past.accepted + one.recent * good,
         failed=past.failed + one.recent * (not good),
         last_verdict=one.verdict if later else past.last_verdict,
@@ -107,7 +107,7 @@ def why(row: RowKey, place: int, runs: Runs, history: History, *, per_device: bo
     return "never run", "never run"
 
 
-def _of_figures(row: RowKey, found: Sequence[Run], *, per_device: bool) -> tuple[str, str]:
+def _of_figures(row: RowKey, found: Sequence[RecordedRun], *, per_device: bool) -> tuple[str, str]:
     """Return why runs that were accepted are not comparable with the row."""
     with_metric = [run for run in found if row.metric in run.metrics]
     if not with_metric:
@@ -145,9 +145,9 @@ def _nearest(
 
 
 def compare(
-    columns: Sequence[Column],
+    columns: Sequence[MachineColumn],
     runs: Runs,
-    seen: Sequence[Seen],
+    seen: Sequence[VerdictCount],
     *,
     benchmarks: Collection[Benchmark],
     metrics: Sequence[str] = (),
@@ -179,12 +179,12 @@ def compare(
     rows = []
     for key, found in series.items():
         cells = _explained(key, cells_of(found, len(columns)), runs, history, per_device=per_device)
-        rows.append(Row(key, with_ratios(cells, key.better)))
+        rows.append(ComparisonRow(key, with_ratios(cells, key.better)))
     if not metrics and not per_device:
         for benchmark in _without_figures(runs, history, benchmarks):
             cells = [Cell()] * len(columns)
             key = RowKey(benchmark, "")
-            rows.append(Row(key, tuple(_explained(key, cells, runs, history, per_device=False))))
+            rows.append(ComparisonRow(key, tuple(_explained(key, cells, runs, history, per_device=False))))
     notes = (*_notes(series, runs, metrics, per_device=per_device), *_busy(columns, runs))
     return Table(tuple(columns), tuple(rows), notes, per_device)
 
@@ -234,7 +234,7 @@ def _notes(series: Series, runs: Runs, metrics: Sequence[str], *, per_device: bo
     return tuple(notes)
 
 
-def _busy(columns: Sequence[Column], runs: Runs) -> Iterator[str]:
+def _busy(columns: Sequence[MachineColumn], runs: Runs) -> Iterator[str]:
     """Say of each column in how many of its runs the machine did something else as well, and what in the newest one."""
     for place, column in enumerate(columns):
         found = [run for (at, _), made in runs.items() if at == place for run in made]
@@ -253,7 +253,7 @@ _LOOKED_AT = 20
 _MACHINE = "system, partition, environment, device_model, fingerprint"
 
 
-def summarise(index: Index, since_ns: int) -> list[Seen]:
+def summarise(index: Index, since_ns: int) -> list[VerdictCount]:
     """Return what all first attempts became, by machine, benchmark and verdict.
 
     Raises:
@@ -264,12 +264,16 @@ def summarise(index: Index, since_ns: int) -> list[Seen]:
         f" WHERE attempt = 0 GROUP BY {_MACHINE}, benchmark, definition, verdict",
         {"since": since_ns},
     )
-    return [Seen(Machine(*row[:5]), Benchmark(*row[5:7]), *row[7:]) for row in rows]
+    return [VerdictCount(MeasuredMachine(*row[:5]), Benchmark(*row[5:7]), *row[7:]) for row in rows]
 
 
 def newest(
-    index: Index, columns: Sequence[Column], benchmarks: Collection[Benchmark], since_ns: int, count: int
-) -> dict[tuple[int, Benchmark], list[Run]]:
+    index: Index,
+    columns: Sequence[MachineColumn],
+    benchmarks: Collection[Benchmark],
+    since_ns: int,
+    count: int,
+) -> dict[tuple[int, Benchmark], list[RecordedRun]]:
     """Return (place of the column, benchmark) -> its last *count* accepted runs since then, newest first.
 
     Records with settings that change figures (--mlhpc-set) are left out, as the judge leaves them out; so are second copies.
@@ -277,7 +281,7 @@ def newest(
     Raises:
         StoreError: the record files cannot be read.
     """
-    places: dict[Machine, list[int]] = {}
+    places: dict[MeasuredMachine, list[int]] = {}
     for place, column in enumerate(columns):
         for machine in column.sources:
             places.setdefault(machine, []).append(place)
@@ -292,7 +296,7 @@ def newest(
         benchmark = Benchmark(name, definition)
         if benchmark not in benchmarks:
             continue
-        for place in places.get(Machine(*machine), ()):
+        for place in places.get(MeasuredMachine(*machine), ()):
             lines = found.setdefault((place, benchmark), {})
             if len(lines) < count * _LOOKED_AT:
                 lines.setdefault(record_id, (path, start))
@@ -300,7 +304,7 @@ def newest(
     return {key: some for key, some in runs.items() if some}
 
 
-def _counting(index: Index, lines: Sequence[tuple[str, int]], count: int) -> Iterator[Run]:
+def _counting(index: Index, lines: Sequence[tuple[str, int]], count: int) -> Iterator[RecordedRun]:
     left = count
     for record in index.read(lines):
         run = run_of(record) if neutral(record.overrides) else None

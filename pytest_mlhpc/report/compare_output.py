@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.figures import Cell, Row, Table
+from pytest_mlhpc.report.figures import Cell, ComparisonRow, Table
 from pytest_mlhpc.report.keys import Benchmark
-from pytest_mlhpc.report.machines import Column
+from pytest_mlhpc.report.machines import MachineColumn
 from pytest_mlhpc.store.text import clean, figure, iso, one_line
 
 WIDTH: Final = 100
@@ -73,7 +73,7 @@ def compared(cell: Cell) -> str:
     return "" if cell.ratio is None else f"{cell.ratio:.3g}x {cell.word}".rstrip()
 
 
-def metric_of(row: Row) -> str:
+def metric_of(row: ComparisonRow) -> str:
     """Return the row's metric with its unit."""
     key = row.key
     if not key.metric:
@@ -158,7 +158,7 @@ def _heading(table: Table, place: int) -> Lines:
     return [line for part in table.columns[place].heading for line in _chopped(part, _HEADING)]
 
 
-def _metric(row: Row) -> Lines:
+def _metric(row: ComparisonRow) -> Lines:
     return [f"  {line}" for line in _chopped(metric_of(row), _METRIC)]
 
 
@@ -260,7 +260,7 @@ def markdown_of(table: Table, head: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: ComparisonRow) -> dict[str, Any]:
     key = row.key
     return {
         "benchmark": key.benchmark.name,
@@ -273,7 +273,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _machine(column: Column) -> dict[str, Any]:
+def _machine(column: MachineColumn) -> dict[str, Any]:
     machine = column.machine
     return {
         "system": machine.system,

@@ -12,7 +12,7 @@ from pytest_mlhpc.judge import case
 from pytest_mlhpc.judge.fence import SMALLEST
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.keys import Benchmark, benchmark_of
-from pytest_mlhpc.report.machines import Column
+from pytest_mlhpc.report.machines import MachineColumn
 from pytest_mlhpc.store.record import Record
 from pytest_mlhpc.store.verdict import GOOD, Verdict
 
@@ -23,7 +23,7 @@ DIVISIBLE: Final = frozenset({"samples/s", "tokens/s", "items/s", "FLOP/s"})
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """What a comparison needs of one accepted record. ``metrics``: name -> (value, unit, better).
 
     ``energy_j`` is what the scheduler accounts for the whole run, start and warm-up included; None where it does not.
@@ -80,7 +80,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One line of the table; ``cells`` are in the order of the columns."""
 
     key: RowKey
@@ -91,8 +91,8 @@ class Row:
 class Table:
     """The whole comparison. ``notes`` are sentences about it."""
 
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[MachineColumn, ...]
+    rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...] = ()
     per_device: bool = False
 
@@ -116,15 +116,15 @@ class Figures:
 #: Row -> column's place -> figures.
 Series = dict[RowKey, dict[int, Figures]]
 #: (column's place, benchmark) -> its accepted runs, newest first.
-Runs = Mapping[tuple[int, Benchmark], Sequence[Run]]
+Runs = Mapping[tuple[int, Benchmark], Sequence[RecordedRun]]
 
 
-def run_of(record: Record) -> Run | None:
+def run_of(record: Record) -> RecordedRun | None:
     """Return what is needed of *record*; None where it measured nothing."""
     measurement = record.measurement
     if measurement is None:
         return None
-    return Run(
+    return RecordedRun(
         benchmark=benchmark_of(record),
         metrics={metric.name: (metric.value, metric.unit, metric.better) for metric in measurement.metrics},
         judged=record.judged,
@@ -160,7 +160,7 @@ def gather(runs: Runs, wanted: Sequence[str], *, per_device: bool) -> Series:
     return {key: series[key] for key in sorted(series, key=place)}
 
 
-def _add(series: Series, column: int, run: Run, metric: str, *, per_device: bool) -> None:
+def _add(series: Series, column: int, run: RecordedRun, metric: str, *, per_device: bool) -> None:
     if metric not in run.metrics:
         return
     value, unit, better = run.metrics[metric]
@@ -248,7 +248,7 @@ def _word(ratio: float, cell: Cell, first: Cell, better: str) -> str:
     return "better" if (ratio > 1) == (better == "higher") else "worse"
 
 
-def metric_names(runs: Iterable[Sequence[Run]]) -> list[str]:
+def metric_names(runs: Iterable[Sequence[RecordedRun]]) -> list[str]:
     """Return all metrics that any run reports."""
     return sorted({name for found in runs for run in found for name in run.metrics})
 

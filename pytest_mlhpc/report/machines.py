@@ -11,7 +11,7 @@ from pytest_mlhpc.store.text import one_line
 
 
 @dataclass(frozen=True, order=True)
-class Machine:
+class MeasuredMachine:
     """What a figure was measured on. ``device_model`` is empty where a run reported none: programs, broken runs."""
 
     system: str
@@ -27,10 +27,10 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Seen:
+class VerdictCount:
     """How many first attempts of one benchmark ended with one verdict on one machine: ever, and in the time asked for."""
 
-    machine: Machine
+    machine: MeasuredMachine
     benchmark: Benchmark
     verdict: str
     total: int
@@ -39,17 +39,17 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Column:
+class MachineColumn:
     """One machine.
 
     ``heading`` is its name in parts; ``sources`` are the machines whose accepted runs are its own, ``also`` those whose
     broken runs may be.
     """
 
-    machine: Machine
+    machine: MeasuredMachine
     heading: tuple[str, ...] = ()
-    sources: frozenset[Machine] = frozenset()
-    also: frozenset[Machine] = field(default=frozenset())
+    sources: frozenset[MeasuredMachine] = frozenset()
+    also: frozenset[MeasuredMachine] = field(default=frozenset())
 
     @property
     def name(self) -> str:
@@ -57,7 +57,9 @@ class Column:
         return " ".join(self.heading)
 
 
-def choose(words: Sequence[str], seen: Sequence[Seen], accepted: Sequence[str]) -> tuple[Column, ...]:
+def choose(
+    words: Sequence[str], seen: Sequence[VerdictCount], accepted: Sequence[str]
+) -> tuple[MachineColumn, ...]:
     """Return the columns in the order of *words*; each ``SYSTEM`` or ``SYSTEM:PARTITION``.
 
     Raises:
@@ -73,7 +75,7 @@ def choose(words: Sequence[str], seen: Sequence[Seen], accepted: Sequence[str]) 
         if not found:
             raise _unknown(word, known)
         chosen += [one for one in found if one not in chosen]
-    by_place: dict[tuple[str, str], list[Seen]] = {one: [] for one in chosen}
+    by_place: dict[tuple[str, str], list[VerdictCount]] = {one: [] for one in chosen}
     for one in seen:
         if (one.machine.system, one.machine.partition) in by_place:
             by_place[one.machine.system, one.machine.partition].append(one)
@@ -94,32 +96,32 @@ def _unknown(word: str, known: Sequence[tuple[str, str]]) -> UsageError:
     return UsageError(f"nothing is recorded for {word!r}{meant}; there are records of {shown}")
 
 
-def _machines(seen: Iterable[Seen], accepted: Sequence[str]) -> list[Column]:
+def _machines(seen: Iterable[VerdictCount], accepted: Sequence[str]) -> list[MachineColumn]:
     """Return the columns of one partition: one for each environment and device model, those with figures first."""
     recent = {one.machine for one in seen if one.recent}
     good = {one.machine for one in seen if one.recent and one.verdict in accepted}
     everything = {one.machine for one in seen}
     if not recent:
         place = next(iter(everything))
-        return [Column(Machine(place.system, place.partition), also=frozenset(everything))]
-    columns: list[Column] = []
+        return [MachineColumn(MeasuredMachine(place.system, place.partition), also=frozenset(everything))]
+    columns: list[MachineColumn] = []
     for nameless in sorted({replace(machine, device_model="") for machine in recent}):
         same = {machine for machine in everything if replace(machine, device_model="") == nameless}
         models = sorted(machine for machine in good & same if machine.device_model)
         if not models:
-            columns.append(Column(nameless, sources=frozenset({nameless}), also=frozenset(same)))
+            columns.append(MachineColumn(nameless, sources=frozenset({nameless}), also=frozenset(same)))
             continue
         for machine in models:
             also = frozenset({machine, nameless})
             # A program says no device model; where the partition has one only, it ran on that.
             sources = also if len(models) == 1 else frozenset({machine})
-            columns.append(Column(machine, sources=sources, also=also))
+            columns.append(MachineColumn(machine, sources=sources, also=also))
         if len(models) > 1 and nameless in good:
-            columns.append(Column(nameless, sources=frozenset({nameless}), also=frozenset({nameless})))
+            columns.append(MachineColumn(nameless, sources=frozenset({nameless}), also=frozenset({nameless})))
     return sorted(columns, key=lambda column: (not (column.sources & good), column.machine))
 
 
-def _headings(columns: Sequence[Column]) -> list[tuple[str, ...]]:
+def _headings(columns: Sequence[MachineColumn]) -> list[tuple[str, ...]]:
     """Return each column's name in parts: partition, and environment, device model and fingerprint where they differ."""
     made: list[tuple[str, ...]] = []
     for column in columns:

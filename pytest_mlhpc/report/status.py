@@ -27,7 +27,7 @@ Section = Literal["act_now", "did_not_run", "watching", "recovered"]
 
 
 @dataclass(frozen=True)
-class Problem:
+class TestProblem:
     """Tests of one partition that are not fine. The least ``urgency`` is told first.
 
     ``what`` is one line, ``command`` what to type next. ``tests`` are node ids.
@@ -90,7 +90,7 @@ class Status:
     sessions: tuple[str, ...] = ()
     counts: Mapping[str, int] | None = None
     node_hours: float = 0.0
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[TestProblem, ...] = ()
     nodes_out: tuple[NodeOut, ...] = ()
     alerts: tuple[OpenAlert, ...] = ()
     more: str = ""
@@ -177,7 +177,7 @@ def session_status(records: Sequence[Record], options: Sequence[str] = ()) -> St
 
 def problems_of(
     records: Iterable[Record], options: Sequence[str] = (), *, not_run: bool = False
-) -> list[Problem]:
+) -> list[TestProblem]:
     """Return a problem for each record that is not fine; with *not_run*, infrastructure's are called so."""
     found = []
     for record in records:
@@ -187,7 +187,7 @@ def problems_of(
         what = reason
         if not_run and record.verdict in INFRASTRUCTURE:
             called, what = "not run", f"{record.verdict}: {reason}"
-        problem = Problem(
+        problem = TestProblem(
             _urgency(record.verdict),
             _section(record.verdict),
             record.verdict,
@@ -231,7 +231,7 @@ def typed_here(status: Status, root_of: Mapping[str, str]) -> Status:
     *root_of* has the root directory of tests, by node id; a test that it does not name is left as it is.
     """
 
-    def there(problem: Problem) -> Problem:
+    def there(problem: TestProblem) -> TestProblem:
         root = next(filter(None, map(root_of.get, problem.tests)), "")
         if not root:
             return problem
@@ -316,7 +316,7 @@ def missing_nights(nights: Iterable[Night], default_branch: str, now_ns: int) ->
     return sorted(silent, key=lambda night: (night.created_ns, night.node_id))
 
 
-def _stale(missing: Sequence[Night], options: Sequence[str]) -> list[Problem]:
+def _stale(missing: Sequence[Night], options: Sequence[str]) -> list[TestProblem]:
     """One problem for each partition: where one test is missing, most often all are."""
     places: dict[tuple[str, str], list[Night]] = {}
     for night in missing:
@@ -332,7 +332,9 @@ def _stale(missing: Sequence[Night], options: Sequence[str]) -> list[Problem]:
         reason = f"nothing recorded since {last}"
         what = f"stale: {tests}: {reason}"
         ids = tuple(night.node_id for night in nights)
-        found.append(Problem(_URGENCY, "did_not_run", "stale", system, partition, what, command, reason, ids))
+        found.append(
+            TestProblem(_URGENCY, "did_not_run", "stale", system, partition, what, command, reason, ids)
+        )
     return found
 
 

@@ -8,10 +8,10 @@ from statistics import fmean, median
 
 from pytest_mlhpc.screen.slow_rank import find_slow_rank
 from pytest_mlhpc.screen.usage import (
-    Course,
     DeviceCourse,
     NodeCourse,
-    Rank,
+    ProcessUsage,
+    RankProcess,
     bytes_text,
     many,
     percent,
@@ -23,7 +23,7 @@ LEAST = 0.10
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProgramFinding:
     """One thing that limits: a word for it, its share of the time, the evidence, and what to do."""
 
     kind: str
@@ -34,11 +34,11 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProgramEvidence:
     """All that was found out of a program in *seconds*."""
 
     seconds: float
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankProcess, ...]
     nodes: tuple[NodeCourse, ...]
     devices: tuple[DeviceCourse, ...]
 
@@ -54,7 +54,7 @@ FULL, LEAST_GROWTH, GROWTH_IN_AN_HOUR = 0.95, 1 << 20, 0.25
 QUEUEING = 0.3
 
 
-def memory(seen: Seen) -> list[Finding]:
+def memory(seen: ProgramEvidence) -> list[ProgramFinding]:
     """Memory that grows without end, or is full."""
     found = []
     for node in seen.nodes:
@@ -62,7 +62,7 @@ def memory(seen: Seen) -> list[Finding]:
         if total and free is not None and free < (1 - FULL) * total:
             text = f"{node.host} has {bytes_text(free)} of {bytes_text(total)} free"
             found.append(
-                Finding("memory", 0.0, text, "fewer loader processes, smaller batches, or more memory")
+                ProgramFinding("memory", 0.0, text, "fewer loader processes, smaller batches, or more memory")
             )
         least = max(LEAST_GROWTH, GROWTH_IN_AN_HOUR * (total or 0) / 3600)
         if node.growth >= least and node.seconds >= 2:
@@ -70,7 +70,7 @@ def memory(seen: Seen) -> list[Finding]:
             if free is not None:
                 text += f": the {bytes_text(free)} that are free last {seconds_text(free / node.growth)}"
             found.append(
-                Finding(
+                ProgramFinding(
                     "memory",
                     0.0,
                     text,
@@ -81,14 +81,14 @@ def memory(seen: Seen) -> list[Finding]:
         if device.memory is not None and device.memory >= 0.98:
             text = f"GPU {device.index} of {device.host} uses {percent(device.memory)} of its memory: the allocator may search and wait"
             found.append(
-                Finding(
+                ProgramFinding(
                     "memory", 0.0, text, "a smaller batch; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
                 )
             )
     return found[:2]
 
 
-def throttled(seen: Seen) -> list[Finding]:
+def throttled(seen: ProgramEvidence) -> list[ProgramFinding]:
     """Clocks that power or heat holds down, by NVML's reasons, while there is work."""
     found = []
     for kind, bits in (("thermal limit", HEAT_BITS), ("power limit", POWER_BITS)):
@@ -106,7 +106,7 @@ def throttled(seen: Seen) -> list[Finding]:
             if kind == "thermal limit"
             else "normal at full load; a lower limit than its peers' is not"
         )
-        found.append(Finding(kind, lost, text, advice))
+        found.append(ProgramFinding(kind, lost, text, advice))
     return found
 
 
@@ -123,7 +123,7 @@ def _state(device: DeviceCourse) -> str:
     return ", ".join(words) or "no more is known"
 
 
-def cores(seen: Seen) -> list[Finding]:
+def cores(seen: ProgramEvidence) -> list[ProgramFinding]:
     """Cores: a quota that is used up, or other programs on them. A program that wants none is not limited by either."""
     found = []
     for node in seen.nodes:
@@ -139,14 +139,16 @@ def cores(seen: Seen) -> list[Finding]:
         if node.throttled is not None and node.throttled >= LEAST:
             text = f"the control group's quota on {node.host} was used up {percent(min(1.0, node.throttled))} of the time"
             share = min(wanted, node.throttled)
-            found.append(Finding("cores", share, text, "ask for more cores, or start fewer threads"))
+            found.append(ProgramFinding("cores", share, text, "ask for more cores, or start fewer threads"))
         used = sum(one.cores for one in own)
         if node.busy is None or node.busy < 0.9 * node.cores or node.busy - used < LEAST * node.cores:
             continue
         other = node.busy - used
         text = f"all {node.cores} cores of {node.host} are busy, {other:.1f} of them with other programs, {used:.1f} with its own"
         share = min(wanted, other / node.cores)
-        found.append(Finding("cores", share, text, "a node of its own, or fewer threads", certain=False))
+        found.append(
+            ProgramFinding("cores", share, text, "a node of its own, or fewer threads", certain=False)
+        )
     ready = [
         (one.number, one.own) for one in seen.ranks if one.own is not None and one.own.queueing >= QUEUEING
     ]
@@ -154,22 +156,22 @@ def cores(seen: Seen) -> list[Finding]:
     return found[:1]
 
 
-def _wanted(one: Course) -> float:
+def _wanted(one: ProcessUsage) -> float:
     """Return the share of time in which a process computed, or could have with a core."""
     used = min(1.0, one.cores)
     return one.ready if one.ready - used >= QUEUEING else used
 
 
-def _queueing(number: int, own: Course) -> Finding:
+def _queueing(number: int, own: ProcessUsage) -> ProgramFinding:
     text = (
         f"the first thread of rank {number} could run in {percent(own.running)} of looks, but ran {percent(own.main)} "
         "of the time: it waits for a core"
     )
     advice = "fewer threads or processes than cores, or a node of its own"
-    return Finding("cores", own.queueing, text, advice, certain=False)
+    return ProgramFinding("cores", own.queueing, text, advice, certain=False)
 
 
-def data(seen: Seen) -> list[Finding]:
+def data(seen: ProgramEvidence) -> list[ProgramFinding]:
     """Waiting for data: told by the hook, else seen in what the first threads and the helpers do."""
     waits = {rank.number: waiting(rank) for rank in seen.ranks}
     known = {number: wait for number, wait in waits.items() if wait is not None}
@@ -184,11 +186,11 @@ def data(seen: Seen) -> list[Finding]:
             f"{where} {percent(share)} of a step in the DataLoader ({seconds_text(wait_s)} of {seconds_text(step_s)}, "
             f"{many(len(rank.told.steps()) if rank.told else 0, 'step')}); {_helpers(rank)}"
         )
-        return [Finding("waiting for data", share, text, _loader_advice(rank))]
+        return [ProgramFinding("waiting for data", share, text, _loader_advice(rank))]
     return [one for rank in seen.ranks for one in _outside(rank)][:1]
 
 
-def waiting(rank: Rank) -> tuple[float, float, float] | None:
+def waiting(rank: RankProcess) -> tuple[float, float, float] | None:
     """Return (share, wait, step) of a rank that told of steps; seconds are means."""
     steps = rank.told.steps() if rank.told is not None else []
     if not steps:
@@ -197,7 +199,7 @@ def waiting(rank: Rank) -> tuple[float, float, float] | None:
     return min(1.0, wait_s / step_s), wait_s, step_s
 
 
-def _helpers(rank: Rank) -> str:
+def _helpers(rank: RankProcess) -> str:
     workers = [one for one in rank.helpers if one.name != "pt_data_pin"]
     if not workers:
         return "no loader processes: the rank reads itself"
@@ -207,7 +209,7 @@ def _helpers(rank: Rank) -> str:
     return f"{text}, {percent(disk)} of looks on storage, {bytes_text(read)}/s from it"
 
 
-def _loader_advice(rank: Rank) -> str:
+def _loader_advice(rank: RankProcess) -> str:
     if not rank.helpers:
         if rank.own is not None and rank.own.disk >= 0.2:
             return "storage is what it waits for: DataLoader(num_workers=...), or data nearer to the node"
@@ -220,14 +222,14 @@ def _loader_advice(rank: Rank) -> str:
     return "they wait themselves (a network, a lock, sleep): more of them, or prefetch more"
 
 
-def _outside(rank: Rank) -> list[Finding]:
+def _outside(rank: RankProcess) -> list[ProgramFinding]:
     own = rank.own
     if own is None:
         return []
     if own.disk >= 0.2:
         text = f"rank {rank.number} waits for storage in {percent(own.disk)} of looks, {bytes_text(own.read_rate or 0)}/s from it"
         return [
-            Finding(
+            ProgramFinding(
                 "waiting for data", own.disk, text, "load beside the training, or from nearer", certain=False
             )
         ]
@@ -239,7 +241,7 @@ def _outside(rank: Rank) -> list[Finding]:
             f"its own keep {busy:.1f} cores busy"
         )
         return [
-            Finding(
+            ProgramFinding(
                 "waiting for data",
                 idle,
                 text,
@@ -250,7 +252,7 @@ def _outside(rank: Rank) -> list[Finding]:
     return []
 
 
-def communication(seen: Seen) -> list[Finding]:
+def communication(seen: ProgramEvidence) -> list[ProgramFinding]:
     """Exchange itself: what the rank pays that waits for nobody, the one with the least of it."""
     shares = [
         (rank.told.profile.exposed_s / rank.told.profile.seconds, rank)
@@ -268,7 +270,7 @@ def communication(seen: Seen) -> list[Finding]:
         f"{percent(share)} with nothing computed beside them (rank {rank.number}, which waits least)"
     )
     return [
-        Finding(
+        ProgramFinding(
             "communication",
             share,
             text,
@@ -277,7 +279,7 @@ def communication(seen: Seen) -> list[Finding]:
     ]
 
 
-def host(seen: Seen) -> list[Finding]:
+def host(seen: ProgramEvidence) -> list[ProgramFinding]:
     """Gaps in which nothing computes, nothing is exchanged and nothing waited for: Python prepares the next operation."""
     profiles = [
         (rank, rank.told.profile)
@@ -293,7 +295,7 @@ def host(seen: Seen) -> list[Finding]:
             each = 1e6 * told.computing_s / max(told.launches, 1)
             text = f"no kernel runs in {percent(share)} of the profiled time; {told.launches} kernels of {each:.0f} us each"
             return [
-                Finding(
+                ProgramFinding(
                     "host-bound launch gaps",
                     share,
                     text,
@@ -302,12 +304,14 @@ def host(seen: Seen) -> list[Finding]:
             ]
         text = f"{percent(share)} of the profiled time is in Python between torch's operations (rank {rank.number})"
         return [
-            Finding("host-bound", share, text, "larger batches, fewer and larger operations, torch.compile")
+            ProgramFinding(
+                "host-bound", share, text, "larger batches, fewer and larger operations, torch.compile"
+            )
         ]
     return _host_by_device(seen)
 
 
-def _host_by_device(seen: Seen) -> list[Finding]:
+def _host_by_device(seen: ProgramEvidence) -> list[ProgramFinding]:
     for rank in seen.ranks:
         if rank.own is None:
             continue
@@ -321,11 +325,11 @@ def _host_by_device(seen: Seen) -> list[Finding]:
             f"computes {percent(rank.own.main)} of it"
         )
         advice = "torch.compile, CUDA graphs, larger batches, fewer .item()"
-        return [Finding("host-bound launch gaps", 1.0 - device.busy, text, advice, certain=False)]
+        return [ProgramFinding("host-bound launch gaps", 1.0 - device.busy, text, advice, certain=False)]
     return []
 
 
-def computing(seen: Seen) -> list[Finding]:
+def computing(seen: ProgramEvidence) -> list[ProgramFinding]:
     """The work itself."""
     profiles = [
         rank.told.profile for rank in seen.ranks if rank.told is not None and rank.told.profile is not None
@@ -338,16 +342,16 @@ def computing(seen: Seen) -> list[Finding]:
             if top
             else "operations run"
         )
-        return [Finding("computing", share, text)] if share >= LEAST else []
+        return [ProgramFinding("computing", share, text)] if share >= LEAST else []
     busy = [one.busy for one in seen.devices if one.busy is not None]
     if busy and fmean(busy) >= LEAST:
         text = f"{many(len(busy), 'GPU')} busy {percent(fmean(busy))} of the time"
-        return [Finding("computing", fmean(busy), text, certain=False)]
+        return [ProgramFinding("computing", fmean(busy), text, certain=False)]
     mains: Sequence[float] = [rank.own.main for rank in seen.ranks if rank.own is not None]
     if mains and fmean(mains) >= LEAST:
         used = sum(rank.cores for rank in seen.ranks)
         text = f"{_first_threads(len(mains))} ran {percent(fmean(mains))} of the time; {used:.1f} cores were busy in all"
-        return [Finding("computing", fmean(mains), text, certain=False)]
+        return [ProgramFinding("computing", fmean(mains), text, certain=False)]
     return []
 
 
@@ -355,7 +359,7 @@ def _first_threads(count: int) -> str:
     return "its first thread" if count == 1 else f"the first threads of {count} ranks"
 
 
-def judge(seen: Seen) -> tuple[Finding, ...]:
+def judge(seen: ProgramEvidence) -> tuple[ProgramFinding, ...]:
     """Return what limits, the largest share first."""
     found = [
         *data(seen),
@@ -370,9 +374,9 @@ def judge(seen: Seen) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda one: -one.share))
 
 
-def slow_rank(seen: Seen) -> list[Finding]:
+def slow_rank(seen: ProgramEvidence) -> list[ProgramFinding]:
     """One rank that keeps the others waiting."""
     found = find_slow_rank(seen.ranks, seen.devices)
     if found is None:
         return []
-    return [Finding("one slow rank", found.share, found.text, found.advice, found.certain)]
+    return [ProgramFinding("one slow rank", found.share, found.text, found.advice, found.certain)]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pytest_mlhpc.node.telemetry.samples import DeviceSample, ProcessSample, Sample
 from pytest_mlhpc.report.html import page
 from pytest_mlhpc.screen.hook_output import Told
-from pytest_mlhpc.screen.limits import Finding, Seen
+from pytest_mlhpc.screen.limits import ProgramEvidence, ProgramFinding
 from pytest_mlhpc.screen.usage import many, percent, seconds_text
 
 #: Most curves of one chart, and points of one curve: more cannot be told apart.
@@ -201,7 +201,9 @@ def encode(charts: Iterable[Chart]) -> str:
 LINES = 10
 
 
-def report_lines(what: str, seen: Seen, findings: Sequence[Finding], missing: Sequence[str]) -> list[str]:
+def report_lines(
+    what: str, seen: ProgramEvidence, findings: Sequence[ProgramFinding], missing: Sequence[str]
+) -> list[str]:
     """Return the report: what was looked at; what limits it, the largest share first; what could not be seen."""
     told = [_line(number, one) for number, one in enumerate(findings[: LINES - 2], 1)]
     if not told:
@@ -211,7 +213,7 @@ def report_lines(what: str, seen: Seen, findings: Sequence[Finding], missing: Se
 
 
 def report_data(
-    what: str, seen: Seen | None, findings: Sequence[Finding], missing: Sequence[str]
+    what: str, seen: ProgramEvidence | None, findings: Sequence[ProgramFinding], missing: Sequence[str]
 ) -> dict[str, Any]:
     """Return the report for programs; times are in seconds, shares of 1. Without *seen*, nothing was found out."""
     steps = _step_times(seen) if seen else []
@@ -228,16 +230,16 @@ def report_data(
     }
 
 
-def _step_times(seen: Seen) -> list[float]:
+def _step_times(seen: ProgramEvidence) -> list[float]:
     return [step for rank in seen.ranks if rank.told is not None for step, _ in rank.told.steps()]
 
 
-def _cost(seen: Seen) -> float:
+def _cost(seen: ProgramEvidence) -> float:
     """Return what looking took, of one core."""
     return max((node.cost for node in seen.nodes), default=0.0)
 
 
-def _scale(what: str, seen: Seen) -> str:
+def _scale(what: str, seen: ProgramEvidence) -> str:
     words = [many(len(seen.ranks), "rank"), "on", many(len(seen.nodes), "node")]
     steps = _step_times(seen)
     text = f"{what} for {seconds_text(seen.seconds)}: {' '.join(words)}"
@@ -248,7 +250,7 @@ def _scale(what: str, seen: Seen) -> str:
     return f"{text}; looking took {100 * _cost(seen):.1f} % of a core"
 
 
-def _line(number: int, finding: Finding) -> str:
+def _line(number: int, finding: ProgramFinding) -> str:
     sure = "" if finding.certain else " (seen from outside)"
     share = f" {percent(finding.share)}" if finding.share >= 0.005 else ""
     advice = f" -> {finding.advice}" if finding.advice else ""

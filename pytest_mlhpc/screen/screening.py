@@ -16,7 +16,7 @@ from pytest_mlhpc.node.telemetry.devices import find_devices
 from pytest_mlhpc.node.telemetry.samples import Sample
 from pytest_mlhpc.screen import hook_output, run, usage, watchers
 from pytest_mlhpc.screen.hook_output import Told
-from pytest_mlhpc.screen.limits import Seen, judge
+from pytest_mlhpc.screen.limits import ProgramEvidence, judge
 from pytest_mlhpc.screen.page import report_data, report_lines
 from pytest_mlhpc.screen.run import told_folder
 from pytest_mlhpc.screen.usage import find_ranks
@@ -159,12 +159,12 @@ def _report(
         _write_page(options.page, lines, samples, spoken)
 
 
-def see(samples: Sequence[Sample], spoken: Sequence[Told]) -> Seen:
+def see(samples: Sequence[Sample], spoken: Sequence[Told]) -> ProgramEvidence:
     """Return what samples and hook have to say of the time that counts: from the first step that was told."""
     first = min((one.ends[0] for one in spoken if one.ends), default=None)
     last = max((one.ends[-1] for one in spoken if one.ends), default=None)
     counted = usage.within(samples, first)
-    return Seen(
+    return ProgramEvidence(
         seconds=max(counted[-1].time_s - counted[0].time_s, 0.0),
         ranks=find_ranks(usage.processes(counted), spoken),
         nodes=usage.nodes(counted, last),

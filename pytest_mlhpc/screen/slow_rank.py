@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pytest_mlhpc.screen.usage import DeviceCourse, Rank, percent, seconds_text
+from pytest_mlhpc.screen.usage import DeviceCourse, RankProcess, percent, seconds_text
 
 #: Share of the step by which one rank must be later than the median of the others.
 LATE = 0.10
@@ -34,14 +34,14 @@ class Slow:
     certain: bool = True
 
 
-def find_slow_rank(ranks: Sequence[Rank], devices: Sequence[DeviceCourse]) -> Slow | None:
+def find_slow_rank(ranks: Sequence[RankProcess], devices: Sequence[DeviceCourse]) -> Slow | None:
     """Return the slow rank, by the surest evidence that there is; None if none stands out."""
     if len(ranks) < 2:
         return None
     return by_collectives(ranks) or by_storage(ranks) or by_device(ranks, devices) or by_cpu_time(ranks)
 
 
-def by_collectives(ranks: Sequence[Rank]) -> Slow | None:
+def by_collectives(ranks: Sequence[RankProcess]) -> Slow | None:
     """Compare how long collectives last on each rank: the last to come waits for nobody."""
     profiles = {
         rank.number: rank.told.profile
@@ -69,7 +69,7 @@ def by_collectives(ranks: Sequence[Rank]) -> Slow | None:
     )
 
 
-def by_storage(ranks: Sequence[Rank]) -> Slow | None:
+def by_storage(ranks: Sequence[RankProcess]) -> Slow | None:
     """Compare how often first threads wait for storage."""
     shares = {rank.number: rank.own.disk for rank in ranks if rank.own is not None}
     found = _outlier(shares, MORE_DISK)
@@ -80,7 +80,7 @@ def by_storage(ranks: Sequence[Rank]) -> Slow | None:
     return Slow(rank, share - others, text, "its node's file system, its share of the data", certain=False)
 
 
-def by_cpu_time(ranks: Sequence[Rank]) -> Slow | None:
+def by_cpu_time(ranks: Sequence[RankProcess]) -> Slow | None:
     """Compare CPU time: where waiting is sleeping, the slow rank is the one that never sleeps."""
     busy = {rank.number: rank.cores for rank in ranks if rank.own is not None}
     if len(busy) < 2:
@@ -99,7 +99,7 @@ def by_cpu_time(ranks: Sequence[Rank]) -> Slow | None:
     return Slow(slowest, share, text, "its node, its share of the data, what it does besides", certain=False)
 
 
-def by_device(ranks: Sequence[Rank], devices: Sequence[DeviceCourse]) -> Slow | None:
+def by_device(ranks: Sequence[RankProcess], devices: Sequence[DeviceCourse]) -> Slow | None:
     """Compare devices: an idle one among busy ones has a late host, one with a lower clock is late itself."""
     of = {rank.number: device for rank in ranks for device in devices if _drives(rank, device)}
     clocks = {number: 1.0 - device.clock for number, device in of.items() if device.clock is not None}
@@ -131,7 +131,7 @@ def by_device(ranks: Sequence[Rank], devices: Sequence[DeviceCourse]) -> Slow | 
     )
 
 
-def _drives(rank: Rank, device: DeviceCourse) -> bool:
+def _drives(rank: RankProcess, device: DeviceCourse) -> bool:
     return rank.own is not None and rank.host == device.host and rank.own.pid in device.pids
 
 
@@ -146,13 +146,13 @@ def _outlier(values: dict[int, float], least: float) -> tuple[int, float, float]
     return first, values[first], others
 
 
-def _where(ranks: Sequence[Rank], number: int) -> str:
+def _where(ranks: Sequence[RankProcess], number: int) -> str:
     host = next((rank.host for rank in ranks if rank.number == number), "")
     several = len({rank.host for rank in ranks}) > 1
     return f" on {host}" if several and host else ""
 
 
-def _cause(ranks: Sequence[Rank], number: int) -> str:
+def _cause(ranks: Sequence[RankProcess], number: int) -> str:
     """Say what the slow rank does more of than the others."""
     waits = {}
     for rank in ranks:

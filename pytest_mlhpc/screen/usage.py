@@ -23,7 +23,7 @@ _TICKS_PER_S = 100.0
 
 
 @dataclass(frozen=True)
-class Course:
+class ProcessUsage:
     """One process. ``cores`` it kept busy; shares are of time (``main``) or of looks (``running``, ``disk``, of its first thread).
 
     ``ready`` is the share of looks in which any of its threads could run or ran; ``switched`` are involuntary switches of
@@ -90,7 +90,7 @@ def within(samples: Sequence[Sample], since_s: float | None) -> list[Sample]:
     return late if len(late) >= 3 else list(samples)
 
 
-def processes(samples: Sequence[Sample]) -> dict[Key, Course]:
+def processes(samples: Sequence[Sample]) -> dict[Key, ProcessUsage]:
     """Return the course of each process that was seen at least twice."""
     seen: dict[Key, list[tuple[float, ProcessSample]]] = {}
     for sample in samples:
@@ -99,10 +99,10 @@ def processes(samples: Sequence[Sample]) -> dict[Key, Course]:
     return {key: _course(key, looks) for key, looks in seen.items() if len(looks) > 1}
 
 
-def _course(key: Key, looks: Sequence[tuple[float, ProcessSample]]) -> Course:
+def _course(key: Key, looks: Sequence[tuple[float, ProcessSample]]) -> ProcessUsage:
     (begin, first), (end, last) = looks[0], looks[-1]
     seconds = max(end - begin, 1e-9)
-    return Course(
+    return ProcessUsage(
         host=key[0],
         pid=last.pid,
         parent=last.parent,
@@ -241,13 +241,13 @@ LAUNCHERS = frozenset(
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankProcess:
     """One rank's process, what it told, and its helpers: loader processes and whatever else it started."""
 
     number: int
     host: str
-    own: Course | None
-    helpers: tuple[Course, ...] = ()
+    own: ProcessUsage | None
+    helpers: tuple[ProcessUsage, ...] = ()
     told: Told | None = None
 
     @property
@@ -256,14 +256,14 @@ class Rank:
         return 0.0 if self.own is None else self.own.cores
 
 
-def find_ranks(found: dict[Key, Course], told: Sequence[Told]) -> tuple[Rank, ...]:
+def find_ranks(found: dict[Key, ProcessUsage], told: Sequence[Told]) -> tuple[RankProcess, ...]:
     """Return the ranks, in order.
 
     They are the processes that told of steps, else those with a rank in their environment, else the highest process of the tree
     that is no launcher.
     """
     courses = list(found.values())
-    mains: list[tuple[Course | None, Told | None]] = [
+    mains: list[tuple[ProcessUsage | None, Told | None]] = [
         (next((own for own in courses if (own.host, own.pid) == (one.host, one.pid)), None), one)
         for one in told
         if one.ends
@@ -277,17 +277,17 @@ def find_ranks(found: dict[Key, Course], told: Sequence[Told]) -> tuple[Rank, ..
         )
         host = own.host if own is not None else one.host if one is not None else ""
         helpers = () if own is None else tuple(_below(own, courses, taken))
-        made.append(Rank(place if number is None else number, host, own, helpers, one))
+        made.append(RankProcess(place if number is None else number, host, own, helpers, one))
     return tuple(sorted(made, key=lambda rank: (rank.number, rank.host)))
 
 
-def _ranked(courses: Sequence[Course]) -> list[Course]:
+def _ranked(courses: Sequence[ProcessUsage]) -> list[ProcessUsage]:
     """Return one process for each rank: the highest with that rank, shells and launchers left aside.
 
     Of several trees with one rank (a batch script has that of its first task) the one that works most has it.
     """
     by_pid = {(one.host, one.pid): one for one in courses}
-    best: dict[int, tuple[float, Course]] = {}
+    best: dict[int, tuple[float, ProcessUsage]] = {}
     for one in courses:
         above = by_pid.get((one.host, one.parent))
         if one.rank is None or (above is not None and above.rank == one.rank):
@@ -298,14 +298,14 @@ def _ranked(courses: Sequence[Course]) -> list[Course]:
     return [_working(one, courses) for _, one in best.values()]
 
 
-def _highest(courses: Sequence[Course]) -> list[Course]:
+def _highest(courses: Sequence[ProcessUsage]) -> list[ProcessUsage]:
     """Return the highest process that is no launcher; of several the one that works most."""
     pids = {(one.host, one.pid) for one in courses}
     tops = [_working(one, courses) for one in courses if (one.host, one.parent) not in pids]
     return [max(tops, key=lambda one: one.cores)] if tops else []
 
 
-def _working(top: Course, courses: Sequence[Course]) -> Course:
+def _working(top: ProcessUsage, courses: Sequence[ProcessUsage]) -> ProcessUsage:
     """Return the process that a launcher started, itself if it is none."""
     while top.name in LAUNCHERS:
         children = [one for one in courses if one.host == top.host and one.parent == top.pid]
@@ -315,8 +315,8 @@ def _working(top: Course, courses: Sequence[Course]) -> Course:
     return top
 
 
-def _below(own: Course, courses: Sequence[Course], taken: set[int]) -> list[Course]:
-    found: list[Course] = []
+def _below(own: ProcessUsage, courses: Sequence[ProcessUsage], taken: set[int]) -> list[ProcessUsage]:
+    found: list[ProcessUsage] = []
     todo = {own.pid}
     while todo:
         level = [
@@ -342,7 +342,7 @@ def halved(samples: Sequence[Sample]) -> list[Sample]:
 
 
 @dataclass
-class Kept:
+class SampleBuffer:
     """Takes samples in. Of more than *most* processes, every other sample of each node is let go, and of those to come."""
 
     most: int = MOST_PROCESSES

@@ -25,7 +25,7 @@ from pytest_mlhpc.node.telemetry.samples import Sample
 from pytest_mlhpc.node.telemetry.watch import MARK
 from pytest_mlhpc.provision.slurm import commands
 from pytest_mlhpc.provision.slurm.client import SlurmError, SlurmUnusable
-from pytest_mlhpc.screen.usage import MOST_PROCESSES, Kept
+from pytest_mlhpc.screen.usage import MOST_PROCESSES, SampleBuffer
 
 #: Longest answer of squeue, in seconds.
 ASK_S = 30.0
@@ -139,7 +139,7 @@ LOGGED = re.compile(r"[IWEF]\d{4} ")
 class Assembly:
     """Puts lines together again; what is not a watcher's or is damaged is counted and left out."""
 
-    kept: Kept = field(default_factory=Kept)
+    kept: SampleBuffer = field(default_factory=SampleBuffer)
     damaged: int = 0
     _open: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
     _behind_s: dict[str, float] = field(
@@ -223,7 +223,7 @@ class _Watcher:
     """One started program: a thread reads its lines, another what it complains of."""
 
     def __init__(self, argv: Sequence[str], most: int) -> None:
-        self.assembly = Assembly(Kept(most))
+        self.assembly = Assembly(SampleBuffer(most))
         self._complaints: list[str] = []
         self._name = argv[0]
         self._late = False

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, NodeFault, ProtocolError, RunFailure
-from pytest_mlhpc.jobs.job import Held
+from pytest_mlhpc.jobs.job import HeldNodes
 from pytest_mlhpc.node.batch.output import ANSWERS, REQUESTS, Inbox, append
 from pytest_mlhpc.node.files import UNSAFE, UnsafeDirectoryError
-from pytest_mlhpc.node.vet.finding import Fitness, Severity, Verdict
+from pytest_mlhpc.node.vet.finding import Fitness, Severity, VetVerdict
 from pytest_mlhpc.store.record import Failure
 
 #: How long a program may run unless the test says otherwise, in seconds.
@@ -90,7 +90,7 @@ class Allocation:
         lost: tells why they are gone, None while they are there.
     """
 
-    def __init__(self, held: Held, lost: Callable[[], Failure | None]) -> None:
+    def __init__(self, held: HeldNodes, lost: Callable[[], Failure | None]) -> None:
         self.id = held.id  #: the scheduler's id of the job; of `local`, which has none, our own
         self.nodes = held.nodes
         self.partition = held.partition
@@ -347,7 +347,7 @@ BAD = frozenset({Severity.CRITICAL})
 class Vetting:
     """The verdict on a test's nodes: ``vetting.good``, ``vetting.unfit``, ``vetting.trouble("kernel_log")``."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: VetVerdict) -> None:
         self.verdict = verdict
 
     @property

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 INFRA_ATTRIBUTE = "mlhpc_infrastructure"
 
 
-class Source(Protocol):
+class ResultSource(Protocol):
     """Where a process that runs tests gets its results: the session itself, or a client of the controller's."""
 
     def wait(self, node_id: str, tick: Callable[[Job], None] | None = None) -> Outcome:
@@ -54,7 +54,7 @@ class Bench:
     )  #: of the options that tests may give to the schedulers of the targets
     manager: pluggy.PluginManager | None = None  #: not in workers of pytest-xdist
     session: BenchmarkSession | None = None  #: not in workers of pytest-xdist, not with --collect-only
-    source: Source | None = None
+    source: ResultSource | None = None
     declare_remotely: Callable[[Sequence[JobSpec], Bench], None] | None = (
         None  #: only in workers of pytest-xdist
     )

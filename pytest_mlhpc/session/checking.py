@@ -15,7 +15,7 @@ from pytest_mlhpc.session.bench import bench_of
 
 
 @dataclass(frozen=True)
-class Finding:
+class SuiteProblem:
     """One thing that is wrong, and the targets on which it is; ``targets`` is empty where it is on all."""
 
     problem: Problem
@@ -27,7 +27,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Checked:
+class SuiteCheck:
     """What a check came to: how many test functions declare a run, on which targets, and what is wrong with them.
 
     ``nowhere`` are functions that no target gives what they ask for.
@@ -35,7 +35,7 @@ class Checked:
 
     tests: int
     targets: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[SuiteProblem, ...]
     nowhere: tuple[str, ...] = ()
 
 
@@ -70,7 +70,7 @@ class _Collector:
             )
 
 
-def check(paths: Sequence[str], systems_file: str | None) -> Checked:
+def check(paths: Sequence[str], systems_file: str | None) -> SuiteCheck:
     """Collect the tests of *paths*, or those that pytest finds by itself, and check them against every system.
 
     Raises:
@@ -89,19 +89,19 @@ def check(paths: Sequence[str], systems_file: str | None) -> Checked:
     if code in {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR}:
         raise UsageError((errors.getvalue() or output.getvalue()).strip().removeprefix("ERROR: "))
     found = findings(collector.faults, collector.targets)
-    broken = (Finding(problem) for problem in collector.broken)
+    broken = (SuiteProblem(problem) for problem in collector.broken)
     nowhere = tuple(sorted(collector.deselected - collector.tests))
-    return Checked(len(collector.tests), collector.targets, (*broken, *found), nowhere)
+    return SuiteCheck(len(collector.tests), collector.targets, (*broken, *found), nowhere)
 
 
-def findings(faults: Mapping[str, Iterable[Problem]], targets: Sequence[str]) -> tuple[Finding, ...]:
+def findings(faults: Mapping[str, Iterable[Problem]], targets: Sequence[str]) -> tuple[SuiteProblem, ...]:
     """Return each problem of *faults* (node id -> problems) once, with its targets where it is not on all of *targets*."""
     where: dict[Problem, set[str]] = {}
     for node_id, problems in faults.items():
         for problem in problems:
             where.setdefault(problem, set()).update(one for one in targets if _is_on(node_id, one))
     return tuple(
-        Finding(problem, () if len(found) == len(targets) else tuple(sorted(found)))
+        SuiteProblem(problem, () if len(found) == len(targets) else tuple(sorted(found)))
         for problem, found in where.items()
     )
 

@@ -33,7 +33,7 @@ _LOCKED = re.compile(r"waiting (for .*: in use by|in line behind) process ")
 _OVER = {JobState.ENDED, JobState.CANCELLED}
 
 
-class Live:
+class LiveProgress:
     """Draws below the line that pytest is writing, and leaves the cursor where it was."""
 
     def __init__(self, config: pytest.Config, jobs: Callable[[], Iterable[Job]]) -> None:
@@ -156,15 +156,15 @@ def _one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-_LIVE = pytest.StashKey[Live]()
+_LIVE = pytest.StashKey[LiveProgress]()
 
 
-def live_of(config: pytest.Config) -> Live | None:
+def live_of(config: pytest.Config) -> LiveProgress | None:
     """Return who draws progress; None in processes that have no terminal or no session."""
     bench = bench_of(config)
     if bench is None or bench.session is None or not config.pluginmanager.hasplugin("terminalreporter"):
         return None
     if _LIVE not in config.stash:
         jobs = bench.session.jobs
-        config.stash[_LIVE] = Live(config, jobs.values)
+        config.stash[_LIVE] = LiveProgress(config, jobs.values)
     return config.stash[_LIVE]

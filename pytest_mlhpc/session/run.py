@@ -13,7 +13,7 @@ from pytest_mlhpc.errors import RunFailure, nearest
 from pytest_mlhpc.jobs.job import Outcome
 from pytest_mlhpc.jobs.metrics import base_unit
 from pytest_mlhpc.judge.evidence import metric_lines
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.store.text import quantity
 from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 
@@ -61,7 +61,7 @@ class Baseline:
         return f"<baseline of {', '.join(self._verdicts) or 'nothing'}>"
 
 
-class MeasuredMetric(Metric):
+class MeasuredMetric(MetricValue):
     """A metric of a run: ``run["rate"] > 100`` compares its value, which is in base units; ``.to("GB/s")`` converts it."""
 
     def to(self, unit: str) -> float:
@@ -91,7 +91,7 @@ class MeasuredMetric(Metric):
         return self._compare(ge, ">=", other)
 
     def __eq__(self, other: object) -> bool:
-        return bool(self.value == (other.value if isinstance(other, Metric) else other))
+        return bool(self.value == (other.value if isinstance(other, MetricValue) else other))
 
     def __hash__(self) -> int:
         return hash((self.name, self.value))
@@ -100,9 +100,9 @@ class MeasuredMetric(Metric):
         return f"<{self.name} {quantity(self.value, self.unit)}>"
 
     def _compare(self, compare: Callable[[float, float], bool], sign: str, other: object) -> bool:
-        if isinstance(other, Metric) and other.unit != self.unit:
+        if isinstance(other, MetricValue) and other.unit != self.unit:
             raise TypeError(f"{self.name} is in {self.unit}, and {other.name} in {other.unit}")
-        value = other.value if isinstance(other, Metric) else other
+        value = other.value if isinstance(other, MetricValue) else other
         if not isinstance(value, numbers.Real):
             raise TypeError(
                 f"{self.name} is compared with a number in {self.unit}, as in run[{self.name!r}] {sign} 1.0; "

@@ -48,7 +48,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Choice:
+class NodeChoice:
     """Nodes of one partition: those to measure, those left out with the reason, and the reservation that holds them."""
 
     nodes: tuple[str, ...]
@@ -70,7 +70,7 @@ def expand(
         SlurmError: Slurm does not answer.
     """
     found: list[Target] = []
-    choices: dict[str, tuple[Partition, Choice]] = {}
+    choices: dict[str, tuple[Partition, NodeChoice]] = {}
     for target in targets:
         partition = target.partition
         if partition.id not in choices:
@@ -94,7 +94,7 @@ def expand(
 
 def _choose_in(
     partition: Partition, which: str, client_of: Callable[[Partition], SlurmClient]
-) -> tuple[Partition, Choice]:
+) -> tuple[Partition, NodeChoice]:
     if partition.scheduler != "slurm":
         raise UsageError(
             f"--mlhpc-each-node: {partition.id} has scheduler {partition.scheduler}; only Slurm's nodes can be chosen one by one"
@@ -145,7 +145,7 @@ def choose(
     longest_s: float,
     own: str = "",
     excluded: Sequence[str] = (),
-) -> Choice:
+) -> NodeChoice:
     """Return which of *nodes* are measured. Pure but for *expand*.
 
     *which* is idle (free now), all (that are in service), the name of a reservation, or a host list; *limits* are those of
@@ -185,7 +185,7 @@ def choose(
             left.append((name, reason))
         else:
             chosen.append(name)
-    return Choice(tuple(chosen), tuple(left), which if holding is not None else "")
+    return NodeChoice(tuple(chosen), tuple(left), which if holding is not None else "")
 
 
 def _named(
@@ -286,7 +286,7 @@ class NodeFigure:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class NodeComparison:
     """One metric of one test over all nodes, worst first. ``limit`` is relative; ``note`` says why nothing is marked."""
 
     metric: str
@@ -309,15 +309,17 @@ class TestTable:
     environment: str
     name: str
     benchmark: str
-    metrics: tuple[Comparison, ...]
+    metrics: tuple[NodeComparison, ...]
 
 
-def compare(metric: str, unit: str, better: str, values: Mapping[str, float]) -> Comparison:
+def compare(metric: str, unit: str, better: str, values: Mapping[str, float]) -> NodeComparison:
     """Return *values* (node -> value, at least one) against their median, worst first. Pure."""
     median = statistics.median(values.values())
     if not median > 0:
         figures = tuple(NodeFigure(node, value, None) for node, value in values.items())
-        return Comparison(metric, unit, better, median, 0.0, SMALLEST, figures, "the median is not positive")
+        return NodeComparison(
+            metric, unit, better, median, 0.0, SMALLEST, figures, "the median is not positive"
+        )
     mad = statistics.median(abs(value - median) for value in values.values())
     sigma = MAD_TO_SIGMA * mad / median
     limit = max(SIGMAS * sigma, SMALLEST)
@@ -336,7 +338,7 @@ def compare(metric: str, unit: str, better: str, values: Mapping[str, float]) ->
         )
         for node, value in sorted(values.items(), key=lambda pair: -_badness(pair[1], median, better))
     )
-    return Comparison(metric, unit, better, median, sigma, limit, figures, note)
+    return NodeComparison(metric, unit, better, median, sigma, limit, figures, note)
 
 
 def _badness(value: float, median: float, better: str) -> float:
@@ -362,7 +364,7 @@ def tables_of(jobs: Iterable[Job]) -> tuple[TestTable, ...]:
     )
 
 
-def _comparisons(group: Sequence[Job]) -> tuple[Comparison, ...]:
+def _comparisons(group: Sequence[Job]) -> tuple[NodeComparison, ...]:
     spec = group[0].spec
     by_node = {job.spec.node: _figures(job) for job in group}
     described = {name: one for figures in by_node.values() for name, one in figures.items()}

@@ -16,7 +16,7 @@ from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.test_names import cut_names
 from pytest_mlhpc.judge.rules import MAY_BE_TOO_LOW
 from pytest_mlhpc.judge.settling import NIGHTS
-from pytest_mlhpc.node.vet.finding import Verdict as NodesVerdict
+from pytest_mlhpc.node.vet.finding import VetVerdict as NodesVerdict
 from pytest_mlhpc.session.bench import Bench, bench_of
 from pytest_mlhpc.session.run import change
 from pytest_mlhpc.store.text import count, quantity

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric, RankReport, Timed
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, RankReport, TimedOperation
 from pytest_mlhpc.store.record import Failure
 
 #: Durations of a rank's report that may be zero but never negative; ``epoch_s`` must be positive.
@@ -92,7 +92,7 @@ def _data(measurement: Measurement, run: RunPlan) -> _Found:
 
 def _timed(measurement: Measurement, run: RunPlan) -> _Found:
     """Look at operations that ranks repeated: each by all ranks that it is for, as often as asked, in a time above zero."""
-    told: dict[str, dict[int, Timed]] = {}
+    told: dict[str, dict[int, TimedOperation]] = {}
     for rank in measurement.per_rank:
         for one in rank.timed:
             if rank.rank in told.setdefault(one.name, {}):
@@ -107,7 +107,7 @@ def _timed(measurement: Measurement, run: RunPlan) -> _Found:
             yield from _repetitions(number, one, run.steps)
 
 
-def _repetitions(rank: int, timed: Timed, steps: int) -> _Found:
+def _repetitions(rank: int, timed: TimedOperation, steps: int) -> _Found:
     if len(timed.seconds) < steps:
         yield (
             "too_few_steps",
@@ -176,7 +176,7 @@ def _metrics(measurement: Measurement, spec: JobSpec) -> _Found:
             )
 
 
-def _wrong(metric: Metric, *, judged: bool) -> str:
+def _wrong(metric: MetricValue, *, judged: bool) -> str:
     """Return what is wrong with one figure: rates and judged figures are positive, others of a unit not negative."""
     figures = f"{metric.name} is {metric.value} {metric.unit}"
     if not math.isfinite(metric.value):

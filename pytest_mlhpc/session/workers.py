@@ -26,7 +26,7 @@ from pytest_mlhpc.session.session import BenchmarkSession
 from pytest_mlhpc.store.record import Failure
 
 
-class Server:
+class ResultServer:
     """In the controller: hands results to workers. The specs of the first worker to collect count."""
 
     def __init__(self, session: BenchmarkSession) -> None:
@@ -154,7 +154,7 @@ class ControllerHooks:
         self._bench = bench
         self._maxfail = maxfail
         self._failed = 0
-        self._server: Server | None = None
+        self._server: ResultServer | None = None
 
     def pytest_configure_node(self, node: Any) -> None:
         """Tell a new worker where to ask, and what the controller has found out already."""
@@ -162,7 +162,7 @@ class ControllerHooks:
         if bench.session is None:
             return
         if self._server is None:
-            self._server = Server(bench.session)
+            self._server = ResultServer(bench.session)
         address, key = self._server.address
         known = pickle.dumps(
             (bench.settings, bench.targets, dict(bench.workloads), dict(bench.launchers), dict(bench.models))

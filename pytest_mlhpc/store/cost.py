@@ -31,7 +31,7 @@ GROUPS: dict[str, Callable[[Record], str]] = {
 
 
 @dataclass
-class Cost:
+class AttemptCost:
     """Node-hours of some attempts: ``first`` and ``reruns`` that measured something, ``failed`` that did not."""
 
     name: str
@@ -67,18 +67,20 @@ class Cost:
         }
 
 
-def add_up(records: Iterable[Record], group: Callable[[Record], str]) -> tuple[list[Cost], Cost]:
+def add_up(
+    records: Iterable[Record], group: Callable[[Record], str]
+) -> tuple[list[AttemptCost], AttemptCost]:
     """Return the costs of each group, dearest first, and of all."""
-    costs: dict[str, Cost] = {}
-    total = Cost("total")
+    costs: dict[str, AttemptCost] = {}
+    total = AttemptCost("total")
     for record in records:
         name = group(record)
-        costs.setdefault(name, Cost(name)).add(record)
+        costs.setdefault(name, AttemptCost(name)).add(record)
         total.add(record)
     return sorted(costs.values(), key=lambda cost: (-cost.node_hours, cost.name)), total
 
 
-def text_of(costs: list[Cost], total: Cost, by: str, since_ns: int) -> str:
+def text_of(costs: list[AttemptCost], total: AttemptCost, by: str, since_ns: int) -> str:
     """Return a table for people; what cost nothing, like runs on this machine, is one line."""
     charged = [cost for cost in costs if cost.node_hours]
     free = total.attempts - sum(cost.attempts for cost in charged)

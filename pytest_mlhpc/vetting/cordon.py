@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.vet.files import FilesError, node_name, read
-from pytest_mlhpc.node.vet.finding import Finding, Fitness, NodeVerdict, Origin, Severity, Verdict
+from pytest_mlhpc.node.vet.finding import Finding, Fitness, NodeVerdict, Origin, Severity, VetVerdict
 from pytest_mlhpc.node.vet.judge import PRESENCE
 from pytest_mlhpc.node.vet.text import safe
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
@@ -53,7 +53,7 @@ def failed(host: str, text: str) -> Action:
     return Action(host, "failed", text)
 
 
-class Keeper(Protocol):
+class NodeAdmin(Protocol):
     """One scheduler's nodes. No method touches a node that somebody else has out of service."""
 
     name: str
@@ -97,7 +97,7 @@ def is_ours(host: str, reason: str) -> bool:
     return match is not None and match["seal"] == _seal(host, match["text"])
 
 
-def node_problems(verdict: Verdict) -> dict[str, str]:
+def node_problems(verdict: VetVerdict) -> dict[str, str]:
     """Return node -> what is wrong with it, for nodes that are to leave service: unfit by a problem of the node itself.
 
     What a user can mend (``[user_problem]``), what nobody could tell, and that a node has not said all, are no reason to take
@@ -108,7 +108,7 @@ def node_problems(verdict: Verdict) -> dict[str, str]:
     return {host: text for host, text in found.items() if text}
 
 
-def only_silent(verdict: Verdict) -> dict[str, str]:
+def only_silent(verdict: VetVerdict) -> dict[str, str]:
     """Return node -> why it did not say all, for unfit nodes that stay in service because no check has found anything.
 
     A node that never came, or whose agent was lost, may be its user's doing: a full cgroup, a process ended by hand.
@@ -150,7 +150,7 @@ MAX_AGE_S = 86400.0
 SILENT = "no check has found anything wrong with it, and that may be its user's own doing"
 
 
-def apply(verdict: Verdict, keeper: Keeper, most: int | None = None) -> list[Action]:
+def apply(verdict: VetVerdict, keeper: NodeAdmin, most: int | None = None) -> list[Action]:
     """Take the nodes with a problem of their own out of service, each looked at right before. Never raises for a node.
 
     Args:
@@ -167,12 +167,12 @@ def apply(verdict: Verdict, keeper: Keeper, most: int | None = None) -> list[Act
     return [*(keeper.take_out(host, sealed(host, text)) for host, text in problems.items()), *silent]
 
 
-def left_silent(verdict: Verdict) -> list[Action]:
+def left_silent(verdict: VetVerdict) -> list[Action]:
     """Return that unfit nodes which only did not say all are left in service, and why."""
     return [left(host, f"{SILENT}: {text}") for host, text in only_silent(verdict).items()]
 
 
-def undo(hosts: Iterable[str], keeper: Keeper) -> list[Action]:
+def undo(hosts: Iterable[str], keeper: NodeAdmin) -> list[Action]:
     """Give nodes back to service that we took out; without *hosts* all of them.
 
     Raises:
@@ -181,7 +181,7 @@ def undo(hosts: Iterable[str], keeper: Keeper) -> list[Action]:
     return [keeper.give_back(host) for host in dict.fromkeys(hosts) or keeper.ours()]
 
 
-def keeper_of(scheduler: str, environ: Mapping[str, str]) -> Keeper:
+def keeper_of(scheduler: str, environ: Mapping[str, str]) -> NodeAdmin:
     """Return who keeps this machine's nodes: *scheduler* is auto, slurm or kubernetes.
 
     Raises:
@@ -213,7 +213,7 @@ def tell(actions: Sequence[Action]) -> bool:
     return not any(action.word == "failed" for action in actions)
 
 
-def fresh(out: Path) -> Verdict:
+def fresh(out: Path) -> VetVerdict:
     """Return the verdict in a folder; one of yesterday says nothing of today's nodes.
 
     Raises:

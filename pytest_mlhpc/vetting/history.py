@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from pytest_mlhpc.node.protocol.plan import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 from pytest_mlhpc.node.vet.files import node_name
 from pytest_mlhpc.node.vet.finding import (
     Exit,
@@ -21,7 +21,7 @@ from pytest_mlhpc.node.vet.finding import (
     Origin,
     Report,
     Severity,
-    Verdict,
+    VetVerdict,
 )
 from pytest_mlhpc.node.vet.text import reason
 from pytest_mlhpc.vetting.journal import (
@@ -29,8 +29,8 @@ from pytest_mlhpc.vetting.journal import (
     QUANTITY,
     EpochEntry,
     FigureEntry,
+    JournalQuery,
     NodeEntry,
-    Query,
     append,
     days_since,
     entries_of_day,
@@ -60,19 +60,19 @@ _NODE_PROBLEM = f"[{Origin.NODE.value}]"
 
 
 @dataclass(frozen=True)
-class Vetting:
+class StoredVetting:
     """One vetting as it is kept: ``id`` unique, ``at_ns`` its end in ns UTC; system and partition may be empty where nobody knows."""
 
     id: str
-    verdict: Verdict
+    verdict: VetVerdict
     report: Report | None
-    settings: Settings
+    settings: VetSettings
     system: str = ""
     partition: str = ""
     at_ns: int = field(default_factory=time.time_ns)
 
 
-def keep(state_dir: Path, vetting: Vetting, writer: str = "") -> None:
+def keep(state_dir: Path, vetting: StoredVetting, writer: str = "") -> None:
     """Add a vetting to the history, in the file of *writer* (a session's id; empty: the vetting's own).
 
     One that broke (exit 2 and 4) says nothing of nodes and is not kept. Without a report verdicts are kept, figures not.
@@ -86,7 +86,7 @@ def keep(state_dir: Path, vetting: Vetting, writer: str = "") -> None:
     append(state_dir, HISTORY, writer or vetting.id, vetting.at_ns, entries)
 
 
-def node_entries(vetting: Vetting) -> list[NodeEntry]:
+def node_entries(vetting: StoredVetting) -> list[NodeEntry]:
     """Return what is kept of each node."""
     boots = {node.host: node.boot_id for node in vetting.report.nodes} if vetting.report else {}
     settings = vetting.settings
@@ -112,7 +112,7 @@ def _worst(node: NodeVerdict) -> Finding | None:
     return next(iter([*own, *node.findings]), None)
 
 
-def figure_entries(vetting: Vetting) -> list[FigureEntry]:
+def figure_entries(vetting: StoredVetting) -> list[FigureEntry]:
     """Return the figures of good nodes: each device's mean of its rounds, each node's best exchange.
 
     Those that had nothing to be compared with are among them: else a kind of node without floor would never get a history.
@@ -171,7 +171,9 @@ def learned(
     Days are read from the latest on; of a quantity that was measured often enough, lines of earlier days are not even parsed.
     What was measured before figures were forgotten (:func:`forget`) teaches nothing.
     """
-    place = Query(now_ns - int(LEARN_S * 1e9), now_ns, {"system": system, "partition": partition}, on_problem)
+    place = JournalQuery(
+        now_ns - int(LEARN_S * 1e9), now_ns, {"system": system, "partition": partition}, on_problem
+    )
     query, marks = place.also("kind", "figures"), place.also("kind", "epoch")
     found: list[FigureEntry] = []
     vettings: dict[bytes, set[str]] = {}
@@ -253,7 +255,7 @@ def excluded(
     It ends early when a later vetting that looked as closely passed the node: one without load sees no slow GPU, but as many
     devices.
     """
-    query = Query(
+    query = JournalQuery(
         now_ns - int(exclude_s * 1e9), now_ns, {"system": system, "partition": partition}, on_problem
     )
     return unfit_now(node_entries_since(state_dir, query))

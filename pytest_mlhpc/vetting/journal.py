@@ -152,7 +152,7 @@ def _append(path: Path, content: bytes) -> None:
 
 
 @dataclass(frozen=True)
-class Query:
+class JournalQuery:
     """What is looked for: entries from ``since_ns`` on whose fields equal ``where`` (``{"system": "alps"}``), as of ``now_ns``.
 
     Torn and damaged lines, a newer schema, files that cannot be read, and times that have not come yet are told to
@@ -169,18 +169,18 @@ class Query:
         if self.on_problem is not None:
             self.on_problem(problem)
 
-    def also(self, name: str, value: str) -> Query:
+    def also(self, name: str, value: str) -> JournalQuery:
         """Return this query with one more field that is to be equal."""
         return replace(self, where={**self.where, name: value})
 
 
-def node_entries_since(state_dir: Path, query: Query) -> Iterator[NodeEntry]:
+def node_entries_since(state_dir: Path, query: JournalQuery) -> Iterator[NodeEntry]:
     """Yield what is known of nodes, streaming, oldest day first."""
     for day in days_since(state_dir, HISTORY, query):
         yield from entries_of_day(state_dir, HISTORY, day, NodeEntry, query.also("kind", "node"))
 
 
-def days_since(state_dir: Path, what: str, query: Query) -> list[str]:
+def days_since(state_dir: Path, what: str, query: JournalQuery) -> list[str]:
     """Return the days of which there are files, oldest first."""
     folder, first = state_dir / "vetting" / what, day_of(query.since_ns)
     try:
@@ -197,7 +197,7 @@ def entries_of_day(
     what: str,
     day: str,
     cls: type[Entry],
-    query: Query,
+    query: JournalQuery,
     *,
     skip: Callable[[bytes], bool] = lambda _line: False,
 ) -> Iterator[Entry]:
@@ -232,7 +232,7 @@ def _unlike(where: Mapping[str, str]) -> Callable[[bytes], bool]:
     return lambda line: any(whole not in line and name in line for name, whole in tokens)
 
 
-def _entry(line: bytes, place: str, cls: type[Entry], query: Query) -> Entry | None:
+def _entry(line: bytes, place: str, cls: type[Entry], query: JournalQuery) -> Entry | None:
     data = _parsed(line, place, query.tell)
     if data is None or any(data.get(name) != value for name, value in query.where.items()):
         return None

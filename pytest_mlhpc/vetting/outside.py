@@ -18,7 +18,7 @@ import pytest
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.decorators import nodes
-from pytest_mlhpc.node.vet.finding import Exit, Verdict
+from pytest_mlhpc.node.vet.finding import Exit, VetVerdict
 
 #: The one test; it takes what it is marked with from :class:`Catcher`.
 TEST = Path(__file__).with_name("outside_test.py")
@@ -52,7 +52,7 @@ class Catcher:
 
     def __init__(self, wanted: Outside) -> None:
         self._wanted = wanted
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[VetVerdict] = []
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         """Mark the module, and so its test."""
@@ -79,7 +79,7 @@ class Catcher:
             self.verdicts.append(given.verdict)
 
 
-def vet(wanted: Outside) -> tuple[list[Verdict], int]:
+def vet(wanted: Outside) -> tuple[list[VetVerdict], int]:
     """Return a verdict for each partition of the target, and the exit code: that of the worst.
 
     Raises:
@@ -91,7 +91,7 @@ def vet(wanted: Outside) -> tuple[list[Verdict], int]:
     return catcher.verdicts, exit_of(catcher.verdicts, code)
 
 
-def exit_of(verdicts: Sequence[Verdict], code: int) -> int:
+def exit_of(verdicts: Sequence[VetVerdict], code: int) -> int:
     """Return the exit code of `mlhpc vet` for what pytest ended with.
 
     Raises:
@@ -111,13 +111,13 @@ def worst(exits: Iterable[Exit]) -> Exit:
     return max(exits, key=lambda code: (code is not Exit.NOT_COMPARED, code) if code else (False, 0))
 
 
-def show(verdicts: Sequence[Verdict], out: str, *, as_json: bool = False) -> int:
+def show(verdicts: Sequence[VetVerdict], out: str, *, as_json: bool = False) -> int:
     """Print verdicts (for programs: all as one), and write the files of the only one; return 0, or exit code 4 where that failed."""
     from pytest_mlhpc.node.vet import files, output
-    from pytest_mlhpc.node.vet.files import Kept
+    from pytest_mlhpc.node.vet.files import WrittenVerdict
 
     if as_json and verdicts:
-        output.show_json(Kept(uuid.uuid4().hex, time.time_ns(), merged(verdicts)), sys.stdout)
+        output.show_json(WrittenVerdict(uuid.uuid4().hex, time.time_ns(), merged(verdicts)), sys.stdout)
     for verdict in () if as_json else verdicts:
         output.show(verdict, sys.stdout)
     if not out or not verdicts:
@@ -131,7 +131,7 @@ def show(verdicts: Sequence[Verdict], out: str, *, as_json: bool = False) -> int
     return 0
 
 
-def merged(verdicts: Sequence[Verdict]) -> Verdict:
+def merged(verdicts: Sequence[VetVerdict]) -> VetVerdict:
     """Return one verdict on the nodes of all partitions, whose names differ."""
     first, *rest = verdicts
     for other in rest:

@@ -16,7 +16,7 @@ from pytest_mlhpc.jobs.plan import node_report, node_verdict, probe_verdict, vet
 from pytest_mlhpc.jobs.spec import JobSpec
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.node.protocol.plan import Learned, Settings
+    from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 
 
 class Readiness:
@@ -31,7 +31,7 @@ class Readiness:
         self._away: dict[str, dict[str, str]] = {}  #: partition -> node -> why it is kept out
         self._learned: dict[str, tuple[Learned, ...]] = {}  #: partition -> what good nodes reach there
 
-    def settings(self, spec: JobSpec) -> Settings | None:
+    def settings(self, spec: JobSpec) -> VetSettings | None:
         """Return how the nodes of *spec* are vetted, with what this site has learned of them; None: not at all.
 
         Raises:
@@ -95,7 +95,7 @@ class Readiness:
         settings = vetting_settings(spec) if probed or (verdict and report) else None
         if settings is None:
             return
-        from pytest_mlhpc.vetting.history import Vetting, keep
+        from pytest_mlhpc.vetting.history import StoredVetting, keep
 
         identity = str((attempt.vetted or {}).get("id") or attempt.run.run_id)
         at_ns = attempt.ended_ns or time.time_ns()
@@ -103,9 +103,9 @@ class Readiness:
         found = []
         if probed is not None:
             alone = replace(settings, single=True, no_load=True)
-            found.append(Vetting(f"{identity}-probe", probed, None, alone, *place))
+            found.append(StoredVetting(f"{identity}-probe", probed, None, alone, *place))
         if verdict is not None and report is not None:
-            found.append(Vetting(identity, verdict, report, settings, *place))
+            found.append(StoredVetting(identity, verdict, report, settings, *place))
         try:
             for vetting in found:
                 keep(self._state_dir, vetting, self._session_id)

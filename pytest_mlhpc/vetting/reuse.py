@@ -14,13 +14,13 @@ from pathlib import Path
 
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.errors import MlhpcError, UsageError
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.protocol.schema import SCHEMA, to_json
-from pytest_mlhpc.node.vet.finding import Exit, NodeReport, Outcome, PairResult, Report, Verdict
-from pytest_mlhpc.node.vet.policy import Wanted
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Exit, NodeReport, PairResult, Report, VetVerdict
+from pytest_mlhpc.node.vet.policy import ExpectedNode
 from pytest_mlhpc.node.vet.session import Earlier
-from pytest_mlhpc.vetting.history import Vetting
-from pytest_mlhpc.vetting.journal import REPORTS, Query, append, day_of, days_since, entries_of_day
+from pytest_mlhpc.vetting.history import StoredVetting
+from pytest_mlhpc.vetting.journal import REPORTS, JournalQuery, append, day_of, days_since, entries_of_day
 
 #: Oldest result that may be used again, in seconds: what lies longer is taken away by the next vetting.
 MOST_AGE_S = 3 * 86400.0
@@ -72,7 +72,7 @@ def max_age(text: str) -> float:
     return seconds
 
 
-def remember(state_dir: Path, vetting: Vetting, job_checks: Collection[str], writer: str = "") -> None:
+def remember(state_dir: Path, vetting: StoredVetting, job_checks: Collection[str], writer: str = "") -> None:
     """Keep what the good nodes of a vetting said, and take away what is too old to be used.
 
     Args:
@@ -103,7 +103,7 @@ def remember(state_dir: Path, vetting: Vetting, job_checks: Collection[str], wri
 
 def recall(
     state_dir: Path,
-    settings: Settings,
+    settings: VetSettings,
     hosts: Collection[str],
     *,
     max_age_s: float,
@@ -119,7 +119,7 @@ def recall(
     found: dict[str, ReportEntry] = {}
     wanted, levels = set(hosts), {"deep"} if settings.level == "deep" else {"quick", "deep"}
     where = {"digest": digest(settings), "system": system, "partition": partition}
-    query = Query(now_ns - int(max_age_s * 1e9), now_ns, where, on_problem)
+    query = JournalQuery(now_ns - int(max_age_s * 1e9), now_ns, where, on_problem)
     days = days_since(state_dir, REPORTS, query) if max_age_s > 0 else []
     for entry in (one for day in days for one in entries_of_day(state_dir, REPORTS, day, ReportEntry, query)):
         host = entry.report.host
@@ -139,10 +139,15 @@ def recall(
     )
 
 
-def digest(settings: Settings) -> str:
+def digest(settings: VetSettings) -> str:
     """Return a hash of all that changes what a node is asked and how it is judged on the spot, and of our own version."""
     about_nodes = replace(
-        settings.wanted, purpose="", hours=0.0, ranks=0, paths={}, checkpoint_bytes=Wanted().checkpoint_bytes
+        settings.wanted,
+        purpose="",
+        hours=0.0,
+        ranks=0,
+        paths={},
+        checkpoint_bytes=ExpectedNode().checkpoint_bytes,
     )
     asked = {
         "wanted": to_json(about_nodes),
@@ -158,7 +163,7 @@ def _without(node: NodeReport, job_checks: Collection[str]) -> NodeReport:
     """Return a node's report without what its job's checks said."""
     names = set(job_checks)
     outcomes = [
-        Outcome(
+        CheckOutcome(
             tuple(one for one in outcome.findings if one.check not in names),
             tuple(one for one in outcome.readings if one.check not in names),
             tuple(one for one in outcome.facts if one.check not in names),
@@ -204,7 +209,7 @@ class Remembering:
             "partition": environ.get("SLURM_JOB_PARTITION", ""),
         }
 
-    def before(self, settings: Settings, hosts: Sequence[str]) -> Earlier:
+    def before(self, settings: VetSettings, hosts: Sequence[str]) -> Earlier:
         """Return what this site has learned, and what need not be measured again."""
         from pytest_mlhpc.vetting.history import learned
 
@@ -229,14 +234,14 @@ class Remembering:
         return Earlier(settings, found.nodes, found.pairs, found.age_s)
 
     def after(
-        self, identity: str, verdict: Verdict, report: Report, settings: Settings, reused: Sequence[str]
+        self, identity: str, verdict: VetVerdict, report: Report, settings: VetSettings, reused: Sequence[str]
     ) -> None:
         """Keep what was found, and take unfit nodes out of service if that was asked for."""
         from pytest_mlhpc.node.vet.checks import all_checks
-        from pytest_mlhpc.vetting.history import Vetting, keep
+        from pytest_mlhpc.vetting.history import StoredVetting, keep
 
         where = self._where
-        vetting = Vetting(identity, verdict, report, settings, where["system"], where["partition"])
+        vetting = StoredVetting(identity, verdict, report, settings, where["system"], where["partition"])
         try:
             if not reused:  # figures must not count twice, nor results grow young by being used
                 keep(self.state_dir, vetting)
@@ -249,7 +254,7 @@ class Remembering:
         if self.apply:
             self._apply(verdict)
 
-    def _apply(self, verdict: Verdict) -> None:
+    def _apply(self, verdict: VetVerdict) -> None:
         from pytest_mlhpc.vetting.cordon import apply, keeper_of, left_silent, node_problems, tell
 
         if not node_problems(verdict):

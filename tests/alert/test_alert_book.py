@@ -12,10 +12,10 @@ import pytest
 from alert_bads import bad, night, seen
 
 from pytest_mlhpc.alert.book import BusyError, book_path, held, keep_damaged, read_book, write_book
-from pytest_mlhpc.alert.channels.base import State
+from pytest_mlhpc.alert.channels.base import IncidentState
 from pytest_mlhpc.alert.incidents import advance
 from pytest_mlhpc.alert.messages import message_of
-from pytest_mlhpc.alert.model import Accepted, Ack, Book, Mute, Pending
+from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Mute, Pending
 from pytest_mlhpc.errors import StoreError
 
 
@@ -23,9 +23,9 @@ def full_book():
     """Return a book with something in each of its fields."""
     book, (change,) = advance(Book(last_ns=night(1)), seen(30, bad(nodes=("n1",), causes=("driver",))))
     incident = replace(book.incidents[0], ack=Ack(night(40), "known", "me", night(30)))
-    pending = Pending(message_of(change.incident, State.NEW, night(30)), ("a", "b"))
+    pending = Pending(message_of(change.incident, IncidentState.NEW, night(30)), ("a", "b"))
     book = replace(book, incidents=(incident,), outbox=(pending,), closed={"x": 1})
-    accepted = (Accepted(bad().subject, 1, 2, "r", "me"),)
+    accepted = (AcceptedSubject(bad().subject, 1, 2, "r", "me"),)
     return replace(book, mutes={"alps": Mute(night(50), "r", "me")}, accepted=accepted)
 
 

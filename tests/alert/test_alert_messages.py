@@ -6,7 +6,7 @@ import json
 import pytest
 from alert_bads import bad, night, seen, series
 
-from pytest_mlhpc.alert.channels.base import Kind, State, as_json
+from pytest_mlhpc.alert.channels.base import IncidentState, Kind, as_json
 from pytest_mlhpc.alert.incidents import advance
 from pytest_mlhpc.alert.messages import message_of, short
 from pytest_mlhpc.alert.model import Book, Subject
@@ -16,9 +16,9 @@ KEY = "resnet50[kernel_size=3 precision=bf16] devices=4 name=test_resnet50 nodes
 HOSTILE = "x</script><img src=x onerror=alert(1)>\x1b[31m\n.\n\"'é"
 
 
-def message(*bads, state=State.NEW, at=30.0, **changes):
+def message(*bads, state=IncidentState.NEW, at=30.0, **changes):
     book, told = advance(Book(last_ns=night(1)), seen(at, *bads, **changes))
-    if state is State.RESOLVED:
+    if state is IncidentState.RESOLVED:
         _book, told = advance(book, seen(at + 3, known=tuple(one.subject for one in bads)))
     return message_of(told[0].incident, told[0].state, night(at))
 
@@ -59,7 +59,7 @@ def test_a_node_that_all_runs_had_is_named():
 
 
 def test_what_is_over_says_so_and_asks_for_nothing():
-    found = message(bad(), state=State.RESOLVED)
+    found = message(bad(), state=IncidentState.RESOLVED)
     assert found.title.startswith("resolved: cirrus: ")
     assert ["Over: the figures are back." in found.text, "mlhpc alert ack" in found.text] == [True, False]
     assert found.ended_ns > found.started_ns

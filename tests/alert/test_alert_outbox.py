@@ -7,7 +7,7 @@ from alert_bads import night
 from alert_messages import NEW, RESOLVED
 
 from pytest_mlhpc.alert.book import deliver, queued, repeat
-from pytest_mlhpc.alert.channels.base import ChannelError
+from pytest_mlhpc.alert.channels.base import DeliveryError
 from pytest_mlhpc.alert.model import Book
 from pytest_mlhpc.errors import StoreError
 
@@ -30,7 +30,7 @@ class Recorder:
 
 
 def later(text="down"):
-    return ChannelError(text, retry=True)
+    return DeliveryError(text, retry=True)
 
 
 def waiting(*names):
@@ -63,7 +63,7 @@ def test_a_channel_that_is_down_gets_all_of_it_in_order_later_and_others_get_the
     assert not book.outbox
 
 
-REFUSED = ChannelError("refused", retry=False)
+REFUSED = DeliveryError("refused", retry=False)
 MONTH_NS = night(40) - night(0)
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from alert_bads import bad, night, seen, series
 
-from pytest_mlhpc.alert.channels.base import Kind, State
+from pytest_mlhpc.alert.channels.base import IncidentState, Kind
 from pytest_mlhpc.alert.incidents import advance
-from pytest_mlhpc.alert.model import Accepted, Ack, Book, Mute, Subject
+from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Mute, Subject
 
 #: A book that was advanced before: not a new one.
 KEPT = Book(last_ns=night(20))
@@ -118,7 +118,7 @@ def muted(book, until):
 
 def test_an_acknowledged_one_is_silent_also_when_it_becomes_worse(opened):
     book, states = told(acknowledged(opened, 40), seen(31, bad(A, worse_by=0.3)))
-    assert (states, book.incidents[0].state) == ([[]], State.ACKNOWLEDGED)
+    assert (states, book.incidents[0].state) == ([[]], IncidentState.ACKNOWLEDGED)
 
 
 def test_when_the_acknowledgement_ends_before_the_problem_it_is_told_again_once(opened):
@@ -161,6 +161,9 @@ def test_weak_evidence_joins_the_first_message_but_begins_no_incident():
 
 
 def test_old_acceptances_are_forgotten():
-    accepted = (Accepted(A, night(-500), night(-500), "r", "me"), Accepted(B, night(1), night(1), "r", "me"))
+    accepted = (
+        AcceptedSubject(A, night(-500), night(-500), "r", "me"),
+        AcceptedSubject(B, night(1), night(1), "r", "me"),
+    )
     book, _ = advance(replace(KEPT, accepted=accepted), seen(30))
     assert [one.subject for one in book.accepted] == [B]

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_mlhpc.alert.channels.http import Line, LineCut
+from pytest_mlhpc.alert.channels.http import CancellableConnection, LineCut
 
 
 @pytest.fixture
-def held() -> Iterator[tuple[Line, socket.socket, socket.socket]]:
+def held() -> Iterator[tuple[CancellableConnection, socket.socket, socket.socket]]:
     """A line that holds a connection, and the sockets of both sides."""
     ours, theirs = socket.socketpair()
-    line = Line()
+    line = CancellableConnection()
     line.hold(ours)
     with ours, theirs:
         yield line, ours, theirs
@@ -32,7 +32,7 @@ def test_who_waits_for_an_answer_is_woken_when_the_line_is_cut(held) -> None:
 
 
 def test_a_connection_that_comes_after_the_cut_is_refused_with_its_first_reason() -> None:
-    line = Line()
+    line = CancellableConnection()
     line.cut("too slow")
     line.cut("closed")
     with socket.socket() as ours, pytest.raises(LineCut, match=r"^too slow$"):

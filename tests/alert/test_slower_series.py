@@ -7,14 +7,14 @@ import pytest
 from alert_bads import night
 from test_expected_nights import of
 
-from pytest_mlhpc.alert.slower import Known, Rules, companion, regressions, subject_of
-from pytest_mlhpc.history.nightly import Watched, told
+from pytest_mlhpc.alert.slower import KnownIncidents, Rules, companion, regressions, subject_of
+from pytest_mlhpc.history.nightly import WatchedSeries, told
 from pytest_mlhpc.history.series import Point, Series
 from pytest_mlhpc.judge.changes import find
 from pytest_mlhpc.store.record import SeriesKey
 
 KEY = SeriesKey("cirrus", "standard", "default", "", "a", "rate")
-NOTHING_KNOWN = Known({}, {})
+NOTHING_KNOWN = KnownIncidents({}, {})
 
 
 def levels(*parts, seed=3, sigma=0.008):
@@ -29,7 +29,7 @@ def watched(values, *, better="higher", regressed=(), nodes=None, judged=True):
         verdict = "regressed" if number in regressed else "passed"
         where = (nodes[number],) if nodes else ()
         points.append(Point(of(number, verdict=verdict, session=str(number), nodes=where), value))
-    return told(Watched(Series(KEY, "1/s", better, judged, tuple(points))), find(values))
+    return told(WatchedSeries(Series(KEY, "1/s", better, judged, tuple(points))), find(values))
 
 
 def tonight(one, reruns=(), known=NOTHING_KNOWN):
@@ -41,7 +41,7 @@ def tonight(one, reruns=(), known=NOTHING_KNOWN):
 
 SLOW_NIGHT = [*levels((100, 60)), 94.0]
 CONFIRMED, REFUTED, HALVED = (94.2, 93.8, 94.1), (100.1, 99.8, 100.3), (50.1, 49.9, 50.0)
-ACCEPTED = Known({}, {subject_of(KEY): night(60)})
+ACCEPTED = KnownIncidents({}, {subject_of(KEY): night(60)})
 FRESH = replace(NOTHING_KNOWN, fresh=True)
 AGAIN = [*levels((100, 60), (94, 25)), *levels((88, 5), seed=5)]
 
@@ -69,7 +69,7 @@ NIGHTS = {
     "the end of a better level that was accepted": (
         levels((100, 60), (105, 30), (100, 8)),
         {},
-        {"known": Known({}, {subject_of(KEY): night(97)})},
+        {"known": KnownIncidents({}, {subject_of(KEY): night(97)})},
         False,
     ),
     "the end of a better week": (levels((100, 60), (105, 7), (100, 8)), {}, {}, False),
@@ -104,7 +104,7 @@ def test_a_drop_that_nobody_re_ran_is_told_after_some_nights_and_dated_right():
 
 def after(values, opened):
     """Return how bad a series is that was so before."""
-    return tonight(watched(values), known=Known({subject_of(KEY): opened}, {}))
+    return tonight(watched(values), known=KnownIncidents({subject_of(KEY): opened}, {}))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import re
 import pytest
 from worlds import DEFINITION, measurement, record
 
-from pytest_mlhpc.ci.comparison import Comparison, Row, Trouble, compare, marker, render
+from pytest_mlhpc.ci.comparison import BenchmarkTrouble, CommitComparison, MetricRow, compare, marker, render
 from pytest_mlhpc.judge.baseline_files import Entry
 
 
@@ -64,8 +64,8 @@ def test_what_did_not_pass_is_told_in_the_judges_words():
 
 def test_what_is_worst_comes_first():
     found = {"c": ("passed", 0.0), "b": ("regressed", -0.1), "a": ("regressed", -0.3)}
-    rows = tuple(Row(name, "rate", "samples/s", how, 1.0, 1.0, by) for name, (how, by) in found.items())
-    lines = [line for line in render(Comparison("x", "", rows)).splitlines() if line.startswith("| `")]
+    rows = tuple(MetricRow(name, "rate", "samples/s", how, 1.0, 1.0, by) for name, (how, by) in found.items())
+    lines = [line for line in render(CommitComparison("x", "", rows)).splitlines() if line.startswith("| `")]
     assert [line[3] for line in lines] == ["a", "b", "c"]
 
 
@@ -76,9 +76,9 @@ def test_what_is_worst_comes_first():
     ],
 )  # fmt: skip
 def test_nothing_in_names_or_texts_is_obeyed(hostile):
-    row = Row(hostile, hostile, hostile, hostile, 1.0)
-    trouble = Trouble(hostile, "regressed", (hostile, hostile))
-    text = render(Comparison(hostile, hostile, (row,), (trouble,), {hostile: 1}))
+    row = MetricRow(hostile, hostile, hostile, hostile, 1.0)
+    trouble = BenchmarkTrouble(hostile, "regressed", (hostile, hostile))
+    text = render(CommitComparison(hostile, hostile, (row,), (trouble,), {hostile: 1}))
     text = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", text)  # blocks of code
     assert text.count("<!--") == 1
     text = re.sub(r"`[^`\n]*`", "", text.replace(marker(hostile), ""))  # code within lines
@@ -86,7 +86,7 @@ def test_nothing_in_names_or_texts_is_obeyed(hostile):
 
 
 def test_a_comment_of_thousands_of_benchmarks_stays_readable():
-    rows = tuple(Row(f"test{at}", "rate", "samples/s", "passed", 1.0) for at in range(5000))
-    text = render(Comparison("x", "", rows, (), {"passed": 5000}))
+    rows = tuple(MetricRow(f"test{at}", "rate", "samples/s", "passed", 1.0) for at in range(5000))
+    text = render(CommitComparison("x", "", rows, (), {"passed": 5000}))
     assert "4900 more are in the job's artefacts." in text
     assert len(text) < 50_000

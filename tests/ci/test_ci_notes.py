@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from http_sink import HttpSink, Reply, json_reply
 
-from pytest_mlhpc.alert.channels.base import ChannelError
-from pytest_mlhpc.ci.comparison import Comparison, Row, marker
-from pytest_mlhpc.ci.gitlab import Notes, Place, place_of, read, write
+from pytest_mlhpc.alert.channels.base import DeliveryError
+from pytest_mlhpc.ci.comparison import CommitComparison, MetricRow, marker
+from pytest_mlhpc.ci.gitlab import MergeRequestNotes, NotesPlace, place_of, read, write
 from pytest_mlhpc.errors import StoreError, UsageError
 
 TOKEN = "glpat-secret"  # noqa: S105 - of the stand-in
@@ -67,12 +67,14 @@ def server(requests):
 
 
 def notes_of(server, *, request="1", commit=COMMIT, limit_s=300.0):
-    return Notes(Place(f"{server.url}/api/v4", "42", TOKEN, request, commit), limit_s=limit_s)
+    return MergeRequestNotes(
+        NotesPlace(f"{server.url}/api/v4", "42", TOKEN, request, commit), limit_s=limit_s
+    )
 
 
 def comparison(value=1.0, system="cirrus", commit=COMMIT):
-    row = Row("test_a", "rate", "samples/s", "passed", value)
-    return Comparison(system, commit, (row,), (), {"passed": 1})
+    row = MetricRow("test_a", "rate", "samples/s", "passed", value)
+    return CommitComparison(system, commit, (row,), (), {"passed": 1})
 
 
 def test_a_comparison_is_a_comment_of_its_merge_request(server, requests):
@@ -141,7 +143,7 @@ def test_what_is_no_commit_is_never_put_into_an_address(server, commit):
 )
 def test_what_gitlab_refuses_is_told_without_the_token(server, reply, text):
     server.then(reply)
-    with pytest.raises(ChannelError) as error:
+    with pytest.raises(DeliveryError) as error:
         notes_of(server, limit_s=0.5 if reply.fault == "hang" else 300.0).post(comparison())
     assert text in str(error.value)
     assert TOKEN not in str(error.value)

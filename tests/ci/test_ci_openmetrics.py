@@ -6,7 +6,7 @@ import pytest
 from worlds import measurement, record
 
 from pytest_mlhpc.ci.comparison import openmetrics
-from pytest_mlhpc.node.protocol.schema import UNITS, Metric
+from pytest_mlhpc.node.protocol.schema import UNITS, MetricValue
 
 #: A sample of the exposition format, as the specification's ABNF has it.
 SAMPLE = re.compile(r'[a-z_][a-z0-9_]*\{([a-z]+="([^"\\\n]|\\["\\n])*",?)+\} \S+')
@@ -32,7 +32,7 @@ def test_the_file_ends_as_the_specification_wants_it():
 
 
 def test_every_unit_that_a_measurement_may_have_gives_a_valid_name():
-    metrics = tuple(Metric(f"m{at}", 1.5, unit, "none") for at, unit in enumerate(UNITS))
+    metrics = tuple(MetricValue(f"m{at}", 1.5, unit, "none") for at, unit in enumerate(UNITS))
     text = openmetrics([record(measurement=measurement(more=metrics))])
     assert all(SAMPLE.fullmatch(line) for line in text.splitlines() if not line.startswith("#"))
 

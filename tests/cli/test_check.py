@@ -7,7 +7,7 @@ from textwrap import dedent
 import pytest
 
 from pytest_mlhpc.errors import Problem, UsageError
-from pytest_mlhpc.session.checking import Finding, check, findings
+from pytest_mlhpc.session.checking import SuiteProblem, check, findings
 
 SYSTEMS = """
 systems:
@@ -91,7 +91,7 @@ def test_what_cannot_be_checked_at_all_is_a_usage_error(project, paths, systems,
 def test_a_mistake_that_only_some_targets_have_names_them():
     everywhere, there = Problem("test_a.py:1", "x", "wrong"), Problem("test_a.py:1", "nodes", "too many")
     faults = {"test_a.py::test[a:b]": [everywhere, there], "test_a.py::test[c:d+e-4]": [everywhere]}
-    assert findings(faults, ["a:b", "c:d+e"]) == (Finding(everywhere), Finding(there, ("a:b",)))
+    assert findings(faults, ["a:b", "c:d+e"]) == (SuiteProblem(everywhere), SuiteProblem(there, ("a:b",)))
 
 
 def test_the_command_prints_a_line_for_each_and_exits_with_1(project, mlhpc):

@@ -9,16 +9,16 @@ import pytest
 from pytest_mlhpc.cli.vet.expected import NAMES
 from pytest_mlhpc.cli.vet.nodes import settings_of
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 
 
-def parsed(*words: str, level: str = "quick") -> Settings:
+def parsed(*words: str, level: str = "quick") -> VetSettings:
     return settings_of(SimpleNamespace(level=level, **cli_calls.parsed("vet", level, *words)))
 
 
 def test_without_options_it_is_quick_and_needs_all_nodes():
-    assert parsed() == Settings(budget_s=60.0, require_comparison=False)
-    assert parsed("--require-comparison") == Settings(budget_s=60.0)
+    assert parsed() == VetSettings(budget_s=60.0, require_comparison=False)
+    assert parsed("--require-comparison") == VetSettings(budget_s=60.0)
     assert parsed(level="deep").budget_s == 600.0
 
 

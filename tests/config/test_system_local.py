@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_mlhpc.config.machine import Machine, cpu_model, fingerprint, read_machine
+from pytest_mlhpc.config.machine import LocalMachine, cpu_model, fingerprint, read_machine
 from pytest_mlhpc.config.model import NodeType
 
 GIB = 2**30
@@ -66,7 +66,7 @@ def test_this_very_machine_can_be_read():
 
 
 def test_the_fingerprint_is_fit_for_a_file_name():
-    machine = Machine(2, 8 * GIB, "Intel(R) Xeon(R) CPU @ 2.50GHz / ../x")
+    machine = LocalMachine(2, 8 * GIB, "Intel(R) Xeon(R) CPU @ 2.50GHz / ../x")
     text = fingerprint(machine, NodeType(2, 8 * GIB, devices=4, device_model="NVIDIA A100-SXM4-40GB"))
     assert text == "intel-xeon-cpu-2.50ghz-..-x_2-cores_8-gib_4-x-nvidia-a100-sxm4-40gb"
     assert "/" not in text
@@ -76,5 +76,5 @@ def test_the_fingerprint_is_fit_for_a_file_name():
     "nodes", [NodeType(4, 8 * GIB), NodeType(2, 16 * GIB), NodeType(2, 8 * GIB, devices=1, device_model="X")]
 )
 def test_cores_memory_and_devices_change_the_fingerprint(nodes):
-    machine = Machine(4, 16 * GIB, "X")
+    machine = LocalMachine(4, 16 * GIB, "X")
     assert fingerprint(machine, nodes) != fingerprint(machine, NodeType(2, 8 * GIB))

@@ -12,7 +12,7 @@ from worlds import SECOND, measurement, record
 
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.series import Point, night_of
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.record import Vetted
 
 
@@ -24,8 +24,8 @@ def source(state_dir):
 
 def odd_record(number, choose):
     """A record with something in every field that a night has."""
-    rate = Metric("rate", choose.uniform(1, 9), "samples/s", "higher")
-    loss = Metric("loss", choose.uniform(1, 9), "1", "none")
+    rate = MetricValue("rate", choose.uniform(1, 9), "samples/s", "higher")
+    loss = MetricValue("loss", choose.uniform(1, 9), "1", "none")
     environment = {"host": "n7", "commit": "c0ffee", "name": "ü'\"</script>"}
     environment["driver"] = choose.choice(["570", "580"])
     changes = {

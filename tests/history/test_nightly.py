@@ -15,10 +15,10 @@ from pytest_mlhpc.history import nightly
 from pytest_mlhpc.history.cache import Cache, cache_path
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.nightly import Cause, Look, watch, worse_by
+from pytest_mlhpc.history.nightly import Cause, NightlyQuery, watch, worse_by
 from pytest_mlhpc.judge.changes import Change
 from pytest_mlhpc.judge.fence import Detector
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.record import SeriesKey
 
 KEY = SeriesKey("cirrus", "standard", "default", "", "b", "rate")
@@ -48,15 +48,15 @@ def test_only_first_attempts_of_the_default_branch_at_night_are_watched(state_di
     store(state_dir, [*nights(quiet(10)), *others])
     (watched,) = look(state_dir)
     assert len(watched.series.points) == 10
-    (topic,) = look(state_dir, Look(default_branch="topic"))
+    (topic,) = look(state_dir, NightlyQuery(default_branch="topic"))
     assert [point.value for point in topic.series.points] == [50.0]
 
 
 def test_metrics_by_which_no_test_fails_are_left_out_where_asked(state_dir):
-    loss = Metric("loss", 1.0, "1", "none")
+    loss = MetricValue("loss", 1.0, "1", "none")
     store(state_dir, [record(1, measurement=measurement(more=(loss,)))])
     assert [one.series.key.metric for one in look(state_dir)] == ["loss", "rate"]
-    assert [one.series.key.metric for one in look(state_dir, Look(judged_only=True))] == ["rate"]
+    assert [one.series.key.metric for one in look(state_dir, NightlyQuery(judged_only=True))] == ["rate"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])

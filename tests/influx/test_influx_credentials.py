@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.influx.credentials import Server, is_configured, pushes, server_of
+from pytest_mlhpc.influx.credentials import InfluxServer, is_configured, pushes, server_of
 
 URL = {"MLHPC_INFLUX_URL": "http://localhost:8086"}
 SECRET = "s3cret-Token=="  # noqa: S105 - of nobody
@@ -94,7 +94,7 @@ def test_an_address_that_cannot_be_is_refused_without_showing_a_password(url):
 
 def test_what_a_server_says_is_told_without_the_token():
     for token in (SECRET, f"user:{SECRET}"):
-        server = Server("http://localhost", token=token)
+        server = InfluxServer("http://localhost", token=token)
         shown = server.hide(f"invalid header {server.authorization!r} for {token}, password {SECRET}")
         assert not [secret for secret in (SECRET, server.authorization.partition(" ")[2]) if secret in shown]
 
@@ -104,8 +104,8 @@ def test_what_a_server_says_is_told_without_the_token():
     [
         *((token, "the server is there", "the server is there") for token in ("e", "a:e", "is:her")),
         ("mlhpc:abc", "no user mlhpc:abc", "no user (token)"),
-        ("mlhpc:abc", f"no {Server('', token='mlhpc:abc').authorization}", "no Basic (token)"),
+        ("mlhpc:abc", f"no {InfluxServer('', token='mlhpc:abc').authorization}", "no Basic (token)"),
     ],
 )
 def test_of_a_short_token_the_whole_is_hidden_and_no_letters_are_blotted_out(token, text, shown):
-    assert Server("http://localhost", token=token).hide(text) == shown
+    assert InfluxServer("http://localhost", token=token).hide(text) == shown

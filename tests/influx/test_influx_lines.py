@@ -9,7 +9,7 @@ from worlds import measurement, record
 
 from pytest_mlhpc.influx import schema
 from pytest_mlhpc.influx.schema import lines_of
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 
 ANY_TEXT = st.text(st.characters(categories=["L", "N", "P", "S", "Z", "C"]), max_size=30)
 
@@ -57,7 +57,9 @@ def test_a_very_long_text_is_cut_and_says_so():
 
 
 def test_a_record_is_one_point_and_one_for_each_metric_all_at_one_time():
-    made = record(1, measurement=measurement(more=(Metric("loss", 1.5, "1", "lower", first=2.0, last=1.0),)))
+    made = record(
+        1, measurement=measurement(more=(MetricValue("loss", 1.5, "1", "lower", first=2.0, last=1.0),))
+    )
     run, *metrics = lines_of(made)
     assert run.startswith("mlhpc_run,")
     assert [line.partition(",")[0] for line in metrics] == ["mlhpc_metric"] * 2

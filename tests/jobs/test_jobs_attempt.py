@@ -6,7 +6,7 @@ from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.job import Attempt
 from pytest_mlhpc.jobs.plan import run_plan
 from pytest_mlhpc.node.protocol.lines import Message
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric, to_json
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, to_json
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def attempt(command):
 
 def measurement(attempt, **changes):
     run = attempt.run
-    metric = Metric("rate", 3.0, "items/s", "higher")
+    metric = MetricValue("rate", 3.0, "items/s", "higher")
     good = Measurement(
         run.run_id, run.nonce, 0, "command", "cpu", "a cpu", ("n1",), 1, 1, 0, 0, 1, 2, (metric,)
     )

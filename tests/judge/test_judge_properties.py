@@ -14,7 +14,7 @@ from pytest_mlhpc.judge import fence
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.fence import SMALLEST, make_fence
 from pytest_mlhpc.judge.judge import failure_of, judge
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.store.verdict import Verdict
 
 RATES = st.floats(1.0, 300.0)
@@ -42,7 +42,7 @@ def judged(runs, history, *, allowed=4, local=False, update=False, book=None):
 
 
 def broken_run(value):
-    metric, run = Metric("rate", 1.0, "samples/s", "higher"), measurement()
+    metric, run = MetricValue("rate", 1.0, "samples/s", "higher"), measurement()
     vars(metric)["value"] = value
     vars(run)["metrics"] = (metric,)
     return run

@@ -6,7 +6,7 @@ from worlds import entry, measurement, record, spec
 from pytest_mlhpc.judge.baseline_files import environment_digest
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import entries_to_put, failure_of, judge
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.verdict import Verdict
 
 QUIET = (100.0, 100.4, 99.6, 100.2, 99.8, 100.1, 99.9, 100.0)
@@ -234,7 +234,7 @@ def test_nor_by_that_of_another_device_but_by_one_that_names_none():
 
 
 def phased(value, io, compute, **changes):
-    more = (Metric("io_time", io, "s", "lower"), Metric("compute_time", compute, "s", "lower"))
+    more = (MetricValue("io_time", io, "s", "lower"), MetricValue("compute_time", compute, "s", "lower"))
     return measurement(value, more=more, **changes)
 
 

@@ -8,11 +8,11 @@ from worlds import DEFINITION, measurement, spec
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import failure_of, judge
 from pytest_mlhpc.judge.settling import settle
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.record import Epoch
 from pytest_mlhpc.store.verdict import Verdict
 
-METRIC = Metric("rate", 100.0, "samples/s", "higher")
+METRIC = MetricValue("rate", 100.0, "samples/s", "higher")
 EPOCH = Epoch(DEFINITION, "EPYC")
 EIGHT = [100.0, 100.4, 99.6, 100.2, 99.8, 100.1, 99.9, 100.0]
 
@@ -52,7 +52,9 @@ def test_a_level_is_settled_by_the_first_eight_clean_nights_that_agree(history, 
 
 
 def test_the_settled_entry_is_of_the_epoch_and_has_the_spread_and_the_tolerance_of_the_metric():
-    entry = settle(nights(*EIGHT), Metric("rate", 1.0, "samples/s", "higher", tolerance=0.2), EPOCH).entry
+    entry = settle(
+        nights(*EIGHT), MetricValue("rate", 1.0, "samples/s", "higher", tolerance=0.2), EPOCH
+    ).entry
     assert (entry.epoch, entry.tolerance, entry.runs, entry.accepted_by) == (EPOCH, 0.2, 8, "")
     assert 0.001 < entry.spread < 0.01
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from worlds import measurement
 
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.papers.ai500 import GOALS, Goal, vflops
 from pytest_mlhpc.report.keys import Benchmark
 
@@ -30,15 +30,15 @@ def ran(recorded):
         if one["bagging"]:
             own = " bagging=[{},{}]".format(*one["bagging"])
             more = [
-                Metric("ensemble_quality", quality, "1", one["better"]),
-                Metric("base_model_quality", quality - 0.1, "1", one["better"]),
-                Metric("base_models_failed", float(one["failed"]), "1", "lower"),
-                Metric("hpc_ai500_flop_per_sample", 24e9, "FLOP", "none"),
+                MetricValue("ensemble_quality", quality, "1", one["better"]),
+                MetricValue("base_model_quality", quality - 0.1, "1", one["better"]),
+                MetricValue("base_models_failed", float(one["failed"]), "1", "lower"),
+                MetricValue("hpc_ai500_flop_per_sample", 24e9, "FLOP", "none"),
             ]
         inner = f"global_batch={one['batch'] * devices} precision=fp32{one['fields']}"
         computed = f"{one['workload']}{own} data=memory devices={devices} {inner} nodes=1 preset=smoke"
         for rate in rates:
-            every = (Metric("achieved_flops", rate * 20e9, "FLOP/s", "higher"), *more)
+            every = (MetricValue("achieved_flops", rate * 20e9, "FLOP/s", "higher"), *more)
             made = measurement(rate, name="effective_throughput", more=every, devices=devices)
             recorded(benchmark=Benchmark(one["name"], computed), measurement=made)
 

@@ -7,7 +7,7 @@ from pytest_mlhpc.jobs.spec import definition_of
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
 from pytest_mlhpc.papers.published import BEST, PUBLISHED, SAME, SOURCES, Terms, terms_of
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.figures import Run
+from pytest_mlhpc.report.figures import RecordedRun
 
 WORKLOAD = {workload.name: workload for workload in WORKLOADS}
 FIRST = next(one for one in PUBLISHED if one.source == "hpdc24" and one.workload == "resnet50")
@@ -51,7 +51,9 @@ def test_a_run_that_is_declared_as_the_paper_s_stands_beside_its_figures(one):
     parameters = parameters_of(workload, "reference", global_batch=32, **changes, **half)
     declared = spec(workload=one.workload, parameters=parameters, preset="reference", ranks=4)
     key = keys.parse(keys.Benchmark("t", definition_of(declared, workload)))
-    run = Run(keys.Benchmark("t", ""), {}, (), data_kind="real", cache="unknown", devices=4, created_ns=0)
+    run = RecordedRun(
+        keys.Benchmark("t", ""), {}, (), data_kind="real", cache="unknown", devices=4, created_ns=0
+    )
     assert one.apart(terms_of(key, run, SAME), SAME) == []
 
 

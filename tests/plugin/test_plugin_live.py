@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 
 from pytest_mlhpc.jobs.spec import NO_DATA, JobState
-from pytest_mlhpc.session.live import MOST, Live, block, describe
+from pytest_mlhpc.session.live import MOST, LiveProgress, block, describe
 from pytest_mlhpc.session.terminal import table
 
 
@@ -99,7 +99,7 @@ def test_jobs_that_wait_have_a_place_among_those_of_their_partition():
 def test_what_is_drawn_fits_the_terminal_and_goes_away_again(monkeypatch, capsys, columns):
     monkeypatch.setattr("pytest_mlhpc.session.live.os.get_terminal_size", lambda _fd: (columns, 5))
     jobs = [job(reason="語" * 200) for _ in range(MOST)]
-    live = Live(Terminal(isatty=True), lambda: jobs)
+    live = LiveProgress(Terminal(isatty=True), lambda: jobs)
     live.tick(jobs[0])
     live.clear()
     drawn, cleared = (
@@ -129,7 +129,7 @@ class Terminal:
 
 def test_drawing_returns_to_where_pytest_was_writing(capsys):
     running = job(step=1, steps=2)
-    live = Live(Terminal(isatty=True), lambda: [running])
+    live = LiveProgress(Terminal(isatty=True), lambda: [running])
     live.tick(running)
     drawn = capsys.readouterr().out
     assert drawn == "\n\r\x1b[2K  test_it  running 2:05:07, step 1/2\x1b[1A\r\x1b[7C"
@@ -143,7 +143,7 @@ def test_drawing_returns_to_where_pytest_was_writing(capsys):
 
 def test_elsewhere_a_line_is_written_only_after_a_long_wait(clock, capsys):
     terminal, waited_for = Terminal(isatty=False), job()
-    live = Live(terminal, lambda: [waited_for])
+    live = LiveProgress(terminal, lambda: [waited_for])
     for clock.s in (0.0, 29.0, 31.0, 60.0, 92.0):
         live.tick(waited_for)
     assert terminal.lines == [f"\nwaiting for test_it: running {time}" for time in ("0:31", "1:32")]
@@ -156,7 +156,7 @@ def test_elsewhere_a_line_is_written_only_after_a_long_wait(clock, capsys):
 )
 def test_who_has_the_machine_that_is_waited_for_is_said_after_two_seconds(clock, reason):
     terminal, waited_for = Terminal(isatty=False), job(state=JobState.QUEUED, reason=reason)
-    live = Live(terminal, lambda: [waited_for])
+    live = LiveProgress(terminal, lambda: [waited_for])
     for clock.s in (0.0, 1.9, 2.1, 30.0, 61.0, 63.0):
         live.tick(waited_for)
     assert terminal.lines == [

@@ -63,7 +63,7 @@ def session():
 
 @pytest.fixture
 def server(session):
-    server = workers.Server(session)
+    server = workers.ResultServer(session)
     yield server
     server.close()
 
@@ -152,7 +152,7 @@ def test_a_server_is_closed_though_its_thread_is_between_two_connections(session
         return connection
 
     monkeypatch.setattr(workers.Listener, "accept", accept_and_pause)
-    server = workers.Server(session)
+    server = workers.ResultServer(session)
     with Client(server.address[0], "AF_UNIX", authkey=server.address[1]):
         accepted.wait()
         closing = threading.Thread(target=server.close, daemon=True)
@@ -171,7 +171,7 @@ def long_tmpdir(tmp_path, monkeypatch):
 
 
 def test_a_long_tmpdir_is_left_for_one_that_a_socket_can_lie_in(long_tmpdir):
-    server = workers.Server(None)
+    server = workers.ResultServer(None)
     path = Path(server.address[0])
     try:
         assert path.is_socket()
@@ -186,7 +186,7 @@ def test_a_long_tmpdir_is_left_for_one_that_a_socket_can_lie_in(long_tmpdir):
 def test_a_socket_that_cannot_be_made_leaves_no_folder_behind(long_tmpdir, monkeypatch):
     monkeypatch.setattr(workers, "SUN_PATH", 10_000)
     with pytest.raises(OSError, match="AF_UNIX path too long"):
-        workers.Server(None)
+        workers.ResultServer(None)
     assert list(long_tmpdir.iterdir()) == []
 
 

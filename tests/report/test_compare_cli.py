@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from worlds import measurement
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.report.keys import Benchmark
 
 
@@ -70,7 +70,7 @@ def test_three_systems_give_one_table_of_medians_spreads_runs_and_ratios(ran, co
 
 def test_lower_is_better_where_the_metric_says_so(ran, table):
     for machine, seconds in (("a:x", 2.0), ("b:x", 1.0)):
-        more = [Metric("step_time", seconds, "s", "lower"), Metric("loss", seconds, "1", "none")]
+        more = [MetricValue("step_time", seconds, "s", "lower"), MetricValue("loss", seconds, "1", "none")]
         ran(machine, 100.0, more=more, judged=("rate", "step_time", "loss"))
     found = table("a", "b")
     words = {"rate": "equal", "step_time": "better", "loss": ""}
@@ -193,7 +193,7 @@ def test_per_device_sets_the_nearest_scale_beside_and_says_so(ran, table, compar
     for devices in (2, 8):
         other = key(devices=devices, batch=16 * devices)
         ran("b:x", 90.0 * devices, benchmark=other, measured={"devices": devices})
-    step_time = Metric("step_time", 1.0, "s", "lower")
+    step_time = MetricValue("step_time", 1.0, "s", "lower")
     ran("a:x", 100.0, benchmark=key("t"), more=[step_time], judged=("step_time",))
     found = cells(table("a", "b", "--per-device"))["b:x"]
     assert (found["median"], found["devices"], found["ratio"]) == (90.0, 2, 0.9)

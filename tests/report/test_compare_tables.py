@@ -11,7 +11,7 @@ import yaml
 from rich.cells import cell_len
 from worlds import measurement
 
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.report.keys import Benchmark
 
 MODELS = {
@@ -41,10 +41,10 @@ def ran(recorded):
         values |= {"nodes": tuple(f"n{n}" for n in range(nodes)), "samples": 6400}
         for rate in rates:
             effective = rate * one["fraction"]
-            more = [Metric("compute_fraction", one["fraction"], "1", "higher")]
-            more.append(Metric("effective_throughput", effective, "samples/s", "higher"))
+            more = [MetricValue("compute_fraction", one["fraction"], "1", "higher")]
+            more.append(MetricValue("effective_throughput", effective, "samples/s", "higher"))
             if one["watts"]:
-                more.append(Metric("energy_efficiency", effective / one["watts"], "samples/J", "higher"))
+                more.append(MetricValue("energy_efficiency", effective / one["watts"], "samples/J", "higher"))
             made = measurement(rate, name="compute_throughput", more=tuple(more), **values)
             run = {"benchmark": benchmark, "measurement": made}
             recorded(machine, **{**run, **fields})

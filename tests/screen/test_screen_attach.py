@@ -17,7 +17,7 @@ from pytest_mlhpc import cli
 from pytest_mlhpc.errors import InfrastructureError, UsageError
 from pytest_mlhpc.node.telemetry.watch import PIECE, pieces
 from pytest_mlhpc.screen import watchers
-from pytest_mlhpc.screen.usage import LEAST_OF_NODE, Kept
+from pytest_mlhpc.screen.usage import LEAST_OF_NODE, SampleBuffer
 
 pytestmark = pytest.mark.servers  # watchers and programs that they watch
 
@@ -53,7 +53,7 @@ def test_a_sample_survives_being_cut_into_short_lines_that_come_in_any_order():
 def test_of_a_job_that_is_looked_at_for_long_so_many_looks_are_kept_as_memory_holds():
     looks = samples(lambda second: [process(pid, second) for pid in range(10)], seconds=1001)
     few = replace(looks[0], node=replace(looks[0].node, host="n2"))
-    kept = Kept(most=400)
+    kept = SampleBuffer(most=400)
     for look in [few, *looks]:
         kept.add(look)
     mine = [one for one in kept.samples() if one.node.host == "n1"]
@@ -68,7 +68,7 @@ def test_of_a_job_that_is_looked_at_for_long_so_many_looks_are_kept_as_memory_ho
 
 
 def test_a_thousand_nodes_keep_what_tells_them_apart():
-    kept = Kept(most=1)
+    kept = SampleBuffer(most=1)
     for look in one_process(100):
         kept.add(look)
     assert LEAST_OF_NODE <= len(kept.samples()) < 2 * LEAST_OF_NODE

@@ -8,7 +8,7 @@ from screen_samples import told
 
 from pytest_mlhpc.screen.hook_output import length, profile_of, read_told, union, without
 from pytest_mlhpc.screen.slow_rank import find_slow_rank
-from pytest_mlhpc.screen.usage import Rank
+from pytest_mlhpc.screen.usage import RankProcess
 
 
 def event(name, begin, end, cat="cpu_op", tid=1):
@@ -111,6 +111,8 @@ def test_recorded_traces_of_two_gloo_ranks_name_the_one_that_does_more():
     profiles = {int(rank): profile_of(trace) for rank, trace in traces.items()}
     assert [profiles[rank].communicating_s for rank in (0, 1)] == pytest.approx([0.1176, 0.0189], rel=0.01)
     assert profiles[1].top[0][0] == "aten::mm"
-    ranks = [Rank(rank, "n1", None, (), told(rank=rank, profile=one)) for rank, one in profiles.items()]
+    ranks = [
+        RankProcess(rank, "n1", None, (), told(rank=rank, profile=one)) for rank, one in profiles.items()
+    ]
     slow = find_slow_rank(ranks, ())
     assert (slow.rank, slow.share, slow.certain) == (1, pytest.approx(0.6, abs=0.05), True)

@@ -5,7 +5,7 @@ import pytest
 
 from pytest_mlhpc.errors import RunFailure
 from pytest_mlhpc.jobs.job import Outcome
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.session.phases import properties
 from pytest_mlhpc.session.run import Baseline, Run, explain
 from pytest_mlhpc.store.record import Failure
@@ -13,7 +13,7 @@ from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
 
 
 def outcome(verdict: Verdict | None = Verdict.PASSED) -> Outcome:
-    metric = Metric("rate", 3.0, "items/s", "higher")
+    metric = MetricValue("rate", 3.0, "items/s", "higher")
     of = ("id", "n", 0, "command", "cpu", "a cpu", ("n1", "n2"), 1, 1, 0, 0, 1, 2)
     measurement = Measurement(*of, metrics=(metric,))
     judgement = None
@@ -68,7 +68,7 @@ def test_a_metric_is_compared_with_numbers_and_metrics_of_its_unit():
     ("wrong", "error", "text"),
     [
         (lambda run: run["rate"] > "2", TypeError, "rate is compared with a number in items/s, as in run['rate'] > 1.0; found '2'"),
-        (lambda run: run["rate"] < Metric("t", 1.0, "s", "lower"), TypeError, "rate is in items/s, and t in s"),
+        (lambda run: run["rate"] < MetricValue("t", 1.0, "s", "lower"), TypeError, "rate is in items/s, and t in s"),
         (lambda run: run["rate"].to("GB/s"), ValueError, "rate is in items/s, which is not converted to GB/s"),
         (lambda run: run.rate, AttributeError, "a run has no attribute 'rate'; its metrics are found by name: run['rate']"),
         (lambda run: run > 3, TypeError, "or compare one metric, such as run['rate'] > 1.0"),

@@ -9,7 +9,7 @@ from pods import run_plan
 from worlds import SECOND, measurement, rank, spec
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.session.validate import check
 
 RUN_ID = "01890000-0000-7000-8000-000000000001"
@@ -20,21 +20,21 @@ def plan(**changes: Any) -> RunPlan:
     return dataclasses.replace(run, **changes)
 
 
-def broken(metric: Metric, **changes: Any) -> Metric:
+def broken(metric: MetricValue, **changes: Any) -> MetricValue:
     """Return a metric as a hostile peer might build it, past the checks of its class."""
     copy = dataclasses.replace(metric)
     vars(copy).update(changes)
     return copy
 
 
-def unchecked(metric: Metric) -> Measurement:
+def unchecked(metric: MetricValue) -> Measurement:
     run = measurement()
     vars(run)["metrics"] = (metric,)
     return run
 
 
-RATE = Metric("rate", 100.0, "samples/s", "higher")
-LOSS = Metric("loss", 1.0, "1", "lower", (2.0, 1.0), 2.0, 1.0)
+RATE = MetricValue("rate", 100.0, "samples/s", "higher")
+LOSS = MetricValue("loss", 1.0, "1", "lower", (2.0, 1.0), 2.0, 1.0)
 
 
 def test_what_was_asked_for_has_nothing_wrong() -> None:
@@ -111,7 +111,7 @@ def test_what_was_asked_for_has_nothing_wrong() -> None:
         (unchecked(broken(RATE, value=math.inf)), {}, "metric_invalid", "rate is inf"),
         (unchecked(broken(LOSS, samples=(math.nan,))), {}, "loss_nan", "the loss became NaN or infinite"),
         (
-            measurement(more=(Metric("wait", -1.0, "s", "lower"),)),
+            measurement(more=(MetricValue("wait", -1.0, "s", "lower"),)),
             {},
             "metric_invalid",
             "wait is -1.0 s; a negative figure makes no sense",
@@ -129,12 +129,12 @@ def test_less_than_was_asked_for_is_named(
 @pytest.mark.parametrize(
     "metric",
     [
-        Metric("io_time", 0.0, "s", "lower"),
-        Metric("change", -3.0, "1", "none"),
-        Metric("loss", -1.0, "1", "lower"),
+        MetricValue("io_time", 0.0, "s", "lower"),
+        MetricValue("change", -3.0, "1", "none"),
+        MetricValue("loss", -1.0, "1", "lower"),
     ],
 )
-def test_a_figure_that_may_be_zero_or_negative_is_left_alone(metric: Metric) -> None:
+def test_a_figure_that_may_be_zero_or_negative_is_left_alone(metric: MetricValue) -> None:
     assert check(measurement(more=(metric,)), spec(), plan()) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mlhpc import cli as top
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, VetVerdict
 from pytest_mlhpc.vetting.outside import exit_of, merged
 
 ROOT = Path(__file__).parents[2]
@@ -21,10 +21,10 @@ SYSTEMS = (
 )
 
 
-def verdict(exit_: Exit, *hosts: str) -> Verdict:
+def verdict(exit_: Exit, *hosts: str) -> VetVerdict:
     fit = exit_ is Exit.READY
     nodes = tuple(NodeVerdict(host, Fitness.FIT if fit else Fitness.UNFIT) for host in hosts)
-    return Verdict(exit_, len(hosts), nodes, hosts if fit else (), () if fit else hosts)
+    return VetVerdict(exit_, len(hosts), nodes, hosts if fit else (), () if fit else hosts)
 
 
 def vet(

@@ -14,24 +14,24 @@ from full_disk import Limited
 from pytest_mlhpc.cli import main, options
 from pytest_mlhpc.cli.vet import history as history_command
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.node.protocol.plan import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 from pytest_mlhpc.node.vet.finding import (
+    CheckOutcome,
     Exit,
     Finding,
     Fitness,
     NodeReport,
     NodeVerdict,
     Origin,
-    Outcome,
     PairResult,
     Reading,
     Report,
     Severity,
-    Verdict,
+    VetVerdict,
 )
 from pytest_mlhpc.vetting import journal
-from pytest_mlhpc.vetting.history import Vetting, excluded, keep, learned
-from pytest_mlhpc.vetting.journal import FigureEntry, NodeEntry, Query, append
+from pytest_mlhpc.vetting.history import StoredVetting, excluded, keep, learned
+from pytest_mlhpc.vetting.journal import FigureEntry, JournalQuery, NodeEntry, append
 
 HOUR = 3600 * 10**9
 NOW = 1_790_000_000 * 10**9  # in September 2026
@@ -61,9 +61,9 @@ def vetted(state_dir):
         usable = {Fitness.FIT, Fitness.UNKNOWN} if settings.get("unknown") == "warn" else {Fitness.FIT}
         good = tuple(node.host for node in nodes if node.fitness in usable)
         out = tuple(node.host for node in nodes if node.fitness not in usable)
-        verdict = Verdict(code, 1, nodes, good, out, level=level)
-        told = Settings(**settings), system, "gpu", NOW - int(ago * HOUR)
-        keep(state_dir, Vetting(f"v{next(count)}", verdict, report, *told))
+        verdict = VetVerdict(code, 1, nodes, good, out, level=level)
+        told = VetSettings(**settings), system, "gpu", NOW - int(ago * HOUR)
+        keep(state_dir, StoredVetting(f"v{next(count)}", verdict, report, *told))
 
     return vet
 
@@ -78,7 +78,7 @@ def only_file(state_dir):
 
 
 def figures(state_dir):
-    query = Query(0, NOW, {"kind": "figures"})
+    query = JournalQuery(0, NOW, {"kind": "figures"})
     for day in journal.days_since(state_dir, journal.HISTORY, query):
         yield from journal.entries_of_day(state_dir, journal.HISTORY, day, FigureEntry, query)
 
@@ -177,7 +177,7 @@ def report(value, hosts=("node1", "node2"), model="H100"):
         for index in range(2)
     )
     return Report(
-        tuple(NodeReport(host, "boot", {model: 2}, (Outcome(readings=readings),)) for host in hosts)
+        tuple(NodeReport(host, "boot", {model: 2}, (CheckOutcome(readings=readings),)) for host in hosts)
     )
 
 
@@ -225,7 +225,7 @@ def test_unknown_nodes_that_a_site_uses_all_the_same_teach(teach, state_dir):
 def test_a_device_of_two_rounds_counts_with_its_mean(vetted, state_dir):
     reading = Reading("gemm", "gemm", "k", "H100", 90.0, "FLOP/s", device="gpu0")
     rounds = (reading, replace(reading, value=110.0, round=1))
-    vetted(fit("node1"), report=Report((NodeReport("node1", "boot", {}, (Outcome(readings=rounds),)),)))
+    vetted(fit("node1"), report=Report((NodeReport("node1", "boot", {}, (CheckOutcome(readings=rounds),)),)))
     assert [entry.values for entry in figures(state_dir)] == [{"node1": (100.0,)}]
 
 
@@ -310,7 +310,7 @@ def test_a_line_after_a_torn_one_is_whole(state_dir):
     with path.open("a") as file:
         file.write('{"torn')
     append(state_dir, journal.HISTORY, "session", NOW, [ENTRY])
-    assert len(list(journal.node_entries_since(state_dir, Query(0, NOW)))) == 2
+    assert len(list(journal.node_entries_since(state_dir, JournalQuery(0, NOW)))) == 2
 
 
 def test_a_file_that_cannot_be_read_is_named(vetted, state_dir):
@@ -463,5 +463,5 @@ def test_two_processes_write_at_the_same_time_and_nothing_is_lost(state_dir):
     for writer in writers:
         writer.join()
     told = []
-    found = list(journal.node_entries_since(state_dir, Query(0, NOW, on_problem=told.append)))
+    found = list(journal.node_entries_since(state_dir, JournalQuery(0, NOW, on_problem=told.append)))
     assert (len(found), told) == (100, [])

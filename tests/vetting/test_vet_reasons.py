@@ -5,7 +5,7 @@ import pytest
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.vet.files import prepare
-from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, Verdict
+from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, VetVerdict
 from pytest_mlhpc.node.vet.judge import PRESENCE
 from pytest_mlhpc.vetting.cordon import (
     apply,
@@ -37,7 +37,7 @@ def node(host, *findings, fitness=Fitness.UNFIT, reason=""):
 
 def verdict(*nodes, exclude=None):
     hosts = tuple(one.host for one in nodes)
-    return Verdict(Exit.TOO_FEW, 1, nodes, (), hosts if exclude is None else exclude)
+    return VetVerdict(Exit.TOO_FEW, 1, nodes, (), hosts if exclude is None else exclude)
 
 
 class Recorder:

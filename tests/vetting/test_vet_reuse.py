@@ -3,32 +3,32 @@
 import pytest
 
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import (
+    CheckOutcome,
     Exit,
     Fact,
     Finding,
     Fitness,
     NodeReport,
     NodeVerdict,
-    Outcome,
     PairResult,
     Reading,
     Report,
     Severity,
-    Verdict,
+    VetVerdict,
 )
-from pytest_mlhpc.node.vet.policy import Bound, Wanted
-from pytest_mlhpc.vetting.history import Vetting
+from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
+from pytest_mlhpc.vetting.history import StoredVetting
 from pytest_mlhpc.vetting.reuse import max_age, recall, remember
 
 HOUR = 3600 * 10**9
 NOW = 1_790_000_000 * 10**9
-EDAC = Outcome((Finding("edac", Severity.PASS, "no faults"),), seconds=0.1)
-GEMM = Outcome(
+EDAC = CheckOutcome((Finding("edac", Severity.PASS, "no faults"),), seconds=0.1)
+GEMM = CheckOutcome(
     readings=(Reading("gemm", "gemm", "k", "H100", 7e14, "FLOP/s"),), facts=(Fact("hash", "h", "x"),)
 )
-SPACE = Outcome((Finding("job_space", Severity.WARNING, "little space"),))
+SPACE = CheckOutcome((Finding("job_space", Severity.WARNING, "little space"),))
 
 
 def node(host, boot="boot1", outcomes=(EDAC, GEMM), **more):
@@ -45,18 +45,18 @@ def vetted(state_dir):
     def vet(*nodes, ago=0.0, pairs=(), unfit=(), code=Exit.READY, level="quick"):
         fitness = {one.host: Fitness.UNFIT if one.host in unfit else Fitness.FIT for one in nodes}
         good = tuple(host for host in fitness if host not in unfit)
-        verdict = Verdict(
+        verdict = VetVerdict(
             code, 1, tuple(NodeVerdict(*said) for said in fitness.items()), good, unfit, level=level
         )
         report, at_ns = Report(nodes, pairs, level), NOW - int(ago * HOUR)
-        vetting = Vetting(f"v{next(count)}", verdict, report, Settings(level=level), at_ns=at_ns)
+        vetting = StoredVetting(f"v{next(count)}", verdict, report, VetSettings(level=level), at_ns=at_ns)
         remember(state_dir, vetting, ("job_space",))
 
     return vet
 
 
 def recalled(state_dir, *hosts, age=3600.0, settings=None, now=NOW):
-    return recall(state_dir, settings or Settings(), hosts, max_age_s=age, now_ns=now)
+    return recall(state_dir, settings or VetSettings(), hosts, max_age_s=age, now_ns=now)
 
 
 def test_young_results_of_a_good_node_come_back_as_they_were_with_its_boot_id(vetted, state_dir):
@@ -92,9 +92,9 @@ def test_nodes_that_were_not_good_or_said_too_little_are_vetted_again(vetted, st
 
 
 def test_what_belongs_to_a_job_is_not_kept(vetted, state_dir):
-    mixed = Outcome((*EDAC.findings, *SPACE.findings))
+    mixed = CheckOutcome((*EDAC.findings, *SPACE.findings))
     vetted(node("node1", outcomes=(SPACE, mixed, GEMM)))
-    assert recalled(state_dir, "node1").nodes["node1"].outcomes == (Outcome(EDAC.findings), GEMM)
+    assert recalled(state_dir, "node1").nodes["node1"].outcomes == (CheckOutcome(EDAC.findings), GEMM)
 
 
 def test_a_vetting_that_broke_is_not_kept(vetted, state_dir):
@@ -105,13 +105,13 @@ def test_a_vetting_that_broke_is_not_kept(vetted, state_dir):
 @pytest.mark.parametrize(
     ("asked", "comes"),
     [
-        (Settings(need=5, unknown="warn", out="x", python="python3.9", budget_s=30.0), True),
-        (Settings(wanted=Wanted(purpose="job", hours=3.0, ranks=4, paths={"data": "/d"}, checkpoint_bytes=1)), True),
-        (Settings(wanted=Wanted(devices=4)), False),
-        (Settings(bounds=(Bound("a", "b", "c", warn=1.0),)), False),
-        (Settings(no_load=True), False),
-        (Settings(single=True), False),
-        (Settings(level="deep"), False),
+        (VetSettings(need=5, unknown="warn", out="x", python="python3.9", budget_s=30.0), True),
+        (VetSettings(wanted=ExpectedNode(purpose="job", hours=3.0, ranks=4, paths={"data": "/d"}, checkpoint_bytes=1)), True),
+        (VetSettings(wanted=ExpectedNode(devices=4)), False),
+        (VetSettings(bounds=(Bound("a", "b", "c", warn=1.0),)), False),
+        (VetSettings(no_load=True), False),
+        (VetSettings(single=True), False),
+        (VetSettings(level="deep"), False),
     ],
 )  # fmt: skip
 def test_only_the_same_questions_have_the_same_answers(vetted, state_dir, asked, comes):

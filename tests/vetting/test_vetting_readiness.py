@@ -9,18 +9,18 @@ from pytest_mlhpc.config.model import Vet
 from pytest_mlhpc.jobs.job import Attempt
 from pytest_mlhpc.jobs.plan import probe_verdict, run_plan, vetted_record
 from pytest_mlhpc.node.protocol.lines import Message
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import (
+    CheckOutcome,
     Exit,
     Fitness,
     NodeReport,
     NodeVerdict,
-    Outcome,
     Reading,
     Report,
-    Verdict,
+    VetVerdict,
 )
-from pytest_mlhpc.vetting.history import Vetting, keep
+from pytest_mlhpc.vetting.history import StoredVetting, keep
 from pytest_mlhpc.vetting.readiness import Readiness
 
 SAID = "[node_problem] numa is 2, 1 is described"
@@ -40,9 +40,9 @@ def test_this_machine_is_compared_with_its_own_earlier_figures(spec, tmp_path, s
         spec, target=replace(spec.target, partition=replace(spec.target.partition, scheduler=scheduler))
     )
     host, reading = os.uname().nodename, Reading("gemm", "gemm", "gemm/bf16", "H100", 100.0, "FLOP/s")
-    report = Report((NodeReport(host, "boot", {"H100": 1}, (Outcome(readings=(reading,)),)),))
-    verdict = Verdict(Exit.NOT_COMPARED, 1, (NodeVerdict(host, Fitness.FIT),), (host,), ())
-    keep(tmp_path, Vetting("first", verdict, report, Settings(), "sys", "part"))
+    report = Report((NodeReport(host, "boot", {"H100": 1}, (CheckOutcome(readings=(reading,)),)),))
+    verdict = VetVerdict(Exit.NOT_COMPARED, 1, (NodeVerdict(host, Fitness.FIT),), (host,), ())
+    keep(tmp_path, StoredVetting("first", verdict, report, VetSettings(), "sys", "part"))
     settings = Readiness(tmp_path, "second", []).settings(replace(here, workload="cosmoflow"))
     assert settings is not None
     assert [learned.median for learned in settings.learned if learned.host == host] == own

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from pytest_mlhpc.alert.channels.base import Channel, Message, cut, plain, secret
+from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, cut, plain, secret
 from pytest_mlhpc.alert.channels.http import Peer, basic, check_limits, check_url, send_json
 
 #: Of the annotation ``description``, in characters: it stands in every notification.
@@ -75,7 +75,7 @@ class Alertmanager:
         """Of the channel in alerts.yaml."""
         return self._name
 
-    def send(self, message: Message) -> None:
+    def send(self, message: AlertMessage) -> None:
         """Post the alert of *message*'s incident, as it is now.
 
         Raises:
@@ -83,7 +83,7 @@ class Alertmanager:
         """
         self._post([message])
 
-    def resend_open(self, messages: Sequence[Message]) -> None:
+    def resend_open(self, messages: Sequence[AlertMessage]) -> None:
         """Post the alerts of all open incidents: a restart forgot them, and their ``endsAt`` comes nearer.
 
         Raises:
@@ -92,13 +92,13 @@ class Alertmanager:
         for first in range(0, len(messages), _MOST_AT_ONCE):
             self._post(messages[first : first + _MOST_AT_ONCE])
 
-    def _post(self, messages: Sequence[Message]) -> None:
+    def _post(self, messages: Sequence[AlertMessage]) -> None:
         now_ns = time.time_ns()
         alerts = [alert_of(message, self._settings, now_ns) for message in messages]
         send_json(self._peer, "POST", f"{self._settings.url}/api/v2/alerts", alerts)
 
 
-def alert_of(message: Message, settings: Settings, now_ns: int) -> dict[str, Any]:
+def alert_of(message: AlertMessage, settings: Settings, now_ns: int) -> dict[str, Any]:
     """Return the alert of *message*'s incident; equal but for ``endsAt`` and annotations over its whole life."""
     ends_ns = message.ended_ns if message.resolved else now_ns + int(settings.hold_h * 3600 * _NS)
     # It refuses an alert that ends before it starts: clocks are set back, too.
@@ -116,7 +116,7 @@ def alert_of(message: Message, settings: Settings, now_ns: int) -> dict[str, Any
     return alert | ({"generatorURL": settings.link} if settings.link else {})
 
 
-def labels_of(message: Message, extra: Mapping[str, str]) -> dict[str, str]:
+def labels_of(message: AlertMessage, extra: Mapping[str, str]) -> dict[str, str]:
     """Return the labels of *message*'s incident: those of the settings, of the message, and our own; later ones win.
 
     ``alertname``, by which a site's routes and inhibitions select, is MlhpcRegression, MlhpcStale and so on, one for each kind. A

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_mlhpc.alert.channels.base import (
+    AlertMessage,
     Channel,
-    ChannelError,
-    Message,
-    State,
+    DeliveryError,
+    IncidentState,
     cut,
     plain,
     said,
@@ -35,7 +35,7 @@ _CHILD = "pytest_mlhpc.alert.channels.apprise_child"
 #: Of a message's text, in characters; apprise cuts or splits it further as each service needs.
 _MOST_TEXT = 32_000
 #: Which of apprise's four kinds of notification a state is.
-_TYPES = {State.RESOLVED: "success", State.CONTINUING: "warning"}
+_TYPES = {IncidentState.RESOLVED: "success", IncidentState.CONTINUING: "warning"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Apprise:
         """Of the channel in alerts.yaml."""
         return self._name
 
-    def send(self, message: Message) -> None:
+    def send(self, message: AlertMessage) -> None:
         """Hand *message* to apprise.
 
         Raises:
@@ -97,7 +97,7 @@ class Apprise:
         text = words or ("not delivered" if known else "apprise knows no service for this url")
         raise self._error(text, retry=True)
 
-    def resend_open(self, messages: Sequence[Message]) -> None:
+    def resend_open(self, messages: Sequence[AlertMessage]) -> None:
         """Do nothing: a chat keeps what it was told."""
 
     def _run(self, request: bytes) -> dict[str, Any]:
@@ -121,9 +121,9 @@ class Apprise:
     def _hide(self, text: bytes | str) -> str:
         return said(text, (self._settings.url, *secrets_of(self._settings.url)))
 
-    def _error(self, text: str, *, retry: bool) -> ChannelError:
+    def _error(self, text: str, *, retry: bool) -> DeliveryError:
         scheme = self._settings.url.partition("://")[0]
-        return ChannelError(f"{self._name}: {scheme}://: {text}", retry=retry)
+        return DeliveryError(f"{self._name}: {scheme}://: {text}", retry=retry)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -25,7 +25,7 @@ class Kind(StrEnum):
     NODES = "nodes"  #: nodes that vetting left out
 
 
-class State(StrEnum):
+class IncidentState(StrEnum):
     """What became of an incident; each change of it is one message."""
 
     NEW = "new"
@@ -51,12 +51,12 @@ class Affected:
     since_ns: int = 0
     node: str = ""
     reason: str = ""
-    state: State = State.NEW
+    state: IncidentState = IncidentState.NEW
     hint: str = ""  #: what to look at: a command, or what else changed
 
 
 @dataclass(frozen=True)
-class Message:
+class AlertMessage:
     """One change of the state of one incident, ready to be sent.
 
     ``id`` is the same whenever this change is sent again, and no other change has it: keys for exactly-once come from it.
@@ -67,7 +67,7 @@ class Message:
     id: str
     incident: str
     kind: Kind
-    state: State
+    state: IncidentState
     title: str  #: one line, at most 160 characters, no control characters
     text: str
     html: str  #: a fragment for a body, everything from outside escaped
@@ -80,10 +80,10 @@ class Message:
     @property
     def resolved(self) -> bool:
         """Whether this ends its incident."""
-        return self.state is State.RESOLVED
+        return self.state is IncidentState.RESOLVED
 
 
-class ChannelError(MlhpcError):
+class DeliveryError(MlhpcError):
     """A message was not delivered.
 
     Its text begins with the channel's name and a colon, then names the address without secrets and says what the peer answered.
@@ -105,14 +105,14 @@ class Channel(Protocol):
     def name(self) -> str:
         """Of the channel in alerts.yaml, with the receiver where there are several: the account in the outbox."""
 
-    def send(self, message: Message) -> None:
+    def send(self, message: AlertMessage) -> None:
         """Deliver *message*. Called again with the same one if the process died before the outbox noted its success.
 
         Raises:
             ChannelError: it was not delivered, or nobody knows.
         """
 
-    def resend_open(self, messages: Sequence[Message]) -> None:
+    def resend_open(self, messages: Sequence[AlertMessage]) -> None:
         """Tell again of all open incidents, each by its newest message, where the peer forgets; else do nothing.
 
         Called on every run of ``mlhpc alert send``, after all was sent.
@@ -122,7 +122,7 @@ class Channel(Protocol):
         """
 
 
-def as_json(message: Message) -> dict[str, Any]:
+def as_json(message: AlertMessage) -> dict[str, Any]:
     """Return what programs receive: *message* as plain values, with its schema's number."""
     plain = asdict(message)
     plain["kind"], plain["state"] = message.kind.value, message.state.value
@@ -200,7 +200,7 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - len(note)] + note
 
 
-def whole(message: Message) -> str:
+def whole(message: AlertMessage) -> str:
     """Return a message's text under its title, which the text often begins with."""
     text = message.text
     return text if text.startswith(message.title) else f"{message.title}\n\n{text}"

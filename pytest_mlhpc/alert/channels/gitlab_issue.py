@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pytest_mlhpc.alert.channels.base import Channel, Message, cut, fenced, plain, secret
+from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, cut, fenced, plain, secret
 from pytest_mlhpc.alert.channels.http import Peer, check_limits, check_url, json_of, send_json
 
 #: Of a description or a comment, in characters; GitLab takes a million (its limit on descriptions and notes).
@@ -74,7 +74,7 @@ class GitLabIssues:
         """Of the channel in alerts.yaml."""
         return self._name
 
-    def send(self, message: Message) -> None:
+    def send(self, message: AlertMessage) -> None:
         """Open, comment on or close the issue of *message*'s incident; what is done already is not done again.
 
         Raises:
@@ -91,10 +91,10 @@ class GitLabIssues:
         if message.resolved and issue.get("state") == "opened":
             self._ask("PUT", self._path(issue), {"state_event": "close"})
 
-    def resend_open(self, messages: Sequence[Message]) -> None:
+    def resend_open(self, messages: Sequence[AlertMessage]) -> None:
         """Do nothing: GitLab keeps what it was told."""
 
-    def _create(self, message: Message) -> None:
+    def _create(self, message: AlertMessage) -> None:
         content = {
             "title": plain(message.title),
             "description": f"{_body(message)}\n{_incident_mark(message)}",
@@ -103,7 +103,7 @@ class GitLabIssues:
         }
         self._ask("POST", self._issues, content)
 
-    def _find(self, message: Message) -> dict[str, Any] | None:
+    def _find(self, message: AlertMessage) -> dict[str, Any] | None:
         since = datetime.fromtimestamp(message.started_ns // 1_000_000_000, UTC) - _CLOCKS
         query = {
             "scope": "created_by_me",
@@ -116,7 +116,7 @@ class GitLabIssues:
         found = (issue for issue in self._list(self._issues, query) if _has(issue.get("description"), mark))
         return next(found, None)
 
-    def _said(self, issue: dict[str, Any], message: Message) -> bool:
+    def _said(self, issue: dict[str, Any], message: AlertMessage) -> bool:
         mark = _message_mark(message)
         if _has(issue.get("description"), mark):
             return True
@@ -147,7 +147,7 @@ class GitLabIssues:
         return json_of(self._peer, send_json(self._peer, method, url, content))
 
 
-def _body(message: Message) -> str:
+def _body(message: AlertMessage) -> str:
     # As a block of code: GitLab carries out lines like `/assign @somebody` that stand anywhere else, and notifies `@all`.
     text = fenced(_unmarked(plain(cut(message.text, _MOST_TEXT))))
     return f"{text}\n\n{_message_mark(message)}"
@@ -158,11 +158,11 @@ def _unmarked(text: str) -> str:
     return text.replace("<!--", "<! --")
 
 
-def _incident_mark(message: Message) -> str:
+def _incident_mark(message: AlertMessage) -> str:
     return f"<!-- mlhpc-incident {message.incident} -->"
 
 
-def _message_mark(message: Message) -> str:
+def _message_mark(message: AlertMessage) -> str:
     return f"<!-- mlhpc-message {message.id} -->"
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_mlhpc.alert.channels.base import ChannelError, said, secrets_of
+from pytest_mlhpc.alert.channels.base import DeliveryError, said, secrets_of
 from pytest_mlhpc.node.files import read_json
 
 
@@ -26,7 +26,7 @@ class LineCut(OSError):  # noqa: N818 - what happened
     """The line was cut before there was a connection."""
 
 
-class Line:
+class CancellableConnection:
     """The connection of one exchange. ``why`` it was cut is empty as long as it was not."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def basic(user: str, password: str) -> str:
 
 
 def connect(
-    parts: urllib.parse.SplitResult, line: Line, limit_s: float, ca_file: str
+    parts: urllib.parse.SplitResult, line: CancellableConnection, limit_s: float, ca_file: str
 ) -> tuple[http.client.HTTPConnection, dict[str, str]]:
     """Return a connection to a server, made when it is first used, and headers for a proxy that wants whole addresses.
 
@@ -134,7 +134,7 @@ def is_loopback(host: str) -> bool:
 class _Http(http.client.HTTPConnection):
     """A connection that its line holds from the moment in which it is there."""
 
-    def __init__(self, host: str, port: int, line: Line, limit_s: float) -> None:
+    def __init__(self, host: str, port: int, line: CancellableConnection, limit_s: float) -> None:
         super().__init__(host, port, timeout=limit_s)
         self._line = line
 
@@ -146,7 +146,9 @@ class _Http(http.client.HTTPConnection):
 class _Https(http.client.HTTPSConnection):
     """The same with TLS, whose handshake may hang too."""
 
-    def __init__(self, host: str, port: int, line: Line, limit_s: float, ca_file: str) -> None:
+    def __init__(
+        self, host: str, port: int, line: CancellableConnection, limit_s: float, ca_file: str
+    ) -> None:
         context = ssl.create_default_context(cafile=ca_file or None)
         super().__init__(host, port, timeout=limit_s, context=context)
         self._line = line
@@ -164,7 +166,7 @@ T = TypeVar("T")
 _NOTICE_S = 2.0
 
 
-def within(limit_s: float, work: Callable[[Line], T]) -> T:
+def within(limit_s: float, work: Callable[[CancellableConnection], T]) -> T:
     """Return what *work* returns, if it does so in time.
 
     A socket's own time limit knows only of silence, and none reaches the resolver of names: hence a thread, left behind as a
@@ -178,7 +180,7 @@ def within(limit_s: float, work: Callable[[Line], T]) -> T:
         TimeoutError: It was not done in time.
         BaseException: What *work* raised.
     """
-    line = Line()
+    line = CancellableConnection()
     done: list[T] = []
     failed: list[BaseException] = []
 
@@ -230,9 +232,9 @@ class Peer:
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         return f"{parts.scheme}://{host}{port}"
 
-    def error(self, text: str, *, retry: bool) -> ChannelError:
+    def error(self, text: str, *, retry: bool) -> DeliveryError:
         """Return an error that names channel and server."""
-        return ChannelError(f"{self.channel}: {self.place}: {text}", retry=retry)
+        return DeliveryError(f"{self.channel}: {self.place}: {text}", retry=retry)
 
     def hide(self, text: bytes | str) -> str:
         """Return what the server said as one line without secrets."""
@@ -248,7 +250,7 @@ class _Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """What came back. The names of ``headers`` are in small letters."""
 
     status: int
@@ -287,7 +289,7 @@ def check_limits(limit_s: float, ca_file: str) -> None:
         raise ValueError(f"ca_file: there is no file {ca_file}")
 
 
-def send_json(peer: Peer, method: str, url: str, content: Any = None) -> Answer:
+def send_json(peer: Peer, method: str, url: str, content: Any = None) -> HttpResponse:
     """Send one request and return its success.
 
     Args:
@@ -319,7 +321,7 @@ def send_json(peer: Peer, method: str, url: str, content: Any = None) -> Answer:
     return answer
 
 
-def json_of(peer: Peer, answer: Answer) -> Any:
+def json_of(peer: Peer, answer: HttpResponse) -> Any:
     """Return the JSON data of an answer.
 
     Raises:
@@ -332,7 +334,7 @@ def json_of(peer: Peer, answer: Answer) -> Any:
         raise peer.error(f"did not answer with JSON ({shown}); check url", retry=True) from None
 
 
-def _refusal(peer: Peer, answer: Answer) -> ChannelError:
+def _refusal(peer: Peer, answer: HttpResponse) -> DeliveryError:
     if 300 <= answer.status < 400:
         # Following it would send the message, and a token, to whom nobody has named.
         there = peer.hide(_host_of(answer.headers.get("location", "")))
@@ -351,7 +353,7 @@ def _host_of(location: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else "elsewhere"
 
 
-def _exchange(peer: Peer, line: Line, request: _Request) -> Answer:
+def _exchange(peer: Peer, line: CancellableConnection, request: _Request) -> HttpResponse:
     parts = urllib.parse.urlsplit(request.url)
     target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
     sent = dict(request.headers)
@@ -367,6 +369,6 @@ def _exchange(peer: Peer, line: Line, request: _Request) -> Answer:
         response = connection.getresponse()
         most = MOST_BYTES if 200 <= response.status < 300 else MOST_ERROR_BYTES
         found = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, found, response.read(most))
+        return HttpResponse(response.status, found, response.read(most))
     finally:
         connection.close()

@@ -20,8 +20,8 @@ from email.utils import format_datetime
 from functools import partial
 from typing import Literal
 
-from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message, cut, plain, said, secret
-from pytest_mlhpc.alert.channels.http import Line, check_limits, is_loopback, within
+from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, DeliveryError, cut, plain, said, secret
+from pytest_mlhpc.alert.channels.http import CancellableConnection, check_limits, is_loopback, within
 
 #: Port of each kind of security: RFC 6409 submission, RFC 8314 implicit TLS, RFC 5321.
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
@@ -79,7 +79,7 @@ class Mailbox:
         """Of the channel in alerts.yaml, and the receiver."""
         return self._name
 
-    def send(self, message: Message) -> None:
+    def send(self, message: AlertMessage) -> None:
         """Hand the mail to the server.
 
         Raises:
@@ -98,10 +98,10 @@ class Mailbox:
         except (smtplib.SMTPException, OSError) as error:
             raise self._of(error) from None
 
-    def resend_open(self, messages: Sequence[Message]) -> None:
+    def resend_open(self, messages: Sequence[AlertMessage]) -> None:
         """Do nothing: a mailbox keeps what it was told."""
 
-    def _of(self, error: Exception) -> ChannelError:
+    def _of(self, error: Exception) -> DeliveryError:
         if isinstance(error, smtplib.SMTPRecipientsRefused):
             code, words = next(iter(error.recipients.values()))
             return self._refused(f"refuses the receiver {self._receiver}", code, words, mendable=False)
@@ -121,24 +121,24 @@ class Mailbox:
             return f"refuses the sender {self._settings.sender}"
         return "refuses user or password" if isinstance(error, smtplib.SMTPAuthenticationError) else "refuses"
 
-    def _refused(self, what: str, code: int, words: bytes | str, *, mendable: bool = True) -> ChannelError:
+    def _refused(self, what: str, code: int, words: bytes | str, *, mendable: bool = True) -> DeliveryError:
         """Return a refusal. ``mendable``: the same mail may go through when somebody has mended the settings."""
         text = said(words, self._secrets)
         return self._error(
             f"{what}: {code}{' ' if text else ''}{text}", retry=mendable or not 500 <= code < 600
         )
 
-    def _error(self, text: str, *, retry: bool) -> ChannelError:
+    def _error(self, text: str, *, retry: bool) -> DeliveryError:
         settings = self._settings
         port = settings.port or _PORTS[settings.security]
-        return ChannelError(f"{self._name}: {settings.host}:{port}: {text}", retry=retry)
+        return DeliveryError(f"{self._name}: {settings.host}:{port}: {text}", retry=retry)
 
     @property
     def _secrets(self) -> tuple[str, ...]:
         return (self._settings.password,)
 
 
-def mail_of(message: Message, settings: Settings) -> EmailMessage:
+def mail_of(message: AlertMessage, settings: Settings) -> EmailMessage:
     """Return the mail, the same whenever it is made."""
     domain = _domain(settings.sender)
     mail = EmailMessage(policy=email.policy.SMTP)
@@ -173,7 +173,7 @@ def _domain(address: str) -> str:
     return domain
 
 
-def _deliver(settings: Settings, receiver: str, mail: EmailMessage, line: Line) -> None:
+def _deliver(settings: Settings, receiver: str, mail: EmailMessage, line: CancellableConnection) -> None:
     context = ssl.create_default_context(cafile=settings.ca_file or None)
     port = settings.port or _PORTS[settings.security]
     make: Callable[..., smtplib.SMTP] = smtplib.SMTP

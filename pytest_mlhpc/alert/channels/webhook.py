@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pytest_mlhpc.alert.channels.base import Channel, Message, as_json, cut, fenced, plain, secret, whole
+from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, as_json, cut, fenced, plain, secret, whole
 from pytest_mlhpc.alert.channels.http import Peer, check_limits, check_url, send_json
 
 #: Mattermost takes 16,383 characters, Slack and Rocket.Chat more; fences and title need some.
@@ -59,7 +59,7 @@ class Webhook:
         """Of the channel in alerts.yaml."""
         return self._name
 
-    def send(self, message: Message) -> None:
+    def send(self, message: AlertMessage) -> None:
         """Post *message*; any 2xx is success.
 
         Raises:
@@ -72,10 +72,10 @@ class Webhook:
             headers["X-MLHPC-Signature"] = f"sha256={digest}"
         send_json(replace(self._peer, headers=headers), "POST", self._settings.url, body)
 
-    def resend_open(self, messages: Sequence[Message]) -> None:
+    def resend_open(self, messages: Sequence[AlertMessage]) -> None:
         """Do nothing: a receiver keeps what it was told."""
 
-    def _content(self, message: Message) -> Any:
+    def _content(self, message: AlertMessage) -> Any:
         if self._settings.style == "json":
             return plain(as_json(message))
         return {"text": plain(fenced(cut(whole(message), _MOST_CHAT)))}

@@ -12,13 +12,13 @@ from pytest_mlhpc.alert.channels.base import as_json
 from pytest_mlhpc.alert.messages import message_of
 from pytest_mlhpc.alert.model import Book, Incident
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.store.text import iso, minutes, table, tell
 
 
 @click.command(cls=DataCommand, help="List open alerts and muted systems.", example="mlhpc alert list")
 @options.state_dir
-def command(state_dir: Path) -> Report:
+def command(state_dir: Path) -> CommandReport:
     """Return a row for each."""
     book = read_book(state_dir, tell)
     now_ns = time.time_ns()
@@ -32,7 +32,7 @@ def command(state_dir: Path) -> Report:
             for name, mute in mutes.items()
         ],
     }
-    return Report(_alerts(book) + muted, data)
+    return CommandReport(_alerts(book) + muted, data)
 
 
 def _alerts(book: Book) -> str:

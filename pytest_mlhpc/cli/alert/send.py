@@ -21,7 +21,7 @@ from pytest_mlhpc.alert.book import (
     repeat,
     write_book,
 )
-from pytest_mlhpc.alert.channels.base import Message, as_json
+from pytest_mlhpc.alert.channels.base import AlertMessage, as_json
 from pytest_mlhpc.alert.config import Config, load
 from pytest_mlhpc.alert.incidents import advance
 from pytest_mlhpc.alert.messages import message_of
@@ -29,7 +29,7 @@ from pytest_mlhpc.alert.model import Book
 from pytest_mlhpc.alert.observe import Question, observe
 from pytest_mlhpc.builtin import channel_types
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import Choice, DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.cache import cache_path
 from pytest_mlhpc.history.events import events
@@ -69,14 +69,14 @@ class _Night:
 )
 @click.option(
     "--expect",
-    type=Choice(["nightly"]),
+    type=NearestChoice(["nightly"]),
     help="A benchmark that was run every night and is not recorded for 26 h is an alert, too.",
 )
 @click.option("--at", default="", metavar="TIME", help="As if it were then, such as 2026-11-21T06:00.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent; keep and send nothing.")
 def command(
     *, source: str, state_dir: Path, config: Path | None, expect: str | None, at: str, dry_run: bool
-) -> Report:
+) -> CommandReport:
     """Do it."""
     night = _Night(source, state_dir, _config(config), _moment(at), expect == "nightly", dry_run)
     try:
@@ -86,10 +86,10 @@ def command(
             return _night(night)
     except BusyError as error:
         tell(str(error))
-        return Report("", {"messages": [], "open": None}, LATER)
+        return CommandReport("", {"messages": [], "open": None}, LATER)
 
 
-def _night(night: _Night) -> Report:
+def _night(night: _Night) -> CommandReport:
     config, state_dir, now_ns = night.config, night.state_dir, night.now_ns
     damage: list[str] = []
     book = read_book(state_dir, damage.append)
@@ -103,7 +103,7 @@ def _night(night: _Night) -> Report:
         events(state_dir, tell), cache_path(state_dir),
     )  # fmt: skip
     unread = False
-    messages: tuple[Message, ...] = ()
+    messages: tuple[AlertMessage, ...] = ()
     try:
         with chosen(night.source, state_dir) as source:
             found = observe(source, book, question)
@@ -121,7 +121,7 @@ def _night(night: _Night) -> Report:
         write_book(state_dir, book)
         code = _send(book, config, state_dir, now_ns)
     data = {"messages": [as_json(message) for message in messages], "open": len(book.incidents)}
-    return Report(_text(messages, book), data, LATER if unread else code)
+    return CommandReport(_text(messages, book), data, LATER if unread else code)
 
 
 def _send(book: Book, config: Config, state_dir: Path, now_ns: int) -> int:
@@ -142,7 +142,7 @@ def _send(book: Book, config: Config, state_dir: Path, now_ns: int) -> int:
     return LATER if problems or any(one.retry for one in outcomes) else 0
 
 
-def _open(book: Book, config: Config, name: str, now_ns: int) -> Sequence[Message]:
+def _open(book: Book, config: Config, name: str, now_ns: int) -> Sequence[AlertMessage]:
     """Return what is open, as far as a channel is told of it and has been told already."""
     route = config.routes[name]
     waiting = {pending.message.incident for pending in book.outbox if name in pending.waiting}
@@ -153,7 +153,7 @@ def _open(book: Book, config: Config, name: str, now_ns: int) -> Sequence[Messag
     ]
 
 
-def _text(messages: Sequence[Message], book: Book) -> str:
+def _text(messages: Sequence[AlertMessage], book: Book) -> str:
     count = sum(incident.announced for incident in book.incidents)
     muted = len(book.incidents) - count
     new = f"{len(messages)} new message{'' if len(messages) == 1 else 's'}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.cache import cache_path
 from pytest_mlhpc.history.events import events
@@ -33,7 +33,7 @@ _MOST = 10
 @options.source
 def command(
     *, since_ns: int, everything: bool, system: str, branch: str, source: str, state_dir: Path
-) -> Report:
+) -> CommandReport:
     """Return a paragraph for each change, newest first."""
     shifts: list[Shift] = []
     series = 0
@@ -46,7 +46,9 @@ def command(
         key=lambda shift: (-shift.at.created_ns, -shift.worse_by, shift.key.benchmark, shift.key.metric)
     )
     data = {"series": series, "changes": [rendering.shift_json(shift) for shift in shifts]}
-    return Report(text_of(shifts, series, since_ns), data, 1 if any(shift.worse for shift in shifts) else 0)
+    return CommandReport(
+        text_of(shifts, series, since_ns), data, 1 if any(shift.worse for shift in shifts) else 0
+    )
 
 
 def text_of(shifts: Sequence[Shift], series: int, since_ns: int) -> str:

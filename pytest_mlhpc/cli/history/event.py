@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import DataCommand, Group, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.history.events import Event, Removal, add, events, new_event, remove
 from pytest_mlhpc.node.protocol.schema import to_json
@@ -20,7 +20,7 @@ SECOND = 1_000_000_000
 
 
 @click.group(
-    cls=Group,
+    cls=NounGroup,
     help="Events: what was done to a system, such as a new driver. A new baseline epoch begins there, and alerts name it.",
     example="mlhpc history event add --system cirrus 'driver 570 to 580'",
 )
@@ -38,7 +38,7 @@ def command() -> None:
 @click.option("--system", "place", required=True, metavar="NAME[:PARTITION]", help="Where.")
 @click.option("--on", default="", metavar="DATE", help="2026-11-21 or 2026-11-21T14:00Z.  [default: now]")
 @options.state_dir
-def add_(text: str, place: str, on: str, state_dir: Path) -> Report:
+def add_(text: str, place: str, on: str, state_dir: Path) -> CommandReport:
     """Add one."""
     system, _, partition = place.partition(":")
     now_ns = time.time_ns()
@@ -47,7 +47,7 @@ def add_(text: str, place: str, on: str, state_dir: Path) -> Report:
     if doubt := unknown_place(state_dir, event):
         tell(doubt)
     told = f"{event.id}: {event.text}, {_place(event)}, a new baseline epoch from {minutes(event.at_ns)} on\n"
-    return Report(told, {"event": to_json(event)})
+    return CommandReport(told, {"event": to_json(event)})
 
 
 @command.command(
@@ -55,7 +55,7 @@ def add_(text: str, place: str, on: str, state_dir: Path) -> Report:
 )
 @click.option("--system", "place", default="", metavar="NAME[:PARTITION]", help="Only of this one.")
 @options.state_dir
-def list_(place: str, state_dir: Path) -> Report:
+def list_(place: str, state_dir: Path) -> CommandReport:
     """Return a row for each."""
     system, _, partition = place.partition(":")
     known = events(state_dir, tell)
@@ -63,10 +63,10 @@ def list_(place: str, state_dir: Path) -> Report:
     data = {"events": [to_json(event) for event in shown]}
     if not shown:
         how = "mlhpc history event add --system NAME 'driver 570 to 580'"
-        return Report(f"no event is noted; note one: {how}\n", data)
+        return CommandReport(f"no event is noted; note one: {how}\n", data)
     rows = [("id", "since", "system", "by", "event")]
     rows += [(event.id, minutes(event.at_ns), _place(event), event.by, event.text) for event in shown]
-    return Report(table(rows), data)
+    return CommandReport(table(rows), data)
 
 
 @command.command(
@@ -77,7 +77,7 @@ def list_(place: str, state_dir: Path) -> Report:
 )
 @click.argument("name", metavar="ID")
 @options.state_dir
-def remove_(name: str, state_dir: Path) -> Report:
+def remove_(name: str, state_dir: Path) -> CommandReport:
     """Remove one."""
     found = [one for one in events(state_dir, tell) if name and one.id.startswith(name)]
     if not found:
@@ -86,7 +86,7 @@ def remove_(name: str, state_dir: Path) -> Report:
         raise UsageError(f"several events' ids start with {name!r}: {', '.join(one.id for one in found)}")
     [event] = found
     remove(state_dir, Removal(event.id, user_name(), time.time_ns()))
-    return Report(f"{event.id} is removed: {event.text}, {_place(event)}\n", {"event": to_json(event)})
+    return CommandReport(f"{event.id} is removed: {event.text}, {_place(event)}\n", {"event": to_json(event)})
 
 
 def unknown_place(state_dir: Path, event: Event) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.events import began, events
-from pytest_mlhpc.history.nightly import Look, Watched, told, watched_part
+from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, told, watched_part
 from pytest_mlhpc.history.series import Point, Series, Source, feeds
 from pytest_mlhpc.influx.source import chosen, look_of
 from pytest_mlhpc.judge.changes import find_all
@@ -58,7 +58,7 @@ def command(
     branch: str,
     source: str,
     state_dir: Path,
-) -> Report:
+) -> CommandReport:
     """Return a table for each series."""
     look = look_of(system, branch, judged_only=not metric)
     known = events(state_dir, tell)
@@ -76,7 +76,7 @@ def command(
         records = sum(len(one.points) for one in found)
         unwatched = f"{records} figures are recorded, none of a night that is watched; --all shows them"
         text = f"{unwatched if records else 'nothing is recorded in that time'}\n"
-    return Report(text, {"series": data})
+    return CommandReport(text, {"series": data})
 
 
 def _series(source: Source, benchmark: str, system: str, metric: str) -> list[Series]:
@@ -117,8 +117,8 @@ def _benchmarks(source: Source, text: str, system: str) -> list[str]:
 
 
 def _look(
-    series: Series, look: Look, known: Sequence[Any], *, everything: bool
-) -> tuple[Watched, Sequence[Point]]:
+    series: Series, look: NightlyQuery, known: Sequence[Any], *, everything: bool
+) -> tuple[WatchedSeries, Sequence[Point]]:
     """Find the changes among the watched nights; return with them the points to show.
 
     Those are of earlier epochs, too, and with *everything* of nights that are not watched.
@@ -129,7 +129,7 @@ def _look(
     return told(kept, changes, known), shown
 
 
-def text_of(watched: Watched, points: Sequence[Point], limit: int) -> str:
+def text_of(watched: WatchedSeries, points: Sequence[Point], limit: int) -> str:
     """Return a heading, a sparkline and a table of the newest *limit* nights, changes and events between them."""
     series = watched.series
     values = [point.value for point in points]
@@ -143,7 +143,7 @@ def text_of(watched: Watched, points: Sequence[Point], limit: int) -> str:
     return "".join(map(rendering.line, lines)) + _table(watched, points, limit)
 
 
-def _table(watched: Watched, points: Sequence[Point], limit: int) -> str:
+def _table(watched: WatchedSeries, points: Sequence[Point], limit: int) -> str:
     shown = points[len(points) - limit :] if 0 < limit < len(points) else points if limit else ()
     if not shown:
         return ""
@@ -166,7 +166,7 @@ def _table(watched: Watched, points: Sequence[Point], limit: int) -> str:
     return "".join(rendering.line(f"  {line}") for line in told_lines)
 
 
-def _between(watched: Watched, before: Point | None, after: Point | None) -> Iterator[str]:
+def _between(watched: WatchedSeries, before: Point | None, after: Point | None) -> Iterator[str]:
     """Yield what happened after one night and until the next: events, then an epoch or a level that begins there."""
     after_ns = before.night.created_ns if before else 0
     until_ns = after.night.created_ns if after else None
@@ -181,7 +181,7 @@ def _between(watched: Watched, before: Point | None, after: Point | None) -> Ite
             yield from (f"   {reason}" for reason in rendering.reasons(shift))
 
 
-def _against_level(watched: Watched, point: Point) -> str:
+def _against_level(watched: WatchedSeries, point: Point) -> str:
     """Return how far a figure is from the level of its time; nothing while there is only one level, which has no name."""
     level, newest = None, watched.series.points[-1:]
     if not newest or began(newest[0].night, point.night):
@@ -207,7 +207,7 @@ def _verdict(point: Point) -> str:
     return ", ".join(words)
 
 
-def _json(watched: Watched, points: Sequence[Point]) -> dict[str, Any]:
+def _json(watched: WatchedSeries, points: Sequence[Point]) -> dict[str, Any]:
     series = watched.series
     return {
         **to_json(series.key),

@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import Choice, DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice
 from pytest_mlhpc.cli.recorded import nothing_recorded
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.papers.ai500 import OURS, THEIRS, ensembles, json_of, scaling, text_of
 from pytest_mlhpc.report.compare import newest, summarise
-from pytest_mlhpc.report.figures import ACCEPTED, Run
+from pytest_mlhpc.report.figures import ACCEPTED, RecordedRun
 from pytest_mlhpc.report.keys import Benchmark
 from pytest_mlhpc.report.machines import choose
 from pytest_mlhpc.store.files import page
@@ -35,7 +35,7 @@ _RUNS = 5
 @options.benchmark
 @click.option(
     "--rule",
-    type=Choice([OURS, THEIRS]),
+    type=NearestChoice([OURS, THEIRS]),
     default=OURS,
     show_default=True,
     help="Count two operations for a multiply-add and no other work, or as the paper's table.",
@@ -53,7 +53,7 @@ def command(
     exponent: float | None,
     since_ns: int,
     state_dir: Path,
-) -> Report:
+) -> CommandReport:
     """Return a report of each machine."""
     for name, value in (("target", target), ("exponent", exponent)):
         if value is not None and not (math.isfinite(value) and value > 0):
@@ -73,19 +73,19 @@ def command(
         text = (
             f"no accepted run with bagging=(M, P) since {minutes(since_ns)} on {where}; see {page('ai500')}\n"
         )
-    return Report(text, {"machines": [json_of(*report) for report in found]})
+    return CommandReport(text, {"machines": [json_of(*report) for report in found]})
 
 
 def _recorded(
     index: Index, machines: Sequence[str], benchmark: str, since_ns: int
-) -> dict[str, dict[Benchmark, list[Run]]]:
+) -> dict[str, dict[Benchmark, list[RecordedRun]]]:
     """Return machine -> benchmark -> its newest accepted runs, newest first."""
     everything = summarise(index, since_ns)
     if not everything:
         return {}
     columns = choose(machines, everything, ACCEPTED)
     benchmarks = {one.benchmark for one in everything if one.benchmark.holds(benchmark)}
-    found: dict[str, dict[Benchmark, list[Run]]] = {column.name: {} for column in columns}
+    found: dict[str, dict[Benchmark, list[RecordedRun]]] = {column.name: {} for column in columns}
     for (place, key), runs in newest(index, columns, benchmarks, since_ns, _RUNS).items():
         found[columns[place].name][key] = runs
     return found

@@ -9,14 +9,14 @@ from typing import Any, Final, TypeVar
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import Choice, Command, DataCommand, Group, Report
+from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, NearestChoice, NounGroup
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.papers.mlperf import logs
 from pytest_mlhpc.papers.mlperf.logs import DIVISIONS, STATUSES, Submission
 from pytest_mlhpc.papers.mlperf.predict import MOST_DEVICES
-from pytest_mlhpc.papers.mlperf.results import Group as Runs
+from pytest_mlhpc.papers.mlperf.results import RunGroup as Runs
 from pytest_mlhpc.papers.mlperf.results import groups
-from pytest_mlhpc.papers.mlperf.trained import RULESET, USAGE, Found, find
+from pytest_mlhpc.papers.mlperf.trained import RULESET, USAGE, FoundRuns, find
 from pytest_mlhpc.store.text import iso, minutes, tell, write
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -57,7 +57,7 @@ class _Counts(click.ParamType[tuple[int, ...]]):
 
 
 @click.group(
-    cls=Group,
+    cls=NounGroup,
     help="MLPerf HPC: logs of recorded runs to a quality target, their check, and the report of times to train.",
     example="mlhpc papers mlperf report --system cirrus",
 )
@@ -74,8 +74,8 @@ def command() -> None:
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N runs of the benchmark.")
 @click.option("--org", required=True, metavar="NAME", help="Who submits.")
 @click.option("--platform", metavar="NAME", help="What is submitted.  [default: system:partition]")
-@click.option("--division", required=True, type=Choice(DIVISIONS), help="Which the logs are to name.")
-@click.option("--status", type=Choice(STATUSES), default="research", show_default=True)
+@click.option("--division", required=True, type=NearestChoice(DIVISIONS), help="Which the logs are to name.")
+@click.option("--status", type=NearestChoice(STATUSES), default="research", show_default=True)
 @click.option("--output", required=True, type=Path, metavar="DIR", help="Folder for result_0.txt ...")
 @click.option("--replace", is_flag=True, help="In place of the results that DIR holds.")
 def log(
@@ -121,7 +121,7 @@ def log(
 @click.argument("paths", nargs=-1, required=True, type=Path, metavar="FILE|DIR...")
 @click.option("--usage", default=USAGE, show_default=True, help="Of the checker.")
 @click.option("--ruleset", default=RULESET, show_default=True, help="Of the checker.")
-def check(paths: Sequence[Path], usage: str, ruleset: str) -> Report:
+def check(paths: Sequence[Path], usage: str, ruleset: str) -> CommandReport:
     """Check each log once."""
     files = list({path.absolute(): path for one in paths for path in logs.of(one)}.values())
     found = [(path, logs.check_file(path, usage=usage, ruleset=ruleset)) for path in files]
@@ -137,7 +137,7 @@ def check(paths: Sequence[Path], usage: str, ruleset: str) -> Report:
         {"path": str(path), "accepted": checked.accepted, "complaints": list(checked.complaints)}
         for path, checked in found
     ]
-    return Report("".join(f"{line}\n" for line in lines), {"logs": data}, REJECTED if rejected else 0)
+    return CommandReport("".join(f"{line}\n" for line in lines), {"logs": data}, REJECTED if rejected else 0)
 
 
 @command.command(
@@ -153,7 +153,7 @@ def check(paths: Sequence[Path], usage: str, ruleset: str) -> Report:
     metavar="N,N",
     help="Predict for so many.  [default: measured ones, and more]",
 )
-@click.option("--format", "form", type=Choice(["text", "markdown"]), default="text", show_default=True)
+@click.option("--format", "form", type=NearestChoice(["text", "markdown"]), default="text", show_default=True)
 def report(
     *,
     system: str,
@@ -162,7 +162,7 @@ def report(
     state_dir: Path,
     devices: tuple[int, ...],
     form: str,
-) -> Report:
+) -> CommandReport:
     """Return the sheets."""
     found, why = _found(state_dir, since_ns, system, benchmarks)
     about = {
@@ -172,16 +172,16 @@ def report(
         "left_out": list(found.left_out),
     }
     if not found.runs:
-        return Report(f"{why}\n", {**about, "sheets": {}})
+        return CommandReport(f"{why}\n", {**about, "sheets": {}})
     from pytest_mlhpc.papers.mlperf import sheets
     from pytest_mlhpc.papers.mlperf.sheets import make_sheets
 
     made = make_sheets(found, devices)
     text = sheets.text_of(made) if form == "text" else sheets.markdown_of(made)
-    return Report(text, sheets.data_of(made, about))
+    return CommandReport(text, sheets.data_of(made, about))
 
 
-def _found(state_dir: Path, since_ns: int, system: str, benchmarks: Sequence[str]) -> tuple[Found, str]:
+def _found(state_dir: Path, since_ns: int, system: str, benchmarks: Sequence[str]) -> tuple[FoundRuns, str]:
     """Return what is recorded, and a sentence for the case that there is nothing."""
     found = find(state_dir, since_ns, tell, system=system, holds=benchmarks)
     for one in found.left_out:

@@ -13,8 +13,8 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.papers.roofline.gather import Wanted, gather
-from pytest_mlhpc.papers.roofline.page import Page, data_of, text_of
+from pytest_mlhpc.papers.roofline.gather import RooflineQuery, gather
+from pytest_mlhpc.papers.roofline.page import RooflinePage, data_of, text_of
 from pytest_mlhpc.store.files import replace_file, suite
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.text import count, minutes, object_text, tell, write
@@ -50,21 +50,21 @@ def command(
         _page(output, page, quiet=as_json)
 
 
-def _gathered(place: str, since_ns: int, title: str, state_dir: Path) -> Page | None:
+def _gathered(place: str, since_ns: int, title: str, state_dir: Path) -> RooflinePage | None:
     """Return what is recorded; None, and a sentence, where nothing is."""
     system, _, partition = place.partition(":")
     if not (state_dir / "records").is_dir():  # an index would be made there
         tell(f"nothing is recorded in {state_dir}; {_HOW}")
         return None
     with contextlib.closing(Index(state_dir, tell, patience_s=math.inf)) as index:
-        page = gather(index, Wanted(title, time.time_ns(), since_ns, system, partition))
+        page = gather(index, RooflineQuery(title, time.time_ns(), since_ns, system, partition))
     if page is None:
         where = f" of {place}" if place else ""
         tell(f"no peaks and no kernels{where} are recorded since {minutes(since_ns)}; {_HOW}")
     return page
 
 
-def _page(name: str, page: Page, *, quiet: bool) -> None:
+def _page(name: str, page: RooflinePage, *, quiet: bool) -> None:
     from pytest_mlhpc.papers.roofline.page import html_of
 
     text = html_of(page)

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import Choice, DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice
 from pytest_mlhpc.cli.recorded import benchmarks_of, nothing_recorded
 from pytest_mlhpc.papers import sheets as files
 from pytest_mlhpc.papers.published import PARITIES, PUBLISHED, SAME
@@ -38,14 +38,18 @@ RUNS: Final = 12
 @options.runs(RUNS)
 @click.option(
     "--parity",
-    type=Choice([*PARITIES]),
+    type=NearestChoice([*PARITIES]),
     default=SAME,
     show_default=True,
     help="Same parameters everywhere, or each machine at its best.",
 )
 @click.option("--no-published", is_flag=True, help="Only figures that were recorded here.")
 @click.option(
-    "--format", "form", type=Choice(["text", "csv", "markdown", "latex"]), default="text", show_default=True
+    "--format",
+    "form",
+    type=NearestChoice(["text", "csv", "markdown", "latex"]),
+    default="text",
+    show_default=True,
 )
 @options.state_dir
 def command(
@@ -58,7 +62,7 @@ def command(
     no_published: bool,
     form: str,
     state_dir: Path,
-) -> Report:
+) -> CommandReport:
     """Return the tables."""
     about = {"since": iso(since_ns), "runs": runs}
     if not (state_dir / "records").is_dir():  # an index would be made there
@@ -84,7 +88,7 @@ def command(
         head.append(
             "No training with these figures was accepted here in that time; `mlhpc records list` shows what there was."
         )
-    return Report(_text(found, head, form), files.data_of(found, about))
+    return CommandReport(_text(found, head, form), files.data_of(found, about))
 
 
 def _text(found: Tables, head: Sequence[str], form: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.store import read_records
 from pytest_mlhpc.store.text import count
@@ -21,7 +21,7 @@ from pytest_mlhpc.store.text import count
 )
 @click.option("--rebuild-index", is_flag=True, help="Make the index of the records anew, too.")
 @options.state_dir
-def command(rebuild_index: bool, state_dir: Path) -> Report:
+def command(rebuild_index: bool, state_dir: Path) -> CommandReport:
     """Return what is damaged."""
     problems: list[str] = []
     records = sum(1 for _record in read_records(state_dir, problems.append))
@@ -33,4 +33,4 @@ def command(rebuild_index: bool, state_dir: Path) -> Report:
         f"{count(records, 'record')} in {state_dir / 'records'}, {count(len(problems), 'problem')}",
     ]
     text = "".join(f"{line}\n" for line in lines)
-    return Report(text, {"records": records, "problems": problems}, 1 if problems else 0)
+    return CommandReport(text, {"records": records, "problems": problems}, 1 if problems else 0)

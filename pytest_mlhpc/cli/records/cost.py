@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import Choice, DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice
 from pytest_mlhpc.store.cost import GROUPS, add_up, text_of
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.text import iso, tell
@@ -21,10 +21,10 @@ from pytest_mlhpc.store.text import iso, tell
 )
 @options.since("30d")
 @click.option(
-    "--by", type=Choice([*GROUPS]), default="partition", show_default=True, help="What is added up."
+    "--by", type=NearestChoice([*GROUPS]), default="partition", show_default=True, help="What is added up."
 )
 @options.state_dir
-def command(since_ns: int, by: str, state_dir: Path) -> Report:
+def command(since_ns: int, by: str, state_dir: Path) -> CommandReport:
     """Return a row for each group, dearest first."""
     with contextlib.closing(Index(state_dir, tell)) as index:
         costs, total = add_up(index.since(since_ns), GROUPS[by])
@@ -34,4 +34,4 @@ def command(since_ns: int, by: str, state_dir: Path) -> Report:
         "costs": [cost.to_json() for cost in costs],
         "total": total.to_json(),
     }
-    return Report(text_of(costs, total, by, since_ns), data)
+    return CommandReport(text_of(costs, total, by, since_ns), data)

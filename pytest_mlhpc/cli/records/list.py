@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record
@@ -24,18 +24,18 @@ from pytest_mlhpc.store.text import minutes, table, tell
 @click.option("--test", default="", metavar="TEST", help="Only of this test, by its node id or name.")
 @click.option("--limit", type=int, default=20, metavar="N", show_default=True, help="At most N.")
 @options.state_dir
-def command(session: str, test: str, limit: int, state_dir: Path) -> Report:
+def command(session: str, test: str, limit: int, state_dir: Path) -> CommandReport:
     """Return a row for each."""
     with contextlib.closing(Index(state_dir, tell)) as index:
         records = index.newest(session=session, test=test, limit=limit)
     data = {"records": [to_json(record) for record in records]}
     if not records:
-        return Report(f"nothing is recorded in {state_dir} that is asked for\n", data)
+        return CommandReport(f"nothing is recorded in {state_dir} that is asked for\n", data)
     rows = [("recorded", "id", "verdict", "attempt", "test", "judged")]
     for record in records:
         row = minutes(record.created_ns), record.id, record.verdict, str(record.attempt), record.node_id
         rows.append((*row, _figures(record)))
-    return Report(table(rows), data)
+    return CommandReport(table(rows), data)
 
 
 def _figures(record: Record) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.index import Index
@@ -23,7 +23,7 @@ from pytest_mlhpc.store.text import tell
 )
 @click.argument("name", metavar="ID")
 @options.state_dir
-def command(name: str, state_dir: Path) -> Report:
+def command(name: str, state_dir: Path) -> CommandReport:
     """Return it, or say which are meant."""
     with contextlib.closing(Index(state_dir, tell)) as index:
         found = index.find(name)
@@ -33,4 +33,4 @@ def command(name: str, state_dir: Path) -> Report:
         ids = ", ".join(record.id for record in found)
         raise UsageError(f"several records' ids start with {name!r}: {ids}")
     record = to_json(found[0])
-    return Report(f"{json.dumps(record, indent=2)}\n", {"record": record})
+    return CommandReport(f"{json.dumps(record, indent=2)}\n", {"record": record})

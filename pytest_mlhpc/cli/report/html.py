@@ -15,7 +15,7 @@ from pytest_mlhpc.history.events import events
 from pytest_mlhpc.influx.source import chosen, look_of
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.baselines import BaselineBook
-from pytest_mlhpc.report.html.gather import Wanted, gather
+from pytest_mlhpc.report.html.gather import PageQuery, gather
 from pytest_mlhpc.report.html.page import html_of
 from pytest_mlhpc.store.files import replace_file
 from pytest_mlhpc.store.record import SeriesKey
@@ -57,7 +57,7 @@ def command(
     state_dir: Path,
 ) -> None:
     """Write the page; where nothing is recorded, write nothing."""
-    wanted = Wanted(
+    wanted = PageQuery(
         now_ns=time.time_ns(),
         since_ns=since_ns,
         system=system,

@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import DataCommand, Report
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.store.record import user_name
 from pytest_mlhpc.store.text import iso, minutes, one_line, table, tell
 from pytest_mlhpc.vetting.history import EXCLUDE_S, Offender, forget, offenders, unfit_now
-from pytest_mlhpc.vetting.journal import EpochEntry, NodeEntry, Query, node_entries_since
+from pytest_mlhpc.vetting.journal import EpochEntry, JournalQuery, NodeEntry, node_entries_since
 
 #: Longest reason in the table, in characters; --json has all of it.
 MOST_REASON = 100
@@ -38,27 +38,27 @@ KEPT_OUT = f"kept out: of later runs, for {EXCLUDE_S / 3600:.0f} h unless the pa
     help="After an upgrade: learn anew what good nodes of --system NAME:PARTITION reach; nothing is deleted.",
 )
 @options.state_dir
-def command(place: str, since_ns: int, forget_figures: str, state_dir: Path) -> Report:
+def command(place: str, since_ns: int, forget_figures: str, state_dir: Path) -> CommandReport:
     """Return a row for each."""
     now_ns = time.time_ns()
     if forget_figures:
         return _forget(state_dir, place, forget_figures, now_ns)
     system, _, partition = place.partition(":")
     where = {name: value for name, value in (("system", system), ("partition", partition)) if value}
-    entries = list(node_entries_since(state_dir, Query(since_ns, now_ns, where, tell)))
+    entries = list(node_entries_since(state_dir, JournalQuery(since_ns, now_ns, where, tell)))
     bad, good = offenders(entries)
     out = _kept_out(entries, now_ns)
     data = {"since": iso(since_ns), "nodes": [_to_json(node, out) for node in bad], "never_unfit": good}
-    return Report(text_of(bad, good, out, since_ns), data)
+    return CommandReport(text_of(bad, good, out, since_ns), data)
 
 
-def _forget(state_dir: Path, place: str, reason: str, now_ns: int) -> Report:
+def _forget(state_dir: Path, place: str, reason: str, now_ns: int) -> CommandReport:
     system, colon, partition = place.partition(":")
     if not colon or not reason.strip():
         raise UsageError("--forget-figures needs a reason, and --system NAME:PARTITION for whose figures")
     forget(state_dir, EpochEntry(now_ns, system, partition, reason.strip(), user_name()))
     since = {"system": place, "learned_anew_since": iso(now_ns)}
-    return Report(f"figures of {place} are learned anew from {minutes(now_ns)} on\n", since)
+    return CommandReport(f"figures of {place} are learned anew from {minutes(now_ns)} on\n", since)
 
 
 def text_of(bad: Sequence[Offender], good: int, out: set[tuple[str, str, str]], since_ns: int) -> str:

@@ -15,12 +15,12 @@ from typing import Any, Literal
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import Choice, Command
+from pytest_mlhpc.cli.commands import Command, NearestChoice
 from pytest_mlhpc.cli.vet import EXAMPLE
 from pytest_mlhpc.cli.vet.expected import NAMES, expected
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.protocol.plan import BUDGET_S, Settings
-from pytest_mlhpc.node.vet.policy import Bound, Wanted
+from pytest_mlhpc.node.protocol.plan import BUDGET_S, VetSettings
+from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
 
 #: Shortest deadline: below it Python alone takes most of the time, in seconds.
 LEAST_BUDGET_S = 5.0
@@ -63,7 +63,7 @@ _JUDGEMENT = (
     ),
     click.option(
         "--unknown",
-        type=Choice(["fail", "warn"]),
+        type=NearestChoice(["fail", "warn"]),
         default="fail",
         show_default=True,
         help="Whether a node that cannot be judged may be used.",
@@ -86,7 +86,7 @@ _JUDGEMENT = (
 _NODES = (
     click.option(
         "--accelerator",
-        type=Choice(ACCELERATORS),
+        type=NearestChoice(ACCELERATORS),
         default="auto",
         help="What the nodes have.  [default: what is found]",
     ),
@@ -113,7 +113,7 @@ _OUTSIDE = (
     options.systems_file,
 )
 _JOB = (
-    click.option("--for", "purpose", type=Choice(["job"]), help="Look at what the job will use, too."),
+    click.option("--for", "purpose", type=NearestChoice(["job"]), help="Look at what the job will use, too."),
     click.option(
         "--hours", type=float, default=0.0, metavar="H", help="With --for job: how long it will run."
     ),
@@ -166,7 +166,7 @@ def run(args: SimpleNamespace) -> int:
     return vet(settings, environ, memory=memory)
 
 
-def settings_of(args: SimpleNamespace) -> Settings:
+def settings_of(args: SimpleNamespace) -> VetSettings:
     """Return the settings that options mean.
 
     Raises:
@@ -186,7 +186,7 @@ def settings_of(args: SimpleNamespace) -> Settings:
         name: str(Path(value).absolute()) for name in ("checkpoint", "data") if (value := getattr(args, name))
     }
     promised = expected(args.expect)
-    wanted = Wanted(
+    wanted = ExpectedNode(
         accelerator=args.accelerator,
         devices=args.devices,
         device_model=promised.pop("model", ""),
@@ -199,7 +199,7 @@ def settings_of(args: SimpleNamespace) -> Settings:
         paths=paths,
         checkpoint_bytes=_size(args.checkpoint_size),
     )
-    return Settings(
+    return VetSettings(
         level=args.level,
         need=args.need,
         budget_s=args.budget or BUDGET_S[args.level],

@@ -42,7 +42,7 @@ EXIT_REQUEUED = 75  #: EX_TEMPFAIL
 EXIT_TOLD_TO_END = 128 + signal.SIGTERM
 
 
-class Signals:
+class BatchSignals:
     """Child and end signals as bytes on a pipe, so that one selector hears everything."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> i
     except (OSError, ValueError, TypeError, RecursionError) as error:
         say(f"the plan {path} cannot be used: {error}")
         return EXIT_PLAN
-    signals = Signals()
+    signals = BatchSignals()
     raise_file_limit(max((run.ranks for run in plan.runs), default=1))
     problem = become_subreaper()
     if problem:
@@ -89,7 +89,7 @@ def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> i
     return in_job(plan, path, folder, signals, os.environ if environ is None else environ)
 
 
-def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapping[str, str]) -> int:
+def in_job(plan: Plan, path: Path, folder: Path, signals: BatchSignals, environ: Mapping[str, str]) -> int:
     """Do all runs on the nodes of the job around us, with lines in *folder*; return the exit code."""
     try:
         lines = output.LinesFolder(folder, plan.allocation_id)
@@ -136,7 +136,7 @@ def _refused(lines: output.LinesFolder, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def do_all(plan: Plan, path: Path, relay: Lines, signals: Signals, site: Site) -> int:
+def do_all(plan: Plan, path: Path, relay: Lines, signals: BatchSignals, site: Site) -> int:
     """Vet the nodes if that is wanted, and do the plan's runs in order on those that are fit; return the exit code."""
     try:
         vetted = vet(plan, path, relay, signals, site=site)

@@ -27,14 +27,14 @@ from pytest_mlhpc.node.batch.main import (
     EXIT_CANNOT_WRITE,
     EXIT_PLAN,
     EXIT_TOLD_TO_END,
-    Signals,
+    BatchSignals,
     do_all,
     raise_file_limit,
     read_plan,
 )
 from pytest_mlhpc.node.batch.pod_agent import serve
 from pytest_mlhpc.node.batch.pod_hub import Hub
-from pytest_mlhpc.node.batch.pod_place import EXIT_NOT_MET, Place, name_user, place_of, settle
+from pytest_mlhpc.node.batch.pod_place import EXIT_NOT_MET, PodPlace, name_user, place_of, settle
 from pytest_mlhpc.node.batch.pod_stream import PodRelay, PodStream
 from pytest_mlhpc.node.batch.runs import Site
 from pytest_mlhpc.node.processes import become_subreaper, say
@@ -60,7 +60,7 @@ def main(arguments: List[str], environ: MutableMapping[str, str]) -> int:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         say(f"the plan {path} cannot be used: {error}")
         return EXIT_PLAN
-    signals = Signals()
+    signals = BatchSignals()
     raise_file_limit(max((run.ranks for run in plan.runs), default=1))
     problem = become_subreaper()
     if problem:
@@ -81,7 +81,7 @@ def main(arguments: List[str], environ: MutableMapping[str, str]) -> int:
 
 
 def _do_part(
-    plan: Plan, place: Place, stream: PodStream, signals: Signals, environ: MutableMapping[str, str]
+    plan: Plan, place: PodPlace, stream: PodStream, signals: BatchSignals, environ: MutableMapping[str, str]
 ) -> int:
     try:
         path = _prepare(plan, place)
@@ -102,7 +102,7 @@ def _do_part(
         shutil.rmtree(sockets, ignore_errors=True)
 
 
-def _lead(plan: Plan, place: Place, relay: PodRelay, signals: Signals, sockets: str) -> int:
+def _lead(plan: Plan, place: PodPlace, relay: PodRelay, signals: BatchSignals, sockets: str) -> int:
     """Wait for the other pods, do all runs with them, and tell them that it is over."""
     code = EXIT_BUG
     try:
@@ -127,7 +127,7 @@ def _lead(plan: Plan, place: Place, relay: PodRelay, signals: Signals, sockets: 
     return code
 
 
-def _missing(hub: Hub, place: Place) -> str:
+def _missing(hub: Hub, place: PodPlace) -> str:
     missing = ", ".join(map(str, hub.missing))
     text = f"of {place.pods} pods these did not come to {place.label} within {place.meet_s:g} s: {missing}"
     gone = "; ".join(f"{hub.labels[rank]} came and went: {why}" for rank, why in sorted(hub.lost.items()))
@@ -148,12 +148,12 @@ def _refuse_held(plan: Plan) -> None:
         raise ValueError("a pod cannot hold nodes for a test: it shares no folder with it")
 
 
-def path_of(place: Place) -> Path:
+def path_of(place: PodPlace) -> Path:
     """Return where ranks find the plan."""
     return place.work / "plan.json"
 
 
-def _prepare(plan: Plan, place: Place) -> Path:
+def _prepare(plan: Plan, place: PodPlace) -> Path:
     """Write the plan where ranks look for it: its folder is where they make what they need."""
     place.work.mkdir(parents=True, exist_ok=True)
     path = path_of(place)
@@ -161,7 +161,7 @@ def _prepare(plan: Plan, place: Place) -> Path:
     return path
 
 
-def _sockets(place: Place) -> str:
+def _sockets(place: PodPlace) -> str:
     """Return a new private folder with a path short enough for sockets: the root file system may be read-only."""
     short = len(str(place.work)) < 60
     folder = tempfile.mkdtemp(prefix="mlhpc-", dir=str(place.work) if short else None)

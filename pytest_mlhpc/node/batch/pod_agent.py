@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.agents.wire import BEAT_S, Wire
-from pytest_mlhpc.node.batch.main import Signals
+from pytest_mlhpc.node.batch.main import BatchSignals
 from pytest_mlhpc.node.batch.output import LOG_CAP
 from pytest_mlhpc.node.batch.pod_hub import own_variables, planned_variables
-from pytest_mlhpc.node.batch.pod_place import NotMet, Place, meet
-from pytest_mlhpc.node.batch.pod_stream import PodStream, Source, tags
+from pytest_mlhpc.node.batch.pod_place import FirstPodNotFound, PodPlace, meet
+from pytest_mlhpc.node.batch.pod_stream import LogSource, PodStream, tags
 from pytest_mlhpc.node.batch.podrun import Share, Tasks
 from pytest_mlhpc.node.batch.vetting import all_runs
 from pytest_mlhpc.node.processes import CappedLog, end_descendants, reap, say
@@ -36,33 +36,35 @@ GRACE_S, GRACE_ENDING_S = 5.0, 1.0
 FULL = 1024 * 1024
 
 
-def serve(plan: Plan, place: Place, stream: PodStream, signals: Signals, environ: Mapping[str, str]) -> int:
+def serve(
+    plan: Plan, place: PodPlace, stream: PodStream, signals: BatchSignals, environ: Mapping[str, str]
+) -> int:
     """Do what the first pod says until it says that all is over; return the exit code."""
     try:
         wire = meet(plan, place, signals)
-    except NotMet as error:
+    except FirstPodNotFound as error:
         say(f"pod {place.rank} ({place.label}): {error}")
         return error.code
     if wire is None:
         return EXIT_TOLD_TO_END
     say(f"pod {place.rank} ({place.label}): found the first pod")
     try:
-        return Agent(plan, place, wire, stream, signals=signals, environ=environ).work()
+        return PodAgent(plan, place, wire, stream, signals=signals, environ=environ).work()
     finally:
         wire.close()
 
 
-class Agent:
+class PodAgent:
     """Serves the first pod."""
 
     def __init__(
         self,
         plan: Plan,
-        place: Place,
+        place: PodPlace,
         wire: Wire,
         stream: PodStream,
         *,
-        signals: Signals,
+        signals: BatchSignals,
         environ: Mapping[str, str],
     ) -> None:
         self._place, self._wire, self._stream, self._signals = place, wire, stream, signals
@@ -179,7 +181,7 @@ class Agent:
         with contextlib.suppress(FileNotFoundError):  # of a first start of this run
             path.unlink()
         self._log = CappedLog(path, LOG_CAP)
-        self._stream.open(Source(run, self._tags[run.run_id], name, self._log))
+        self._stream.open(LogSource(run, self._tags[run.run_id], name, self._log))
 
     def _environment(self, run: RunPlan, message: Mapping[str, Any]) -> Dict[str, str]:
         """Return the run's variables over our own: devices, names and folders are this pod's."""

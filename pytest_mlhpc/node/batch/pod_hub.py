@@ -16,7 +16,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.agents.wire import BEAT_S, PROOF_S, Handshake, Wire, key_of
-from pytest_mlhpc.node.batch.pod_place import Place, label
+from pytest_mlhpc.node.batch.pod_place import PodPlace, label
 from pytest_mlhpc.node.batch.runs import FOREIGN_VARIABLES
 from pytest_mlhpc.node.batch.vetting import all_runs
 from pytest_mlhpc.node.files import read_json
@@ -47,7 +47,7 @@ class Hub:
         OSError: the port is taken, or no socket can be made.
     """
 
-    def __init__(self, plan: Plan, place: Place, folder: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, plan: Plan, place: PodPlace, folder: str, environ: Mapping[str, str]) -> None:
         self.path = os.path.join(folder, "hub")  # noqa: PTH118 - a string is what sockets take
         self._key, self._place, self._base = key_of(plan), place, own_variables(environ)
         self._plans = all_runs(plan)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Mapping, MutableMapping, Optional, Tuple
 
 from pytest_mlhpc.node.agents.wire import PROOF_S, Wire, greet, key_of
-from pytest_mlhpc.node.batch.main import Signals
+from pytest_mlhpc.node.batch.main import BatchSignals
 from pytest_mlhpc.node.protocol.channel import keep_alive, running_payload
 from pytest_mlhpc.node.protocol.plan import Plan
 
@@ -42,7 +42,7 @@ class PlaceUnknown(ValueError):  # noqa: N818 - what happened, in the words of t
 
 
 @dataclass(frozen=True)
-class Place:
+class PodPlace:
     """One pod of an allocation. ``work`` is its own disk, ``info`` the folder with its annotations."""
 
     pods: int
@@ -68,7 +68,7 @@ def label(name: str, node: str) -> str:
     return f"{name} (node {node})" if node and node != name else name
 
 
-def place_of(environ: Mapping[str, str], plan: Plan) -> Place:
+def place_of(environ: Mapping[str, str], plan: Plan) -> PodPlace:
     """Return what the variables of the pod's manifest say.
 
     ``MLHPC_WORK`` and ``MLHPC_INFO`` stand for other folders than the plan's directory and ``/mlhpc/info``.
@@ -88,7 +88,7 @@ def place_of(environ: Mapping[str, str], plan: Plan) -> Place:
     port = _number(environ, "MLHPC_PORT", PORT)
     if port > 65535:
         raise PlaceUnknown(f"MLHPC_PORT={port} is no port")
-    return Place(
+    return PodPlace(
         pods=pods,
         rank=rank,
         name=name,
@@ -121,7 +121,7 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def leader_address(place: Place) -> Tuple[str, int]:
+def leader_address(place: PodPlace) -> Tuple[str, int]:
     """Return host and port of the first pod's hub; the host is empty while nobody has told it.
 
     Raises:
@@ -150,7 +150,7 @@ def _annotation(path: Path, name: str) -> str:
     return ""
 
 
-def settle(plan: Plan, place: Place) -> Plan:
+def settle(plan: Plan, place: PodPlace) -> Plan:
     """Return the plan as it is here, with this pod's own folder for its directory."""
     return replace(plan, directory=str(place.work))
 
@@ -174,7 +174,7 @@ LOOK_S = 1.0
 CONNECT_S = 10.0
 
 
-class NotMet(RuntimeError):  # noqa: N818 - what happened, in the words of the flow
+class FirstPodNotFound(RuntimeError):  # noqa: N818 - what happened, in the words of the flow
     """The first pod was not found in time, or does not want this one; ``code`` is the agent's exit code."""
 
     def __init__(self, text: str, code: int = EXIT_NOT_MET) -> None:
@@ -182,7 +182,7 @@ class NotMet(RuntimeError):  # noqa: N818 - what happened, in the words of the f
         self.code = code
 
 
-def meet(plan: Plan, place: Place, signals: Signals) -> Optional[Wire]:
+def meet(plan: Plan, place: PodPlace, signals: BatchSignals) -> Optional[Wire]:
     """Return the proved connection to the first pod's hub; None if a signal said to end.
 
     Raises:
@@ -200,12 +200,12 @@ def meet(plan: Plan, place: Place, signals: Signals) -> Optional[Wire]:
         except (PlaceUnknown, OSError) as error:
             trouble = f"{host or 'address'}: {getattr(error, 'strerror', None) or error}"
         if time.monotonic() >= deadline:
-            raise NotMet(f"the first pod was not found within {place.meet_s:g} s: {trouble}")
+            raise FirstPodNotFound(f"the first pod was not found within {place.meet_s:g} s: {trouble}")
         _await(signals, LOOK_S)
     return None
 
 
-def _await(signals: Signals, seconds: float) -> None:
+def _await(signals: BatchSignals, seconds: float) -> None:
     if select.select([signals.wakeup], [], [], seconds)[0]:
         with contextlib.suppress(BlockingIOError):
             os.read(signals.wakeup, 4096)
@@ -220,7 +220,7 @@ def _connect(host: str, port: int) -> socket.socket:
     return connection
 
 
-def _prove(connection: socket.socket, plan: Plan, place: Place) -> Wire:
+def _prove(connection: socket.socket, plan: Plan, place: PodPlace) -> Wire:
     """Show who we are and be shown who answers.
 
     Raises:

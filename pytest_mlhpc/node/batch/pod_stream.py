@@ -110,7 +110,7 @@ CHUNK = 128 * 1024
 SMALL, AGAIN, FULL = 32 * 1024, 1024 * 1024, 256 * 1024
 
 
-class Source:
+class LogSource:
     """One log on its way to the stream. ``at`` is how much of the file was taken, ``base`` what was before this file.
 
     ``lines`` is all that was made of it, empty if that is more than SMALL bytes.
@@ -127,7 +127,7 @@ class Source:
         self._partial_since: Optional[float] = None
         self._fd = os.open(str(log.path), os.O_RDONLY | os.O_CLOEXEC)
 
-    def follow(self, former: Source) -> None:
+    def follow(self, former: LogSource) -> None:
         """Go on where *former* has ended: the run was started once more."""
         self.base, self._sha = former.base + former.at, former._sha.copy()
         self._dropped_before = former.dropped
@@ -187,8 +187,8 @@ class PodStream:
         self.error: Optional[OSError] = None
         self._fd = fd
         self._changed = threading.Condition()
-        self._queue: Deque[Union[Tuple[bytes, bool], Source]] = collections.deque()
-        self._sources: Dict[Tuple[str, str], Source] = {}
+        self._queue: Deque[Union[Tuple[bytes, bool], LogSource]] = collections.deque()
+        self._sources: Dict[Tuple[str, str], LogSource] = {}
         self._lasting: List[bytes] = []
         self._small: List[bytes] = []  #: lines of short streams, which a log that was rotated may lack
         self._small_bytes = self._printed = 0
@@ -205,7 +205,7 @@ class PodStream:
             self._queue.append((line, lasting))
             self._changed.notify()
 
-    def open(self, source: Source) -> None:
+    def open(self, source: LogSource) -> None:
         """Print from now on what *source* gets."""
         with self._changed:
             former = self._sources.get((source.run.run_id, source.name))
@@ -239,7 +239,7 @@ class PodStream:
         return not self._thread.is_alive() and self.error is None
 
     @staticmethod
-    def _passing(item: Union[Tuple[bytes, bool], Source]) -> bool:
+    def _passing(item: Union[Tuple[bytes, bool], LogSource]) -> bool:
         return isinstance(item, tuple) and not item[1]
 
     def _work(self) -> None:
@@ -260,8 +260,8 @@ class PodStream:
         except OSError as error:
             self.error = error
 
-    def _do(self, item: Union[Tuple[bytes, bool], Source]) -> None:
-        if isinstance(item, Source):
+    def _do(self, item: Union[Tuple[bytes, bool], LogSource]) -> None:
+        if isinstance(item, LogSource):
             self._end_source(item)
         elif not item[0]:
             small = self._small if self._printed > FULL else []
@@ -272,7 +272,7 @@ class PodStream:
             if item[1]:
                 self._lasting.append(item[0])
 
-    def _end_source(self, source: Source) -> None:
+    def _end_source(self, source: LogSource) -> None:
         if source.ended:
             return  # it was asked for twice
         source.ended = True
@@ -337,4 +337,4 @@ class PodRelay:
 
     def log(self, run: RunPlan, number: int, log: CappedLog) -> None:
         """Print what is written to *log*."""
-        self._stream.open(Source(run, self._tags[run.run_id], stream_name(number), log))
+        self._stream.open(LogSource(run, self._tags[run.run_id], stream_name(number), log))

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from pytest_mlhpc.node.agents.wire import Wire
-from pytest_mlhpc.node.batch.main import Signals
+from pytest_mlhpc.node.batch.main import BatchSignals
 from pytest_mlhpc.node.batch.ranks import PODRUN
 from pytest_mlhpc.node.launch import step
-from pytest_mlhpc.node.processes import Watch, become_subreaper, describe_exit, end_descendants, reap
+from pytest_mlhpc.node.processes import GrowthWatch, become_subreaper, describe_exit, end_descendants, reap
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Exit:
+class TaskExit:
     """How the process number *task* of all pods ended: code or minus signal; whether for its container's memory."""
 
     task: int
@@ -63,7 +63,7 @@ class Tasks:
     ) -> None:
         self.error = ""
         self.share = share
-        self._memory = Watch()
+        self._memory = GrowthWatch()
         self._running: Dict[int, int] = {}  #: pid -> task
         self._processes: List[subprocess.Popen[bytes]] = []
         for local in range(share.per_pod):
@@ -90,13 +90,13 @@ class Tasks:
         """Whether one of them has not ended."""
         return bool(self._running)
 
-    def note(self, ended: Mapping[int, int]) -> Iterable[Exit]:
+    def note(self, ended: Mapping[int, int]) -> Iterable[TaskExit]:
         """Take exit codes by pid, and return those of ours."""
         for process in self._processes:
             if process.pid in ended and process.pid in self._running:
                 code = process.returncode = ended[process.pid]  # reaped here, not by Popen
                 memory = code == -9 and self._memory.grown()
-                yield Exit(self._running.pop(process.pid), code, memory)
+                yield TaskExit(self._running.pop(process.pid), code, memory)
 
 
 RANKS = "--ranks"
@@ -117,7 +117,7 @@ GRACE_S = 5.0
 class PodRun:
     """One run on the pods 0 to ``share.pods`` - 1, of which this is the first."""
 
-    def __init__(self, share: Share, wire: Wire, signals: Signals) -> None:
+    def __init__(self, share: Share, wire: Wire, signals: BatchSignals) -> None:
         self.code: Optional[int] = None  #: of the first thing that went wrong
         self._first = 0  #: what the first process ended with, where others go on
         self._share, self._wire, self._signals = share, wire, signals
@@ -185,7 +185,7 @@ class PodRun:
         elif kind == "output":
             self._show(pod, base64.b64decode(message["data"]))
         elif kind == "exit":
-            self._ended(pod, Exit(int(message["task"]), int(message["code"]), bool(message["memory"])))
+            self._ended(pod, TaskExit(int(message["task"]), int(message["code"]), bool(message["memory"])))
         elif kind == "refused":
             self._fail(EXIT_NOT_STARTED, {"no_program": f"{self._label(pod)}: {message['text']}"})
         elif kind == "lost":
@@ -200,7 +200,7 @@ class PodRun:
     def _label(self, pod: int) -> str:
         return self._labels[pod] if pod < len(self._labels) else f"pod {pod}"
 
-    def _ended(self, pod: int, one: Exit) -> None:
+    def _ended(self, pod: int, one: TaskExit) -> None:
         code = one.code if one.code >= 0 else 128 - one.code
         if self._share.keep_going and not one.memory:
             self._first = code if one.task == 0 else self._first
@@ -257,7 +257,7 @@ def main(arguments: List[str]) -> int:
     except ValueError as error:
         sys.stderr.write(f"podrun: usage: RUN PODS PER_POD [--ranks] [--keep-going] -- ARGV: {error}\n")
         return EXIT_USAGE
-    signals = Signals()
+    signals = BatchSignals()
     become_subreaper()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

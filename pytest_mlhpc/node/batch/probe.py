@@ -30,7 +30,7 @@ from pytest_mlhpc.node.protocol.plan import VETTED, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.vet.files import FilesError, read
 from pytest_mlhpc.node.vet.finding import Exit, Origin
-from pytest_mlhpc.node.vet.finding import Verdict as Vetting
+from pytest_mlhpc.node.vet.finding import VetVerdict as Vetting
 
 EXIT_UNFIT = 10
 EXIT_SET_UP = 78  #: EX_CONFIG of sysexits.h (4.3BSD)
@@ -60,7 +60,7 @@ _COUNTED = frozenset({"cuda", "rocm", "xpu"})
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProbeVerdict:
     """What was found: exit code, a name of ``store/record.py``, a sentence; ``facts`` for the record."""
 
     exit: int = 0
@@ -69,20 +69,20 @@ class Verdict:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def unfit(text: str) -> Verdict:
+def unfit(text: str) -> ProbeVerdict:
     """Return the verdict on a node."""
-    return Verdict(EXIT_UNFIT, "unfit_nodes", text)
+    return ProbeVerdict(EXIT_UNFIT, "unfit_nodes", text)
 
 
-def broken(text: str, outcome: str = "launch_failed") -> Verdict:
+def broken(text: str, outcome: str = "launch_failed") -> ProbeVerdict:
     """Return the verdict on a set-up that no other node would change."""
-    return Verdict(EXIT_SET_UP, outcome, text)
+    return ProbeVerdict(EXIT_SET_UP, outcome, text)
 
 
-def judge(plan: Plan, work: Path, shared_memory: Path) -> Verdict:
+def judge(plan: Plan, work: Path, shared_memory: Path) -> ProbeVerdict:
     """Look at everything; return the first trouble, or that there is none."""
     facts: Dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:3])), "host": os.uname().nodename}
-    checks: List[Callable[[], Optional[Verdict]]] = [
+    checks: List[Callable[[], Optional[ProbeVerdict]]] = [
         lambda: _interpreters(plan),
         lambda: _work(work, facts),
         lambda: _shared_memory(plan, shared_memory, facts),
@@ -92,11 +92,11 @@ def judge(plan: Plan, work: Path, shared_memory: Path) -> Verdict:
     for check in checks:
         found = check()
         if found is not None:
-            return Verdict(found.exit, found.outcome, found.text, facts)
-    return Verdict(facts=facts)
+            return ProbeVerdict(found.exit, found.outcome, found.text, facts)
+    return ProbeVerdict(facts=facts)
 
 
-def _interpreters(plan: Plan) -> Optional[Verdict]:
+def _interpreters(plan: Plan) -> Optional[ProbeVerdict]:
     if sys.version_info < PYTHON:
         # The probe itself needs no more than 3.7, to say so.
         return broken(f"{sys.executable} is Python {sys.version.split()[0]}; the worker needs 3.9 or newer")
@@ -106,7 +106,7 @@ def _interpreters(plan: Plan) -> Optional[Verdict]:
     return None
 
 
-def _work(work: Path, facts: Dict[str, Any]) -> Optional[Verdict]:
+def _work(work: Path, facts: Dict[str, Any]) -> Optional[ProbeVerdict]:
     path = work / ".mlhpc-probe"
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def _work(work: Path, facts: Dict[str, Any]) -> Optional[Verdict]:
     return unfit(f"{work} has {free} bytes free, less than {ROOM}") if free < ROOM else None
 
 
-def _shared_memory(plan: Plan, folder: Path, facts: Dict[str, Any]) -> Optional[Verdict]:
+def _shared_memory(plan: Plan, folder: Path, facts: Dict[str, Any]) -> Optional[ProbeVerdict]:
     if not any(_needs_torch(run) for run in plan.runs):
         return None
     try:
@@ -134,7 +134,7 @@ def _shared_memory(plan: Plan, folder: Path, facts: Dict[str, Any]) -> Optional[
     return None
 
 
-def _torch(plan: Plan, facts: Dict[str, Any]) -> Optional[Verdict]:
+def _torch(plan: Plan, facts: Dict[str, Any]) -> Optional[ProbeVerdict]:
     for python in sorted({run.python for run in plan.runs if _needs_torch(run)}):
         runs = [run for run in plan.runs if run.python == python and _needs_torch(run)]
         answer, silent = ask(python, runs[0].variables, ANSWER_S)
@@ -147,7 +147,7 @@ def _torch(plan: Plan, facts: Dict[str, Any]) -> Optional[Verdict]:
     return None
 
 
-def _vetted(plan: Plan, work: Path) -> Optional[Verdict]:
+def _vetted(plan: Plan, work: Path) -> Optional[ProbeVerdict]:
     """Vet this node by all checks that need neither others nor load; those are the agents' first entry.
 
     Not where runs are about nothing else: what they want is a verdict on this very node, not another one.
@@ -185,7 +185,7 @@ def _vetted(plan: Plan, work: Path) -> Optional[Verdict]:
     return verdict_of(found)
 
 
-def verdict_of(found: Vetting) -> Optional[Verdict]:
+def verdict_of(found: Vetting) -> Optional[ProbeVerdict]:
     """Return what vetting of this node alone means: another node helps only where this one is at fault.
 
     What nobody can judge here, as a container may not read it, is the same on all nodes: the agents' vetting, which knows
@@ -214,7 +214,7 @@ def devices_wanted(runs: Sequence[RunPlan]) -> Tuple[str, int]:
     return kind, max(run.ranks // max(1, run.nodes) for run in runs if run.device_type == kind)
 
 
-def judge_answer(answer: Mapping[str, Any], wanted: Tuple[str, int]) -> Optional[Verdict]:
+def judge_answer(answer: Mapping[str, Any], wanted: Tuple[str, int]) -> Optional[ProbeVerdict]:
     """Compare what torch has said with the devices that are wanted; None: it has them."""
     kind, count = wanted
     error = answer.get("error")
@@ -249,7 +249,9 @@ def main(arguments: List[str]) -> int:
         plan = read_plan(Path(arguments[0]).absolute(), own_disk=True)
         work = place_of(os.environ, plan).work
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        verdict = Verdict(EXIT_PLAN, "protocol_mismatch", f"the plan {arguments[0]} cannot be used: {error}")
+        verdict = ProbeVerdict(
+            EXIT_PLAN, "protocol_mismatch", f"the plan {arguments[0]} cannot be used: {error}"
+        )
     else:
         verdict = judge(plan, work, Path(os.environ.get("MLHPC_SHM") or "/dev/shm"))  # noqa: S108 - it is the place
     body = {"fit": verdict.exit == 0, "exit": verdict.exit, "outcome": verdict.outcome}

@@ -172,7 +172,7 @@ NODE_GONE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOST
 
 
 @dataclass
-class Rank:
+class RankState:
     """What is known of one rank."""
 
     pid: int = 0
@@ -185,7 +185,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class RunTrouble:
     """Why a run failed. ``rank`` is whose log shows it; ``quote`` whether its last lines belong to the text."""
 
     outcome: str
@@ -215,8 +215,8 @@ class RankBook:
         self.agents = False
         self.memory: Optional[Callable[[], bool]] = None  #: tells whether the kernel kills for memory here
         self._memory = False
-        self.ranks: Dict[int, Rank] = {}
-        self.trouble: Optional[Trouble] = None
+        self.ranks: Dict[int, RankState] = {}
+        self.trouble: Optional[RunTrouble] = None
         self.strangers = 0  #: connections that came and did not prove that they are of this run
         self.started = False  #: the controller knows that the run has started
         self._next_progress = 0.0
@@ -233,7 +233,7 @@ class RankBook:
     ) -> None:
         """Note what went wrong, unless something went wrong before."""
         if self.trouble is None:
-            self.trouble = Trouble(outcome, text, rank, quote, again, nodes)
+            self.trouble = RunTrouble(outcome, text, rank, quote, again, nodes)
 
     @property
     def turned_away(self) -> str:
@@ -265,7 +265,7 @@ class RankBook:
             self.fail("launch_failed", f"{text}: the launcher {self.run.launcher!r} placed ranks otherwise")
         else:
             if body["purpose"] == "messages":
-                self.ranks[number] = Rank(pid=pid)
+                self.ranks[number] = RankState(pid=pid)
             return True
         return False
 
@@ -298,7 +298,7 @@ class RankBook:
             self.fail(outcome, f"{self.who(number)}: {text}", number)
 
     def _progress(
-        self, rank: Rank, body: Mapping[str, Any], now: float
+        self, rank: RankState, body: Mapping[str, Any], now: float
     ) -> Optional[Tuple[str, Mapping[str, Any]]]:
         step, rate, steps = body.get("step"), body.get("samples_per_s"), body.get("steps")
         if not (isinstance(step, int) and isinstance(steps, int) and isinstance(rate, (int, float))):
@@ -313,7 +313,7 @@ class RankBook:
         slowest = min(other.step for other in self.ranks.values())
         return "progress", {"step": slowest, "steps": steps, "samples_per_s": total}
 
-    def _report(self, number: int, rank: Rank, body: Any) -> None:
+    def _report(self, number: int, rank: RankState, body: Any) -> None:
         if rank.report is not None:
             self.fail("duplicate_result", f"rank {number} reported twice", number)
             return
@@ -359,7 +359,7 @@ class RankBook:
         deaths.update(torchrun_deaths(output))
         named = [number for number in deaths if number < self.run.ranks]
         for number in named:
-            rank = self.ranks.setdefault(number, Rank())
+            rank = self.ranks.setdefault(number, RankState())
             rank.exit = deaths[number] if rank.exit is None else rank.exit
         return named
 

@@ -22,7 +22,7 @@ from pytest_mlhpc.node.batch.server import RankServer, RemoteServer
 from pytest_mlhpc.node.batch.supervise import Server, Supervisor
 from pytest_mlhpc.node.files import make_private
 from pytest_mlhpc.node.launch import module_of, step
-from pytest_mlhpc.node.processes import Watch, say
+from pytest_mlhpc.node.processes import GrowthWatch, say
 from pytest_mlhpc.node.protocol.channel import running_payload
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
@@ -103,7 +103,7 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: Ends, *,
         good = site.nodes[: run.nodes]
         book = RankBook(run, () if site.direct(run) else good)
         book.started = started
-        book.memory = Watch().grown if site.pod else None
+        book.memory = GrowthWatch().grown if site.pod else None
         supervisor = Supervisor(book, directory, relay, signals.wakeup, signals.stop, lifeline=site.lifeline)
         execute(supervisor, run, path, site)
         started = book.started

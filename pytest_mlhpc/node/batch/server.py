@@ -77,9 +77,9 @@ class RankServer:
             _remove_abandoned(folder)
         return Path(tempfile.mkdtemp(prefix="mlhpc-", dir=base))
 
-    def accept(self) -> List[Connection]:
+    def accept(self) -> List[RankConnection]:
         """Return the connections that wait."""
-        return [Connection(accepted, self._key) for accepted in _accept_all(self.socket)]
+        return [RankConnection(accepted, self._key) for accepted in _accept_all(self.socket)]
 
     def close(self) -> None:
         """Stop listening, and remove the socket and a directory of our own."""
@@ -138,9 +138,9 @@ class RemoteServer:
                 )
         return socket.create_server((host, 0), backlog=BACKLOG)
 
-    def accept(self) -> List[Connection]:
+    def accept(self) -> List[RankConnection]:
         """Return the connections that wait."""
-        return [Connection(accepted, self._key, remote=True) for accepted in _accept_all(self.socket)]
+        return [RankConnection(accepted, self._key, remote=True) for accepted in _accept_all(self.socket)]
 
     def close(self) -> None:
         """Stop listening."""
@@ -161,7 +161,7 @@ def _accept_all(listening: socket.socket) -> List[socket.socket]:
         found.append(accepted)
 
 
-class Connection:
+class RankConnection:
     """One connection of whoever came. ``rank`` and ``purpose`` are known after its hello, for which it has to know *key*.
 
     ``pid`` is the peer's process as the kernel knows it (0 if it is in another pid namespace, or *remote*). It has to prove

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 
 from pytest_mlhpc.node.batch.output import ControllerGone, Lines, RunLogs
 from pytest_mlhpc.node.batch.ranks import LAUNCHER, LauncherWords, RankBook
-from pytest_mlhpc.node.batch.server import Connection, RankMessage, RankServer, RemoteServer, open_pidfd
+from pytest_mlhpc.node.batch.server import RankConnection, RankMessage, RankServer, RemoteServer, open_pidfd
 from pytest_mlhpc.node.processes import end_descendants, exit_code_of_foreign, reap
 
 #: Time between SIGTERM and SIGKILL, in seconds.
@@ -63,7 +63,7 @@ class Supervisor:
         self._settle_at: Optional[float] = None
         self._selector = selectors.DefaultSelector()
         self._pidfds: Dict[int, int] = {}  # rank -> pidfd
-        self._connections: List[Connection] = []
+        self._connections: List[RankConnection] = []
         self._process: Optional[subprocess.Popen[bytes]] = None
 
     def execute(
@@ -178,12 +178,12 @@ class Supervisor:
             if number < too_many or connection.stranger:
                 self._turn_away(connection)
 
-    def _turn_away(self, connection: Connection) -> None:
+    def _turn_away(self, connection: RankConnection) -> None:
         """Close the connection of who did not prove to be of this run: it changes nothing but a count."""
         self.book.strangers += 1
         self._forget(connection)
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: RankConnection) -> None:
         with contextlib.suppress(KeyError):  # accepted after the last turn
             self._selector.unregister(connection.socket)
         self._connections.remove(connection)
@@ -230,7 +230,7 @@ class Supervisor:
             self._connections.append(connection)
             self._watch(connection.socket.fileno(), lambda connection=connection: self._hear(connection))  # type: ignore[misc]  # mypy cannot infer a lambda's default
 
-    def _hear(self, connection: Connection) -> None:
+    def _hear(self, connection: RankConnection) -> None:
         self._listen(connection)
         if connection.stranger:
             self._turn_away(connection)
@@ -241,7 +241,7 @@ class Supervisor:
                 if connection.remote and self.book.ranks[connection.rank].exit is None:
                     self.book.lost(connection.rank, connection.error)
 
-    def _listen(self, connection: Connection) -> None:
+    def _listen(self, connection: RankConnection) -> None:
         for message in connection.read():
             if message.kind == "hello":
                 self._greet(connection, message)
@@ -256,7 +256,7 @@ class Supervisor:
                 if line is not None:
                     self._relay.send(self.book.run, *line)
 
-    def _greet(self, connection: Connection, message: RankMessage) -> None:
+    def _greet(self, connection: RankConnection, message: RankMessage) -> None:
         if self.book.greet(message.body, connection.pid) and connection.purpose == "messages":
             number = int(message.body["rank"])
             pidfd = open_pidfd(connection.pid)

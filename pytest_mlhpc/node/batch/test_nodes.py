@@ -31,7 +31,7 @@ OUTPUT_CAP = 16 * 1024 * 1024
 READS, READS_AT_END = 16, 1024
 
 
-class Programs:
+class ProgramRunner:
     """Starts processes, keeps their output in *folder* (``stdout.N``, ``stderr.N``), and knows how they ended."""
 
     def __init__(self, folder: Path) -> None:
@@ -198,13 +198,13 @@ def hold(plan: Plan, run: RunPlan, relay: Lines, signals: Ends, *, site: Site) -
     if failure is None:
         body = {"protocol": PROTOCOL, "payload_sha256": running_payload(), "host": socket.gethostname()}
         relay.send(run, "started", {**body, "nodes": list(good)})
-        failure = Keeper(run, directory, good, signals, site).serve()
+        failure = RequestServer(run, directory, good, signals, site).serve()
     if failure is not None:
         relay.send(run, "failed", {"outcome": failure[0], "text": failure[1], "log": ""})
     relay.send(run, "end", {"exit": [0]})
 
 
-class Keeper:
+class RequestServer:
     """Serves the requests of one test."""
 
     def __init__(
@@ -265,7 +265,7 @@ class Keeper:
         make_private(folder)
         began = time.monotonic()
         until = min(began + request.timeout_s, self._deadline)
-        programs = Programs(folder)
+        programs = ProgramRunner(folder)
         try:
             for argv, environment in self._words(request):
                 programs.start(argv, environment, request.cwd or str(self._directory))

@@ -22,10 +22,10 @@ from pytest_mlhpc.node.batch.supervise import Supervisor
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.launch.step import KEEP_GOING
 from pytest_mlhpc.node.processes import CappedLog
-from pytest_mlhpc.node.protocol.plan import BUDGET_S, VETTED, Plan, RunPlan, Settings
+from pytest_mlhpc.node.protocol.plan import BUDGET_S, VETTED, Plan, RunPlan, VetSettings
 from pytest_mlhpc.node.protocol.schema import from_json
-from pytest_mlhpc.node.vet.files import FilesError, Kept, node_name, read, verdict_to_json
-from pytest_mlhpc.node.vet.finding import Exit, NodeVerdict, Severity, Verdict
+from pytest_mlhpc.node.vet.files import FilesError, WrittenVerdict, node_name, read, verdict_to_json
+from pytest_mlhpc.node.vet.finding import Exit, NodeVerdict, Severity, VetVerdict
 
 #: What starting a step on all nodes and importing there may take besides the budget of vetting itself, in seconds.
 START_S = 60.0
@@ -87,7 +87,7 @@ def all_runs(plan: Plan) -> Dict[str, RunPlan]:
     return {run.run_id: run for run in (*plan.runs, *((vetting,) if vetting else ()))}
 
 
-def limit_of(settings: Settings) -> float:
+def limit_of(settings: VetSettings) -> float:
     """Return the deadline of vetting, in seconds."""
     return settings.budget_s or BUDGET_S[settings.level]
 
@@ -135,7 +135,7 @@ class Quiet:
         """Forget it."""
 
 
-def _read(out: Path) -> Tuple[Optional[Kept], str]:
+def _read(out: Path) -> Tuple[Optional[WrittenVerdict], str]:
     """Return the verdict in a folder, or why there is none."""
     try:
         return read(out), ""
@@ -151,7 +151,7 @@ def _report(out: Path) -> Any:
         return None
 
 
-def result_of(verdict: Verdict, nodes: Sequence[str], *, pods: bool) -> FitNodes:
+def result_of(verdict: VetVerdict, nodes: Sequence[str], *, pods: bool) -> FitNodes:
     """Return what *verdict* means for an allocation of *nodes*; *pods* cannot be left out of a group one by one."""
     unfit = tuple(host for host in nodes if host in verdict.exclude)
     good = tuple(host for host in nodes if host in verdict.good)
@@ -163,7 +163,7 @@ def result_of(verdict: Verdict, nodes: Sequence[str], *, pods: bool) -> FitNodes
     return FitNodes((), f"{text}; {reasons}" if reasons else text, outcome, unfit)
 
 
-def _reasons(verdict: Verdict, hosts: Sequence[str]) -> Dict[str, str]:
+def _reasons(verdict: VetVerdict, hosts: Sequence[str]) -> Dict[str, str]:
     return {node.host: node.reason or node.fitness.value for node in verdict.nodes if node.host in hosts}
 
 
@@ -173,7 +173,7 @@ def _warning(node: NodeVerdict) -> str:
     return next((one.reason for severity in worth for one in node.findings if one.severity is severity), "")
 
 
-def _summary(verdict: Verdict) -> Dict[str, Any]:
+def _summary(verdict: VetVerdict) -> Dict[str, Any]:
     """Return what a record keeps. Nodes have their own names, not their pods', as later allocations know only these."""
     unfit = {node_name(host): reason for host, reason in _reasons(verdict, verdict.exclude).items()}
     good = [node for node in verdict.nodes if node.host in verdict.good and node_name(node.host) not in unfit]
@@ -186,7 +186,7 @@ def _summary(verdict: Verdict) -> Dict[str, Any]:
     }
 
 
-def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], report: Any, found: FitNodes) -> None:
+def _tell(plan: Plan, relay: Lines, kept: Optional[WrittenVerdict], report: Any, found: FitNodes) -> None:
     """Tell all runs what was found, everything to the first and to those that are about nothing else.
 
     Where there are too few nodes, tell the others' end too.
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     from pytest_mlhpc.node.vet.main import run
 
     if arguments[:1] == ["--alone"]:
-        wanted = from_json(Settings, read_json(arguments[1]), "settings")
+        wanted = from_json(VetSettings, read_json(arguments[1]), "settings")
         alone = replace(wanted, out=arguments[2], need=1, single=True, no_load=True)
         return int(run(alone, environ))
     plan = read_plan(Path(environ["MLHPC_PLAN"]), own_disk="MLHPC_OWN_DISK" in environ)

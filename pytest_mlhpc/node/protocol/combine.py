@@ -10,10 +10,10 @@ from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import (
     Figure,
     Measurement,
-    Metric,
+    MetricValue,
     RankReport,
     Rate,
-    Timed,
+    TimedOperation,
     percentile,
     thin,
 )
@@ -22,19 +22,19 @@ from pytest_mlhpc.node.protocol.schema import (
 SLOWEST_RANK = "_of_slowest_rank"
 
 
-def metrics(reports: Sequence[RankReport]) -> List[Metric]:
+def metrics(reports: Sequence[RankReport]) -> List[MetricValue]:
     """Return the metrics of all operations, in the order in which they were named.
 
     A value is the median of the repetitions, which are its samples.
     """
-    by_name: Dict[str, List[Timed]] = {}
+    by_name: Dict[str, List[TimedOperation]] = {}
     for report in reports:
         for timed in report.timed:
             by_name.setdefault(timed.name, []).append(timed)
     return [metric for timed in by_name.values() for metric in _of_operation(timed)]
 
 
-def _of_operation(ranks: Sequence[Timed]) -> List[Metric]:
+def _of_operation(ranks: Sequence[TimedOperation]) -> List[MetricValue]:
     first = ranks[0]
     slowest = [max(seconds) for seconds in zip(*(timed.seconds for timed in ranks))]
     timed = all(seconds > 0 for one in ranks for seconds in one.seconds)
@@ -46,7 +46,9 @@ def _of_operation(ranks: Sequence[Timed]) -> List[Metric]:
     return found
 
 
-def _of_rate(rates: Sequence[Rate], ranks: Sequence[Timed], slowest: Sequence[float]) -> List[Metric]:
+def _of_rate(
+    rates: Sequence[Rate], ranks: Sequence[TimedOperation], slowest: Sequence[float]
+) -> List[MetricValue]:
     rate = rates[0]
     if len({(one.metric, one.unit, one.together) for one in rates}) > 1:
         return []
@@ -60,15 +62,17 @@ def _of_rate(rates: Sequence[Rate], ranks: Sequence[Timed], slowest: Sequence[fl
     if len(ranks) > 1:
         alone = [amount / statistics.median(timed.seconds) for amount, timed in zip(amounts, ranks)]
         name = rate.metric + SLOWEST_RANK
-        found.append(Metric(name, min(alone), rate.unit, "higher", thin(alone), tolerance=rate.tolerance))
+        found.append(
+            MetricValue(name, min(alone), rate.unit, "higher", thin(alone), tolerance=rate.tolerance)
+        )
     return found
 
 
 def _metric(
     name: str, unit: str, better: str, samples: Sequence[float], tolerance: Optional[float]
-) -> Metric:
+) -> MetricValue:
     value = statistics.median(samples)
-    return Metric(name, value, unit, better, thin(samples), samples[0], samples[-1], tolerance)
+    return MetricValue(name, value, unit, better, thin(samples), samples[0], samples[-1], tolerance)
 
 
 def combine(run: RunPlan, reports: Sequence[RankReport]) -> Measurement:
@@ -123,11 +127,11 @@ def io_time(report: RankReport) -> float:
     return report.wait_s + report.first_batch_s + copy_s
 
 
-def _metrics(run: RunPlan, ranked: Sequence[RankReport], step_times: Sequence[float]) -> List[Metric]:
+def _metrics(run: RunPlan, ranked: Sequence[RankReport], step_times: Sequence[float]) -> List[MetricValue]:
     epoch_s = max(report.epoch_s for report in ranked)
     samples = sum(report.samples for report in ranked)
     if any(report.timed for report in ranked):
-        found = [Metric("epoch_time", epoch_s, "s", "lower"), *metrics(ranked)]
+        found = [MetricValue("epoch_time", epoch_s, "s", "lower"), *metrics(ranked)]
         found += [metric for metric in _resources(ranked, samples) if metric.unit != "samples/J"]
     else:
         found = _throughputs(ranked, epoch_s, samples)
@@ -145,35 +149,35 @@ def _metrics(run: RunPlan, ranked: Sequence[RankReport], step_times: Sequence[fl
             if rate
         ]
         if rates:
-            found.append(Metric("calibration_rate", statistics.median(rates), "Hz", "none", thin(rates)))
+            found.append(MetricValue("calibration_rate", statistics.median(rates), "Hz", "none", thin(rates)))
     return found
 
 
-def _throughputs(ranked: Sequence[RankReport], epoch_s: float, samples: int) -> List[Metric]:
+def _throughputs(ranked: Sequence[RankReport], epoch_s: float, samples: int) -> List[MetricValue]:
     waiting = max(ranked, key=io_time)
     io_s = io_time(waiting)
     compute_s = epoch_s - io_s
     found = [
-        Metric("epoch_time", epoch_s, "s", "lower"),
-        Metric("io_time", io_s, "s", "lower"),
-        Metric("compute_time", compute_s, "s", "lower"),
-        Metric("wait_time", waiting.wait_s, "s", "lower"),
-        Metric("copy_time", waiting.copy_s, "s", "lower"),
-        Metric("first_batch_time", _loader_start(ranked), "s", "lower"),
-        Metric("warmup_time", max(report.warmup_s for report in ranked), "s", "lower"),
+        MetricValue("epoch_time", epoch_s, "s", "lower"),
+        MetricValue("io_time", io_s, "s", "lower"),
+        MetricValue("compute_time", compute_s, "s", "lower"),
+        MetricValue("wait_time", waiting.wait_s, "s", "lower"),
+        MetricValue("copy_time", waiting.copy_s, "s", "lower"),
+        MetricValue("first_batch_time", _loader_start(ranked), "s", "lower"),
+        MetricValue("warmup_time", max(report.warmup_s for report in ranked), "s", "lower"),
     ]
     if waiting.exposed_copy_s is not None:
-        found.append(Metric("exposed_copy_time", waiting.exposed_copy_s, "s", "lower"))
+        found.append(MetricValue("exposed_copy_time", waiting.exposed_copy_s, "s", "lower"))
     if waiting.read_s is not None:
-        found.append(Metric("read_time", waiting.read_s, "s", "lower"))
+        found.append(MetricValue("read_time", waiting.read_s, "s", "lower"))
     if epoch_s > 0:
-        found.append(Metric("effective_throughput", samples / epoch_s, "samples/s", "higher"))
-        found.append(Metric("compute_fraction", compute_s / epoch_s, "1", "higher"))
+        found.append(MetricValue("effective_throughput", samples / epoch_s, "samples/s", "higher"))
+        found.append(MetricValue("compute_fraction", compute_s / epoch_s, "1", "higher"))
         tokens = ranked[0].tokens_per_sample
         if tokens:
-            found.append(Metric("tokens_throughput", samples * tokens / epoch_s, "tokens/s", "higher"))
+            found.append(MetricValue("tokens_throughput", samples * tokens / epoch_s, "tokens/s", "higher"))
     if compute_s > 0:
-        found.append(Metric("compute_throughput", samples / compute_s, "samples/s", "higher"))
+        found.append(MetricValue("compute_throughput", samples / compute_s, "samples/s", "higher"))
     return found
 
 
@@ -184,24 +188,24 @@ def _loader_start(ranked: Sequence[RankReport]) -> float:
     )
 
 
-def _steps(step_times: Sequence[float]) -> List[Metric]:
+def _steps(step_times: Sequence[float]) -> List[MetricValue]:
     if not step_times:
         return []
     slowest, ends = thin(step_times), (step_times[0], step_times[-1])
     third = len(step_times) // 3
     early, late = (statistics.median(part) for part in (step_times[: third or 1], step_times[-third or -1 :]))
     # Warm-up was long enough, and nothing throttles, where this is within a few percent of one.
-    trend = [Metric("step_time_trend", late / early, "1", "none")] if early > 0 else []
+    trend = [MetricValue("step_time_trend", late / early, "1", "none")] if early > 0 else []
     return [
         *trend,
-        Metric("step_time", statistics.median(step_times), "s", "lower", slowest, *ends),
-        Metric("step_time_p95", percentile(step_times, 0.95), "s", "lower"),
-        Metric("step_time_max", max(step_times), "s", "lower"),
+        MetricValue("step_time", statistics.median(step_times), "s", "lower", slowest, *ends),
+        MetricValue("step_time_p95", percentile(step_times, 0.95), "s", "lower"),
+        MetricValue("step_time_max", max(step_times), "s", "lower"),
     ]
 
 
-def _phases(ranked: Sequence[RankReport]) -> List[Metric]:
-    found: List[Metric] = []
+def _phases(ranked: Sequence[RankReport]) -> List[MetricValue]:
+    found: List[MetricValue] = []
     told = [report for report in ranked if report.backward_s is not None and report.steps > 0]
     if told:
         least = min(told, key=lambda report: report.backward_s or 0.0)
@@ -211,7 +215,7 @@ def _phases(ranked: Sequence[RankReport]) -> List[Metric]:
             ("optimizer", least.optimizer_s),
         )
         found += [
-            Metric(f"{name}_time", seconds / least.steps, "s", "lower")
+            MetricValue(f"{name}_time", seconds / least.steps, "s", "lower")
             for name, seconds in phases
             if seconds is not None
         ]
@@ -222,14 +226,14 @@ def _phases(ranked: Sequence[RankReport]) -> List[Metric]:
             if report.exposed_communication_s is not None and report.steps > 0
         )
         if exposed is not None:
-            found.append(Metric("exposed_communication_time", exposed, "s", "lower"))
+            found.append(MetricValue("exposed_communication_time", exposed, "s", "lower"))
         arrivals = [report.arrival_s for report in ranked if report.arrival_s is not None]
         if arrivals:
-            found.append(Metric("rank_skew", max(arrivals) - min(arrivals), "s", "lower"))
+            found.append(MetricValue("rank_skew", max(arrivals) - min(arrivals), "s", "lower"))
     return found
 
 
-def _losses(ranked: Sequence[RankReport]) -> List[Metric]:
+def _losses(ranked: Sequence[RankReport]) -> List[MetricValue]:
     """Return the mean over ranks, which is the global batch's; warm-up comes first.
 
     ``first`` and ``last`` are means over a tenth of the steps each, because the loss of one batch is mostly noise: a
@@ -240,44 +244,44 @@ def _losses(ranked: Sequence[RankReport]) -> List[Metric]:
         return []
     tenth = max(1, len(losses) // 10)
     first, last = statistics.fmean(losses[:tenth]), statistics.fmean(losses[-tenth:])
-    return [Metric("loss", last, "1", "none", thin(losses), first, last)]
+    return [MetricValue("loss", last, "1", "none", thin(losses), first, last)]
 
 
-def _operations(ranked: Sequence[RankReport], epoch_s: float, samples: int) -> List[Metric]:
+def _operations(ranked: Sequence[RankReport], epoch_s: float, samples: int) -> List[MetricValue]:
     first = ranked[0]
-    found: List[Metric] = []
+    found: List[MetricValue] = []
     if first.parameters is not None:
-        found.append(Metric("parameters", float(first.parameters), "1", "none"))
+        found.append(MetricValue("parameters", float(first.parameters), "1", "none"))
     if first.forward_flop_per_sample is not None:
-        found.append(Metric("forward_flop_per_sample", first.forward_flop_per_sample, "FLOP", "none"))
+        found.append(MetricValue("forward_flop_per_sample", first.forward_flop_per_sample, "FLOP", "none"))
     if first.train_flop_per_sample is None:
         return found
-    found.append(Metric("train_flop_per_sample", first.train_flop_per_sample, "FLOP", "none"))
+    found.append(MetricValue("train_flop_per_sample", first.train_flop_per_sample, "FLOP", "none"))
     if epoch_s > 0:
         achieved = first.train_flop_per_sample * samples / epoch_s
-        found.append(Metric("achieved_flops", achieved, "FLOP/s", "higher"))
+        found.append(MetricValue("achieved_flops", achieved, "FLOP/s", "higher"))
         peaks = [report.peak_flops_per_s for report in ranked]
         peak = sum(value for value in peaks if value is not None)
         if None not in peaks and peak > 0:
-            found.append(Metric("model_flops_utilization", achieved / peak, "1", "higher"))
+            found.append(MetricValue("model_flops_utilization", achieved / peak, "1", "higher"))
     return found
 
 
-def _resources(ranked: Sequence[RankReport], samples: int) -> List[Metric]:
-    found: List[Metric] = []
+def _resources(ranked: Sequence[RankReport], samples: int) -> List[MetricValue]:
+    found: List[MetricValue] = []
     peaks = [report.peak_memory_bytes for report in ranked if report.peak_memory_bytes is not None]
     if peaks:
         found.append(
-            Metric("peak_memory", float(max(peaks)), "B", "lower", thin([float(peak) for peak in peaks]))
+            MetricValue("peak_memory", float(max(peaks)), "B", "lower", thin([float(peak) for peak in peaks]))
         )
     energies = [report.energy_j for report in ranked if report.energy_j is not None]
     if len(energies) == len(ranked) and sum(energies) > 0:
-        found.append(Metric("energy", sum(energies), "J", "lower", thin(energies)))
-        found.append(Metric("energy_efficiency", samples / sum(energies), "samples/J", "higher"))
+        found.append(MetricValue("energy", sum(energies), "J", "lower", thin(energies)))
+        found.append(MetricValue("energy_efficiency", samples / sum(energies), "samples/J", "higher"))
     return found
 
 
-def figures(ranked: Sequence[RankReport]) -> List[Metric]:
+def figures(ranked: Sequence[RankReport]) -> List[MetricValue]:
     """Return the metrics that a mode of running added, each combined over the ranks that told it.
 
     Raises:
@@ -290,7 +294,7 @@ def figures(ranked: Sequence[RankReport]) -> List[Metric]:
     return [_combined(told) for told in by_name.values()]
 
 
-def _combined(told: Sequence[Figure]) -> Metric:
+def _combined(told: Sequence[Figure]) -> MetricValue:
     first = told[0]
     for other in told:
         if (other.unit, other.better, other.over) != (first.unit, first.better, first.over):
@@ -304,7 +308,7 @@ def _combined(told: Sequence[Figure]) -> Metric:
         "first": first.value,
     }[first.over]
     samples = next((figure.samples for figure in told if figure.value == value), ())
-    return Metric(first.name, value, first.unit, first.better, thin(samples))
+    return MetricValue(first.name, value, first.unit, first.better, thin(samples))
 
 
 def _contention(ranked: Sequence[RankReport]) -> Mapping[str, float]:

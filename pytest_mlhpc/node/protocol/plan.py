@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.protocol.schema import SCHEMA
-from pytest_mlhpc.node.vet.policy import Bound, Wanted
+from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
 
 #: Longest time that vetting may take, in seconds, by level.
 BUDGET_S = {"quick": 60.0, "deep": 600.0}
@@ -28,7 +28,7 @@ class Learned:
 
 
 @dataclass(frozen=True)
-class Settings:
+class VetSettings:
     """One vetting.
 
     ``need`` is how many nodes must be fit, 0: all. ``budget_s`` is the deadline, by which checks are chosen too; 0: that of the
@@ -45,7 +45,7 @@ class Settings:
     budget_s: float = 0.0
     out: str = ""
     unknown: str = "fail"
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: ExpectedNode = field(default_factory=ExpectedNode)
     bounds: Tuple[Bound, ...] = ()
     learned: Tuple[Learned, ...] = ()
     python: str = ""
@@ -146,7 +146,7 @@ class Plan:
     spares: int = 0
     excluded_nodes: Tuple[str, ...] = ()
     nodelist: Tuple[str, ...] = ()  #: nodes that the allocation must have
-    vetting: Optional[Settings] = None  #: how nodes are vetted before the first run; None: not at all
+    vetting: Optional[VetSettings] = None  #: how nodes are vetted before the first run; None: not at all
     environment: str = ""
     scheduler_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     protocol: int = PROTOCOL

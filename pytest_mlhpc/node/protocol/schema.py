@@ -18,7 +18,7 @@ class Rate:
     """A metric that is an amount over a time, such as ``write_bandwidth`` in ``B/s``.
 
     ``amount`` is what one repetition did, in the unit without ``/s``: of this rank, to be added up, or, where ``together``
-    is set, of all ranks, who then all name the same. ``tolerance``: see :class:`pytest_mlhpc.node.protocol.schema.Metric`.
+    is set, of all ranks, who then all name the same. ``tolerance``: see :class:`pytest_mlhpc.node.protocol.schema.MetricValue`.
     """
 
     metric: str
@@ -29,7 +29,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedOperation:
     """One operation: how long each repetition took on this rank, in seconds, and the metrics that this makes.
 
     ``times`` are names of metrics that are the time itself. ``ranks`` time it (empty: all).
@@ -71,7 +71,7 @@ class SchemaError(ValueError):
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricValue:
     """One named figure of a run.
 
     ``samples`` are the single observations behind ``value`` in the order in which they were made (at most 4,096;
@@ -124,14 +124,14 @@ class Figure:
     samples: Tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse an unknown way of combining; the rest is checked as of a :class:`Metric`."""
+        """Refuse an unknown way of combining; the rest is checked as of a :class:`MetricValue`."""
         if self.over not in OVER:
             raise SchemaError(f"figure {self.name}: over={self.over!r} is not one of {', '.join(OVER)}")
-        Metric(self.name, self.value, self.unit, self.better, self.samples)
+        MetricValue(self.name, self.value, self.unit, self.better, self.samples)
 
 
 @dataclass(frozen=True)
-class Event:
+class RunEvent:
     """Something that happened at one time of a run, as MLPerf's logs tell it: ``eval_accuracy`` at ``time_ns`` (UTC)."""
 
     key: str
@@ -190,10 +190,10 @@ class RankReport:
     exposed_copy_s: Optional[float] = None  #: part of copy_s for which computation waited; None: all of it
     loader_start_s: Optional[float] = None  #: wait for the run's very first batch, also when warm-up paid it
     tokens_per_sample: Optional[int] = None  #: language models only
-    timed: Tuple[Timed, ...] = ()  #: operations that were repeated, where the run is no training
+    timed: Tuple[TimedOperation, ...] = ()  #: operations that were repeated, where the run is no training
     figures: Tuple[Figure, ...] = ()  #: what a mode of running measured besides
     events: Tuple[
-        Event, ...
+        RunEvent, ...
     ] = ()  #: in the order of time; told by rank 0, or by the first rank of each group
     failed: Optional[str] = None  #: why its base model failed, where the others' figures still count
 
@@ -221,7 +221,7 @@ class Measurement:
     samples: int
     started_ns: int
     ended_ns: int
-    metrics: Tuple[Metric, ...]
+    metrics: Tuple[MetricValue, ...]
     step_times_s: Tuple[float, ...] = ()
     data_kind: str = "none"
     data_source: str = "none"
@@ -240,7 +240,7 @@ class Measurement:
         if twice:
             raise SchemaError(f"metric reported twice: {', '.join(twice)}")
 
-    def metric(self, name: str) -> Optional[Metric]:
+    def metric(self, name: str) -> Optional[MetricValue]:
         """Return the metric called *name*, or None."""
         for metric in self.metrics:
             if metric.name == name:

@@ -105,7 +105,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Look:
+class Interval:
     """One look, or several that were merged: ``time_s`` is the last one's, on the node's monotonic clock.
 
     ``used_s``, ``cost_s`` (CPU seconds) and ``read_bytes`` are of the time since the look before. ``rss_bytes`` and ``celsius`` are
@@ -123,14 +123,14 @@ class Look:
     clock_hz: Mean = Mean()
 
 
-def look(before: Optional[Sample], after: Sample) -> Look:
+def look(before: Optional[Sample], after: Sample) -> Interval:
     """Return what *after* tells that *before*, the look before it, did not. Processes that *before* has not seen have used nothing."""
     old = {} if before is None else {(one.pid, one.start_ticks): one for one in before.processes}
     pairs = [
         (old[one.pid, one.start_ticks], one) for one in after.processes if (one.pid, one.start_ticks) in old
     ]
     powers = [one.power_w for one in after.devices if one.power_w is not None]
-    return Look(
+    return Interval(
         time_s=after.time_s,
         used_s=sum(max(0.0, new.cpu_s - earlier.cpu_s) for earlier, new in pairs),
         cost_s=after.cost_s,
@@ -161,10 +161,10 @@ def _highest(values: Iterable[Optional[float]]) -> Optional[float]:
     return max((value for value in values if value is not None), default=None)
 
 
-def merge(first: Look, second: Look) -> Look:
+def merge(first: Interval, second: Interval) -> Interval:
     """Return neighbours as one look."""
     reads = [one.read_bytes for one in (first, second) if one.read_bytes is not None]
-    return Look(
+    return Interval(
         time_s=second.time_s,
         used_s=first.used_s + second.used_s,
         cost_s=first.cost_s + second.cost_s,
@@ -177,7 +177,7 @@ def merge(first: Look, second: Look) -> Look:
     )
 
 
-def thinned(looks: Sequence[Look], most: int = MOST) -> List[Look]:
+def thinned(looks: Sequence[Interval], most: int = MOST) -> List[Interval]:
     """Return the same time in at most half of *most* looks and one: merged by spans of one length, a power of two in seconds.
 
     The first look stays as it is, as it begins all that follows. Spans are at most ``4 / most`` of the whole time long, or
@@ -187,7 +187,7 @@ def thinned(looks: Sequence[Look], most: int = MOST) -> List[Look]:
     span_s = 1.0
     while (looks[-1].time_s - begin) / span_s > most / 2:
         span_s *= 2
-    found: List[Look] = []
+    found: List[Interval] = []
     places: List[int] = []
     for one in looks:
         place = -int((begin - one.time_s) // span_s)  # rounded up: a span holds its end
@@ -208,7 +208,7 @@ class Looks:
 
     def __init__(self, descriptor: int, most: int = MOST) -> None:
         self._file, self._most = descriptor, most
-        self._looks: List[Look] = []
+        self._looks: List[Interval] = []
         self._before: Optional[Sample] = None
 
     def add(self, sample: Sample) -> None:
@@ -238,17 +238,17 @@ def _write(file: int, data: bytes, call: Callable[[int, bytes], int]) -> None:
         data = data[call(file, data) :]
 
 
-def text_of(one: Look) -> bytes:
+def text_of(one: Interval) -> bytes:
     """Return a look as a line."""
     return json.dumps(to_json(one)).encode() + b"\n"
 
 
-def parse(lines: Iterable[bytes]) -> List[Look]:
+def parse(lines: Iterable[bytes]) -> List[Interval]:
     """Return the looks of a file, up to what is cut short or goes back in time."""
-    found: List[Look] = []
+    found: List[Interval] = []
     try:
         for line in lines:
-            one = from_json(Look, read_json(line))
+            one = from_json(Interval, read_json(line))
             if not line.endswith(b"\n") or (found and one.time_s <= found[-1].time_s):
                 break
             found.append(one)
@@ -261,7 +261,7 @@ def parse(lines: Iterable[bytes]) -> List[Look]:
 ZERO_CELSIUS = 273.15
 
 
-def window(looks: Sequence[Look], begin_s: float, end_s: float) -> Sequence[Look]:
+def window(looks: Sequence[Interval], begin_s: float, end_s: float) -> Sequence[Interval]:
     """Return the looks between two moments of the monotonic clock; where fewer than two lie there, those around them too."""
     inside = [one for one in looks if begin_s <= one.time_s <= end_s]
     if len(inside) >= 2:
@@ -271,7 +271,7 @@ def window(looks: Sequence[Look], begin_s: float, end_s: float) -> Sequence[Look
     return looks[min(first, max(0, len(looks) - 2)) : max(last, 1) + 1]
 
 
-def figures(looks: Sequence[Look]) -> Tuple[Figure, ...]:
+def figures(looks: Sequence[Interval]) -> Tuple[Figure, ...]:
     """Return the figures of one node; of several nodes they are added, or the worst is taken, as each says.
 
     Nothing comes of fewer than two looks: rates need two. What the first one tells of the time before it is no part of them.

@@ -15,10 +15,18 @@ from typing import Any, List, Mapping, Optional
 
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.agents.wire import Wire, proof
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.place import NotMet, Place, Search, key_of
-from pytest_mlhpc.node.vet.workers import VANISH_S, Load, Looking, Programs, Signals, budget_of, checked
+from pytest_mlhpc.node.vet.place import FirstNodeNotReached, Search, VetPlace, key_of
+from pytest_mlhpc.node.vet.workers import (
+    VANISH_S,
+    Load,
+    Looking,
+    WorkerModules,
+    WorkerSignals,
+    budget_of,
+    checked,
+)
 
 #: Time between two signs of life, and how long the leader may be silent, in seconds.
 BEAT_S, SILENCE_S = 2.0, 30.0
@@ -32,10 +40,10 @@ class Agent:
 
     def __init__(
         self,
-        settings: Settings,
-        place: Place,
-        programs: Programs,
-        signals: Signals,
+        settings: VetSettings,
+        place: VetPlace,
+        programs: WorkerModules,
+        signals: WorkerSignals,
         *,
         environ: Mapping[str, str],
         wire: Optional[Wire] = None,
@@ -79,7 +87,7 @@ class Agent:
         def look() -> None:
             try:
                 wire = search.meet(budget_of(self._settings), lambda: self._over or bool(self._signals.told))
-            except NotMet as error:
+            except FirstNodeNotReached as error:
                 self._trouble = str(error)
             except Exception as error:  # noqa: BLE001 - a thread has nobody else who would hear of it
                 self._trouble = f"the leader cannot be looked for: {type(error).__name__}: {error}"
@@ -183,7 +191,7 @@ class Agent:
             self._wire.close()
 
 
-def farewell(place: Place, text: str) -> None:
+def farewell(place: VetPlace, text: str) -> None:
     """Tell the user why this node's part ended early."""
     line = f"mlhpc vet: {place.host} (node {place.rank} of {place.nodes}): {text}\n"
     with contextlib.suppress(OSError):

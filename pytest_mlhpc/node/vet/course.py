@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from pytest_mlhpc.node.agents.wire import new_challenge
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import (
+    CheckOutcome,
     Fact,
     Finding,
     NodeReport,
-    Outcome,
     PairResult,
     Reading,
     Report,
     Severity,
 )
-from pytest_mlhpc.node.vet.judge import CLOCKS, Clock, compare_clocks
+from pytest_mlhpc.node.vet.judge import CLOCKS, ClockOffset, compare_clocks
 from pytest_mlhpc.node.vet.leader import Leader, Seat, alive
 from pytest_mlhpc.node.vet.policy import Policy
 from pytest_mlhpc.node.vet.workers import PAIR_S, Work, budget_of, limit_of, pair_args, works
@@ -33,14 +33,20 @@ class Round:
     """One round: exchanges that are all done at once, but for those that share a machine. ``results`` are those that ended."""
 
     def __init__(
-        self, leader: Leader, settings: Settings, number: int, pairs: Sequence[Tuple[str, str]], *, stage: str
+        self,
+        leader: Leader,
+        settings: VetSettings,
+        number: int,
+        pairs: Sequence[Tuple[str, str]],
+        *,
+        stage: str,
     ) -> None:
         seats = {seat.host: seat for seat in leader.seats}
         self._leader = leader
         self._args = pair_args(settings, number)
         self._limit_s = PAIR_S[settings.level] + GRACE_S
-        self._waiting = [Exchange(leader, seats[one], seats[two], number, stage) for one, two in pairs]
-        self._under_way: List[Exchange] = []
+        self._waiting = [PairExchange(leader, seats[one], seats[two], number, stage) for one, two in pairs]
+        self._under_way: List[PairExchange] = []
         self.results: List[PairResult] = []
 
     def run(self, until: float) -> bool:
@@ -63,7 +69,7 @@ class Round:
         return not self._waiting and not self._under_way
 
 
-class Exchange:
+class PairExchange:
     """One exchange between two nodes. ``machines`` are those that it keeps busy."""
 
     def __init__(self, leader: Leader, first: Seat, second: Seat, number: int, stage: str) -> None:
@@ -127,7 +133,7 @@ class Exchange:
             blamed = silent or [self._asked[name][0].host for name in broken]
             words = [str(answers[name].get("error") or "no answer") for name in sorted(bad)]
             return self._end(trouble="; ".join(words)[:500], blamed=blamed[0] if len(blamed) == 1 else "")
-        outcomes: List[Outcome] = [answer["outcome"] for answer in answers.values()]
+        outcomes: List[CheckOutcome] = [answer["outcome"] for answer in answers.values()]
         readings = [reading for outcome in outcomes for reading in outcome.readings]
         if not readings:
             words = [finding.reason for outcome in outcomes for finding in outcome.findings]
@@ -175,7 +181,7 @@ class Turns:
     def __init__(
         self,
         leader: Leader,
-        settings: Settings,
+        settings: VetSettings,
         work: Iterable[Work],
         seats: Sequence[Seat],
         round_number: int,
@@ -270,7 +276,7 @@ def _take(seat: Seat, work: Work, answer: Mapping[str, Any], round_number: int) 
     seat.note(work.name, severity, str(answer.get("error"))[:1000], rule)
 
 
-def _keep(seat: Seat, work: Work, outcome: Outcome, round_number: int) -> None:
+def _keep(seat: Seat, work: Work, outcome: CheckOutcome, round_number: int) -> None:
     """Add what came of a turn; of several within one round there is one outcome, with the best figures."""
     known = seat.works.setdefault(work.name, [])
     if work.again and _known(seat, work, round_number):
@@ -287,7 +293,7 @@ def _known(seat: Seat, work: Work, round_number: int) -> bool:
     return bool(known and known[-1].readings and known[-1].readings[0].round == round_number)
 
 
-def joined(one: Outcome, other: Outcome) -> Outcome:
+def joined(one: CheckOutcome, other: CheckOutcome) -> CheckOutcome:
     """Return one outcome of two turns: of each figure the better, of what was said otherwise everything once."""
     best: Dict[Tuple[str, str], Reading] = {}
     for reading in (*one.readings, *other.readings):
@@ -295,7 +301,7 @@ def joined(one: Outcome, other: Outcome) -> Outcome:
         known = best.get(key)
         if known is None or (reading.value > known.value) == (reading.better == "higher"):
             best[key] = reading
-    return Outcome(
+    return CheckOutcome(
         tuple(dict.fromkeys((*one.findings, *other.findings))),
         tuple(best.values()),
         tuple(dict.fromkeys((*one.facts, *other.facts))),
@@ -315,11 +321,11 @@ LONELY = 3
 END_S, END_SHARE = 13.0, 0.1
 
 
-class Course:
+class VettingRun:
     """Conducts one vetting through *leader* until *deadline* (monotonic)."""
 
     def __init__(
-        self, leader: Leader, settings: Settings, policy: Policy, *, begun: float, deadline: float
+        self, leader: Leader, settings: VetSettings, policy: Policy, *, begun: float, deadline: float
     ) -> None:
         self._leader, self._settings, self._policy = leader, settings, policy
         self._begun, self._deadline = begun, deadline
@@ -410,10 +416,10 @@ class Course:
 
     def _compare_clocks(self) -> None:
         known = [seat for seat in self._leader.seats if seat.clock is not None]
-        clocks = [Clock(seat.host, *(seat.clock or (0.0, 0.0))) for seat in known]
+        clocks = [ClockOffset(seat.host, *(seat.clock or (0.0, 0.0))) for seat in known]
         for seat, (_, finding) in zip(known, compare_clocks(clocks, self._policy)):
             if seat.outcomes or finding.severity is not Severity.PASS:
-                seat.outcomes.append(Outcome((finding,)))  # by a pass alone nobody was examined
+                seat.outcomes.append(CheckOutcome((finding,)))  # by a pass alone nobody was examined
 
     def _kept(self) -> float:
         """Return what is kept of the time for what comes last."""
@@ -511,7 +517,7 @@ class Course:
                 seat.note("watches", Severity.UNKNOWN, text, "deadline")
 
 
-def checks_of(outcome: Outcome) -> Set[str]:
+def checks_of(outcome: CheckOutcome) -> Set[str]:
     """Return the names of the checks that speak in an outcome."""
     said: List[Union[Finding, Reading, Fact]] = [*outcome.findings, *outcome.readings, *outcome.facts]
     return {one.check for one in said}

@@ -16,20 +16,27 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json, to_json
-from pytest_mlhpc.node.vet.finding import VERDICT_SCHEMA, Finding, LinkVerdict, NodeVerdict, Report, Verdict
+from pytest_mlhpc.node.vet.finding import (
+    VERDICT_SCHEMA,
+    Finding,
+    LinkVerdict,
+    NodeVerdict,
+    Report,
+    VetVerdict,
+)
 from pytest_mlhpc.node.vet.text import junit
 
 
 @dataclass(frozen=True)
-class Kept:
+class WrittenVerdict:
     """A verdict that was written: ``id`` is its vetting's, ``created_ns`` when it was written, in ns UTC."""
 
     id: str
     created_ns: int
-    verdict: Verdict
+    verdict: VetVerdict
 
 
-def verdict_to_json(kept: Kept) -> Dict[str, Any]:
+def verdict_to_json(kept: WrittenVerdict) -> Dict[str, Any]:
     """Return the content of verdict.json: plain JSON types, no figure that is not finite."""
     verdict = kept.verdict
     return {
@@ -48,7 +55,7 @@ def verdict_to_json(kept: Kept) -> Dict[str, Any]:
     }
 
 
-def verdict_from_json(data: Any) -> Kept:
+def verdict_from_json(data: Any) -> WrittenVerdict:
     """Return what :func:`verdict_to_json` wrote.
 
     Raises:
@@ -65,7 +72,7 @@ def verdict_from_json(data: Any) -> Kept:
     identity, created = rest.pop("id", None), rest.pop("created_ns", None)
     if not isinstance(identity, str) or not isinstance(created, int) or isinstance(created, bool):
         raise SchemaError("verdict: its id or created_ns is missing or of another type")
-    return Kept(identity, created, from_json(Verdict, rest, "verdict"))
+    return WrittenVerdict(identity, created, from_json(VetVerdict, rest, "verdict"))
 
 
 def _node(node: NodeVerdict) -> Dict[str, Any]:
@@ -130,14 +137,16 @@ class Folder:
     path: Path
     id: str
 
-    def write(self, verdict: Verdict, report: Optional[Report] = None, now_ns: Optional[int] = None) -> None:
+    def write(
+        self, verdict: VetVerdict, report: Optional[Report] = None, now_ns: Optional[int] = None
+    ) -> None:
         """Write all files (``report.json``, all that was measured, only with *report*); every one is tried.
 
         Raises:
             FilesError: another vetting has begun in the folder, or some files could not be written: all are named.
         """
         self._ours()
-        kept = Kept(self.id, time.time_ns() if now_ns is None else now_ns, verdict)
+        kept = WrittenVerdict(self.id, time.time_ns() if now_ns is None else now_ns, verdict)
         tried = [self._trouble(name, content) for name, content in _contents(kept, report).items()]
         _sync(self.path)
         if troubles := [trouble for trouble in tried if trouble]:
@@ -195,7 +204,7 @@ def prepare(out: Path) -> Folder:
     return Folder(out, identity)
 
 
-def read(out: Path) -> Kept:
+def read(out: Path) -> WrittenVerdict:
     """Return the verdict in a folder.
 
     Raises:
@@ -215,7 +224,7 @@ def read(out: Path) -> Kept:
         raise FilesError(f"{path}: is no verdict: {error}") from error
 
 
-def environment(verdict: Verdict) -> Dict[str, str]:
+def environment(verdict: VetVerdict) -> Dict[str, str]:
     """Return what ``env.sh`` sets. The rendezvous is the first good node's; without one it is empty."""
     good, exclude = _lists(verdict)
     return {
@@ -241,7 +250,7 @@ def affinity(exclude: Sequence[str]) -> Dict[str, Any]:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
-def _contents(kept: Kept, report: Optional[Report]) -> Dict[str, Callable[[], bytes]]:
+def _contents(kept: WrittenVerdict, report: Optional[Report]) -> Dict[str, Callable[[], bytes]]:
     """Return what makes each file, in the order of writing: one that cannot be made does not hinder the others."""
     verdict = kept.verdict
     makers: Dict[str, Callable[[], bytes]] = {
@@ -256,7 +265,7 @@ def _contents(kept: Kept, report: Optional[Report]) -> Dict[str, Callable[[], by
     return {name: makers[name] for name in FILES if name != "report.json" or report is not None}
 
 
-def _lists(verdict: Verdict) -> Tuple[List[str], List[str]]:
+def _lists(verdict: VetVerdict) -> Tuple[List[str], List[str]]:
     """Return good and excluded nodes, each once; who is in both is excluded.
 
     Raises:
@@ -270,7 +279,7 @@ def _lists(verdict: Verdict) -> Tuple[List[str], List[str]]:
     return good, exclude
 
 
-def _env_sh(verdict: Verdict) -> bytes:
+def _env_sh(verdict: VetVerdict) -> bytes:
     values = environment(verdict).items()
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values).encode()
 

@@ -96,7 +96,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """All that one check says of one node."""
 
     findings: Tuple[Finding, ...] = ()
@@ -116,7 +116,7 @@ class NodeReport:
     host: str
     boot_id: str = ""
     models: Mapping[str, int] = field(default_factory=dict)
-    outcomes: Tuple[Outcome, ...] = ()
+    outcomes: Tuple[CheckOutcome, ...] = ()
     missing: str = ""
     unfinished: str = ""
 
@@ -197,7 +197,7 @@ class LinkVerdict:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VetVerdict:
     """What `mlhpc vet` says.
 
     ``good`` are hosts to use, in order; ``exclude`` those not to use, unknown ones among them unless

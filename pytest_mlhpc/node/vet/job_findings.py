@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import FrozenSet, Set, Tuple
 
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
 from pytest_mlhpc.node.vet.machine import Unreadable
 from pytest_mlhpc.node.vet.policy import Policy
 
@@ -40,9 +40,9 @@ def unknown(check: str, key: str, reason: str) -> Tuple[Finding, ...]:
     return (Finding(check, Severity.UNKNOWN, reason, rule=key, origin=Origin.USER),)
 
 
-def outcome(check: str, findings: Tuple[Finding, ...], well: str) -> Outcome:
+def outcome(check: str, findings: Tuple[Finding, ...], well: str) -> CheckOutcome:
     """Return *findings*, or that all is *well*."""
-    return Outcome(findings or (Finding(check, Severity.PASS, well, origin=Origin.USER),))
+    return CheckOutcome(findings or (Finding(check, Severity.PASS, well, origin=Origin.USER),))
 
 
 def size(value: float) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import (
     UNCOMPARED,
     Exit,
@@ -18,7 +18,7 @@ from pytest_mlhpc.node.vet.finding import (
     NodeVerdict,
     Report,
     Severity,
-    Verdict,
+    VetVerdict,
 )
 from pytest_mlhpc.node.vet.pairs import judge_pairs
 from pytest_mlhpc.node.vet.policy import Policy
@@ -140,7 +140,7 @@ PRESENCE = "presence"
 COMPARABLE = "to compare them, vet again here, or vet at least 4 nodes at once"
 
 
-def judge(report: Report, settings: Settings, policy: Policy) -> Verdict:
+def judge(report: Report, settings: VetSettings, policy: Policy) -> VetVerdict:
     """Return the verdict on all nodes of *report*, in its order.
 
     A node is unfit with a CRITICAL finding, unknown with an UNKNOWN one or with none at all, else fit. Unknown nodes are
@@ -160,7 +160,7 @@ def judge(report: Report, settings: Settings, policy: Policy) -> Verdict:
     uncompared = _not_compared(nodes, good) if code is Exit.READY and settings.unknown != "warn" else ""
     if uncompared:
         code, text = Exit.NOT_COMPARED, uncompared
-    return Verdict(
+    return VetVerdict(
         exit=code,
         need=need,
         nodes=nodes,
@@ -173,9 +173,9 @@ def judge(report: Report, settings: Settings, policy: Policy) -> Verdict:
     )
 
 
-def needs_repeat(report: Report, policy: Policy, settings: Optional[Settings] = None) -> Tuple[str, ...]:
+def needs_repeat(report: Report, policy: Policy, settings: Optional[VetSettings] = None) -> Tuple[str, ...]:
     """Return ``Reading.key`` of all that every node has to measure once more, as round 1; empty: nothing."""
-    return keys_to_repeat(report, settings or Settings(), policy)
+    return keys_to_repeat(report, settings or VetSettings(), policy)
 
 
 def worst_first(findings: Sequence[Finding]) -> Tuple[Finding, ...]:
@@ -247,7 +247,7 @@ _MEND = "have its time service (chrony, ntpd) looked at"
 
 
 @dataclass(frozen=True)
-class Clock:
+class ClockOffset:
     """How far one node's clock was ahead of the first node's, in seconds, and how wrong that may be at most."""
 
     host: str
@@ -255,7 +255,7 @@ class Clock:
     error_s: float = 0.0
 
 
-def compare_clocks(clocks: Sequence[Clock], policy: Policy) -> Iterator[Tuple[str, Finding]]:
+def compare_clocks(clocks: Sequence[ClockOffset], policy: Policy) -> Iterator[Tuple[str, Finding]]:
     """Yield (host, finding) for each of at least two nodes.
 
     A node is unfit only where most clocks agree: of two that differ, nobody can tell which is wrong.
@@ -293,7 +293,7 @@ def _first(policy: Policy) -> float:
     return min((stage for stage in (bound.warn, bound.fail) if stage is not None), default=float("inf"))
 
 
-def _apart(clock: Clock, clocks: Sequence[Clock]) -> Tuple[float, float]:
+def _apart(clock: ClockOffset, clocks: Sequence[ClockOffset]) -> Tuple[float, float]:
     """Return how far a clock is ahead of the median (of two: of the other), and the error of that."""
     if len(clocks) == 2:
         (other,) = [one for one in clocks if one is not clock]

@@ -30,7 +30,7 @@ _JOURNAL = re.compile(r"(\d{1,12}\.\d+) \S+ kernel: (.*)")
 
 
 @dataclass(frozen=True)
-class Message:
+class KernelMessage:
     """One message; ``at`` in seconds since 1970, None where the log does not say."""
 
     text: str
@@ -42,7 +42,7 @@ class KernelLog:
     """What was read, oldest first; ``source`` says where; ``up_s`` is how long the kernel runs, None where unknown."""
 
     source: str
-    messages: Tuple[Message, ...]
+    messages: Tuple[KernelMessage, ...]
     up_s: Optional[float] = None
 
 
@@ -86,45 +86,45 @@ def _dated(seconds: float, now: float, up_s: Optional[float]) -> Optional[float]
     return None if up_s is None else min(now - up_s + seconds, now)
 
 
-def from_kmsg(data: bytes, now: float, up_s: Optional[float]) -> Tuple[Message, ...]:
+def from_kmsg(data: bytes, now: float, up_s: Optional[float]) -> Tuple[KernelMessage, ...]:
     """Return the messages of /dev/kmsg. Lines that are no records are kept, without a time: a fault in one still counts."""
     found = []
     for line in _lines(data):
         match = _KMSG.match(line)
         if match is None:
             if line.strip() and not line.startswith(" "):  # " KEY=value" belongs to the record before it
-                found.append(Message(line))
+                found.append(KernelMessage(line))
         elif int(match[1]) >> 3 == _KERNEL:
-            found.append(Message(match[3], _dated(int(match[2]) / 1e6, now, up_s)))
+            found.append(KernelMessage(match[3], _dated(int(match[2]) / 1e6, now, up_s)))
     return tuple(found)
 
 
-def from_dmesg(text: str, now: float, up_s: Optional[float]) -> Tuple[Message, ...]:
+def from_dmesg(text: str, now: float, up_s: Optional[float]) -> Tuple[KernelMessage, ...]:
     """Return the messages of ``dmesg -r``."""
     found = []
     for line in _lines(text.encode("utf-8", "replace")):
         match = _DMESG.match(line)
         if match is None or not match[3].strip() or (match[1] and int(match[1]) >> 3 != _KERNEL):
             continue
-        found.append(Message(match[3], _dated(float(match[2]), now, up_s) if match[2] else None))
+        found.append(KernelMessage(match[3], _dated(float(match[2]), now, up_s) if match[2] else None))
     return tuple(found)
 
 
-def from_journal(text: str, now: float) -> Tuple[Message, ...]:
+def from_journal(text: str, now: float) -> Tuple[KernelMessage, ...]:
     """Return the messages of ``journalctl -k -o short-unix``; its remarks and other lines are left out."""
     found = []
     for line in _lines(text.encode("utf-8", "replace")):
         match = _JOURNAL.match(line)
         if match is not None:
-            found.append(Message(match[2], min(float(match[1]), now)))
+            found.append(KernelMessage(match[2], min(float(match[1]), now)))
     return tuple(found)
 
 
 @dataclass(frozen=True)
-class Event:
+class KernelEvent:
     """One event; ``rule`` is the policy's key, empty for what is only worth a mention (``mention`` says as what).
 
-    ``weight`` is how many it counts for. ``at`` as in :class:`Message`.
+    ``weight`` is how many it counts for. ``at`` as in :class:`KernelMessage`.
     """
 
     rule: str
@@ -197,10 +197,10 @@ def pci_name(text: str) -> str:
     return f"{domain}:{rest}" if "." in rest else f"{domain}:{rest}.0"
 
 
-def events(messages: Iterable[Message], is_c2c: Callable[[str], bool]) -> List[Event]:
+def events(messages: Iterable[KernelMessage], is_c2c: Callable[[str], bool]) -> List[KernelEvent]:
     """Return the events of a log, oldest first; *is_c2c* says whether the GPU at an address is a Grace Hopper's."""
-    found: List[Event] = []
-    recovery: Dict[str, Event] = {}
+    found: List[KernelEvent] = []
+    recovery: Dict[str, KernelEvent] = {}
     told: Set[Tuple[str, int]] = set()  # SXids whose first line has said how bad they are
     for message in messages:
         if not _WORDS.search(message.text):
@@ -221,11 +221,13 @@ def events(messages: Iterable[Message], is_c2c: Callable[[str], bool]) -> List[E
     return found + list(recovery.values())  # the last of each GPU counts
 
 
-def _event(rule: str, message: Message, device: str = "", weight: int = 1, mention: str = "") -> Event:
-    return Event(rule, message.text.strip()[:200], message.at, device, weight, mention)
+def _event(
+    rule: str, message: KernelMessage, device: str = "", weight: int = 1, mention: str = ""
+) -> KernelEvent:
+    return KernelEvent(rule, message.text.strip()[:200], message.at, device, weight, mention)
 
 
-def _xid(message: Message, is_c2c: Callable[[str], bool]) -> Optional[Event]:
+def _xid(message: KernelMessage, is_c2c: Callable[[str], bool]) -> Optional[KernelEvent]:
     match = _XID.search(message.text)
     if match is None:
         return None
@@ -250,7 +252,7 @@ def _xid(message: Message, is_c2c: Callable[[str], bool]) -> Optional[Event]:
     return _event(rules.get(meaning, ""), message, device, mention=mention)
 
 
-def _sxid(message: Message, told: Set[Tuple[str, int]]) -> Optional[Event]:
+def _sxid(message: KernelMessage, told: Set[Tuple[str, int]]) -> Optional[KernelEvent]:
     match = _SXID.search(message.text)
     if match is None:
         return None
@@ -270,7 +272,7 @@ def _sxid(message: Message, told: Set[Tuple[str, int]]) -> Optional[Event]:
     return _event("", message, device, mention=f"SXid {code}, not fatal")
 
 
-def _hardware(message: Message) -> Optional[Event]:
+def _hardware(message: KernelMessage) -> Optional[KernelEvent]:
     """Return the event of a machine check, whose words differ by vendor."""
     text = message.text
     status = _MCE_STATUS.search(text)
@@ -287,7 +289,7 @@ def _hardware(message: Message) -> Optional[Event]:
     return None
 
 
-def _amd(message: Message) -> Optional[Event]:
+def _amd(message: KernelMessage) -> Optional[KernelEvent]:
     """Return uncorrectable errors of an AMD GPU: the driver also writes that there are none."""
     count = _AMD_COUNT.search(message.text)
     if count is None:
@@ -299,7 +301,7 @@ def _amd(message: Message) -> Optional[Event]:
     return _event("kernel_log.amd_uncorrected", message, device, weight=int(count[1]))
 
 
-def _plain(message: Message) -> Optional[Event]:
+def _plain(message: KernelMessage) -> Optional[KernelEvent]:
     for rule, pattern, group in _PLAIN:
         match = pattern.search(message.text)
         if match is not None:

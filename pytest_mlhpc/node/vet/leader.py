@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 from pytest_mlhpc.node.agents.wire import Handshake, Wire
 from pytest_mlhpc.node.protocol.channel import keep_alive
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
-from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.place import PROOF_S, Place, version
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Severity
+from pytest_mlhpc.node.vet.place import PROOF_S, VetPlace, version
 
 
 @dataclass
@@ -33,8 +33,8 @@ class Seat:
         None  #: how far it is ahead of the leader's, and the error, in seconds
     )
     models: Dict[str, int] = field(default_factory=dict)
-    outcomes: List[Outcome] = field(default_factory=list)
-    works: Dict[str, List[Outcome]] = field(default_factory=dict)
+    outcomes: List[CheckOutcome] = field(default_factory=list)
+    works: Dict[str, List[CheckOutcome]] = field(default_factory=dict)
     checked: bool = False  #: the checks have all spoken
     ready: bool = False  #: the child can be asked
     no_child: str = ""  #: why it cannot
@@ -62,7 +62,7 @@ class Seat:
 
     def note(self, check: str, severity: Severity, text: str, rule: str) -> None:
         """Add one finding of our own."""
-        self.outcomes.append(Outcome((Finding(check, severity, text, rule=rule),)))
+        self.outcomes.append(CheckOutcome((Finding(check, severity, text, rule=rule),)))
 
     def hung(self, what: str) -> str:
         """Return why nobody waits for it any longer."""
@@ -93,7 +93,7 @@ def _begun(seat: Seat, message: Mapping[str, Any]) -> None:
 
 def _checked(seat: Seat, message: Mapping[str, Any]) -> None:
     seat.unfinished = ""
-    seat.outcomes.append(from_json(Outcome, message["outcome"]))
+    seat.outcomes.append(from_json(CheckOutcome, message["outcome"]))
 
 
 def _checks_done(seat: Seat, _message: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ def _answer(seat: Seat, message: Mapping[str, Any]) -> None:
     seat.answers[int(message["id"])] = answer
     if "outcome" in message:
         answer["error"] = "its outcome cannot be read"
-        answer["outcome"] = from_json(Outcome, message["outcome"])
+        answer["outcome"] = from_json(CheckOutcome, message["outcome"])
 
 
 def _leaving(seat: Seat, message: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ FAREWELL_S = 2.0
 class Leader:
     """Keeps a seat for each node. *first* is the connection of the agent in this process, *listening* for the others."""
 
-    def __init__(self, place: Place, key: bytes, first: Wire, listening: Optional[socket.socket]) -> None:
+    def __init__(self, place: VetPlace, key: bytes, first: Wire, listening: Optional[socket.socket]) -> None:
         self.seats = [Seat(rank, place.name_of(rank)) for rank in range(place.nodes)]
         self._key, self._listening = key, listening
         self._numbers = itertools.count(1)

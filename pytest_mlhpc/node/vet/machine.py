@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
-from pytest_mlhpc.node.vet.finding import Outcome
+from pytest_mlhpc.node.vet.finding import CheckOutcome
 from pytest_mlhpc.node.vet.kernel_log import KernelLog, from_dmesg, from_journal, from_kmsg, records
-from pytest_mlhpc.node.vet.policy import Policy, Wanted
+from pytest_mlhpc.node.vet.policy import ExpectedNode, Policy
 
 #: Largest file of /proc or /sys that is read, in bytes.
 MOST_BYTES = 8 << 20
@@ -372,7 +372,7 @@ class Context:
     """
 
     policy: Policy
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: ExpectedNode = field(default_factory=ExpectedNode)
     host: str = ""
     hosts: Tuple[str, ...] = ()
     window_s: float = 86400.0
@@ -395,7 +395,7 @@ class Check(Protocol):
     reads: Tuple[str, ...]
     purpose: str
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look, and say what was seen."""
         ...
 
@@ -420,6 +420,6 @@ class Watch(Protocol):
         """Return the state with what is seen now, under load."""
         ...
 
-    def end(self, machine: Machine, context: Context, state: object) -> Outcome:
+    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:
         """Look again, and say what the load has shown."""
         ...

@@ -16,15 +16,15 @@ from typing import List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.agents.wire import Wire
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
 from pytest_mlhpc.node.vet.agent import Agent, farewell
 from pytest_mlhpc.node.vet.checks.job_processes import pids, variables
 from pytest_mlhpc.node.vet.finding import Exit
 from pytest_mlhpc.node.vet.machine import Machine
-from pytest_mlhpc.node.vet.place import WRITE_S, Place, PlaceError, place_of, shared_key
-from pytest_mlhpc.node.vet.session import Memory, Session, within
-from pytest_mlhpc.node.vet.workers import Programs, Signals, budget_of
+from pytest_mlhpc.node.vet.place import WRITE_S, PlaceError, VetPlace, place_of, shared_key
+from pytest_mlhpc.node.vet.session import ResultStore, Session, within
+from pytest_mlhpc.node.vet.workers import WorkerModules, WorkerSignals, budget_of
 
 #: How long the first task may take to appear, and how often it is looked for, in seconds: srun starts all at once.
 APPEARS_S, LOOK_S = 5.0, 0.1
@@ -75,10 +75,10 @@ KEY_S = 2 * WRITE_S
 
 
 def run(
-    settings: Settings,
+    settings: VetSettings,
     environ: Mapping[str, str],
-    programs: Optional[Programs] = None,
-    memory: Optional[Memory] = None,
+    programs: Optional[WorkerModules] = None,
+    memory: Optional[ResultStore] = None,
 ) -> int:
     """Vet, as one node of those that do; return the exit code. Processes that cannot be ended are left behind.
 
@@ -107,7 +107,7 @@ def run(
         _complain(f"the key of this job's processes: {error.filename}: {error.strerror}")
         return Exit.READY if place.rank else Exit.USAGE
     environ = {**environ, **secret}
-    signals, chosen = Signals(), programs or Programs()
+    signals, chosen = WorkerSignals(), programs or WorkerModules()
     try:
         if place.rank == 0:
             return _lead(settings, place, chosen, signals, environ=environ, memory=memory)
@@ -119,7 +119,9 @@ def run(
                 Path(shared).unlink()
 
 
-def _secret(settings: Settings, place: Place, environ: Mapping[str, str]) -> Tuple[str, Mapping[str, str]]:
+def _secret(
+    settings: VetSettings, place: VetPlace, environ: Mapping[str, str]
+) -> Tuple[str, Mapping[str, str]]:
     """Return the file of the secret that all nodes' processes share, and the variable that holds it; neither for one alone.
 
     Raises:
@@ -135,13 +137,13 @@ def _secret(settings: Settings, place: Place, environ: Mapping[str, str]) -> Tup
 
 
 def _lead(
-    settings: Settings,
-    place: Place,
-    programs: Programs,
-    signals: Signals,
+    settings: VetSettings,
+    place: VetPlace,
+    programs: WorkerModules,
+    signals: WorkerSignals,
     *,
     environ: Mapping[str, str],
-    memory: Optional[Memory],
+    memory: Optional[ResultStore],
 ) -> int:
     """Be the first node, and conduct."""
     begun = time.monotonic()
@@ -161,7 +163,7 @@ def _lead(
     return session.code or 0
 
 
-def _follow(agent: Agent, place: Place, signals: Signals) -> int:
+def _follow(agent: Agent, place: VetPlace, signals: WorkerSignals) -> int:
     """Be a node that is not the first."""
     trouble = agent.work()
     if signals.told:
@@ -171,7 +173,7 @@ def _follow(agent: Agent, place: Place, signals: Signals) -> int:
     return Exit.READY
 
 
-def _told(signals: Signals) -> int:
+def _told(signals: WorkerSignals) -> int:
     _complain(f"ended by {signal.Signals(signals.told).name}: there is no verdict")
     return 128 + signals.told
 
@@ -182,13 +184,15 @@ def _complain(text: str) -> None:
         sys.stderr.flush()
 
 
-def main(argv: List[str], programs: Optional[Programs] = None, memory: Optional[Memory] = None) -> int:
+def main(
+    argv: List[str], programs: Optional[WorkerModules] = None, memory: Optional[ResultStore] = None
+) -> int:
     """Read the settings and vet; *programs* and *memory* as of :func:`run`."""
     if len(argv) != 1 or argv[0].startswith("-"):
         _complain("usage: python -m pytest_mlhpc.node.vet.main SETTINGS.json")
         return Exit.USAGE
     try:
-        settings = from_json(Settings, read_json(Path(argv[0]).read_text(encoding="utf-8")))
+        settings = from_json(VetSettings, read_json(Path(argv[0]).read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, SchemaError) as error:
         _complain(f"the settings {argv[0]} cannot be used: {error}")
         return Exit.USAGE

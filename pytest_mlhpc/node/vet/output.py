@@ -7,8 +7,8 @@ import statistics
 from collections import Counter
 from typing import Dict, List, Sequence, TextIO, Tuple
 
-from pytest_mlhpc.node.vet.files import Kept, verdict_to_json
-from pytest_mlhpc.node.vet.finding import OWN_HISTORY, UNCOMPARED, Finding, Severity, Verdict
+from pytest_mlhpc.node.vet.files import WrittenVerdict, verdict_to_json
+from pytest_mlhpc.node.vet.finding import OWN_HISTORY, UNCOMPARED, Finding, Severity, VetVerdict
 from pytest_mlhpc.node.vet.statistics import spell
 from pytest_mlhpc.node.vet.text import (
     BUDGET,
@@ -31,19 +31,19 @@ MOST_SEEN = 100
 Row = Tuple[str, str, str, str]  #: check, metric, value, verdict
 
 
-def show(verdict: Verdict, stream: TextIO) -> None:
+def show(verdict: VetVerdict, stream: TextIO) -> None:
     """Print all for people, in characters that *stream* can carry (a C locale may have ASCII alone)."""
     parts = (table, checked, left_out, not_compared, last_line)
     _write("".join(part(verdict) for part in parts) + "\n", stream)
 
 
-def show_json(kept: Kept, stream: TextIO) -> None:
+def show_json(kept: WrittenVerdict, stream: TextIO) -> None:
     """Print verdict.json as one object with the command's own schema."""
     data = {**verdict_to_json(kept), "schema": f"mlhpc/vet-{kept.verdict.level}/1"}
     _write(f"{json.dumps(data, indent=1, allow_nan=False)}\n", stream)
 
 
-def checked(verdict: Verdict, most: int = MOST_ROWS) -> str:
+def checked(verdict: VetVerdict, most: int = MOST_ROWS) -> str:
     """Return a table of what was measured, over all nodes; of one node alone also what other checks saw and did not object to."""
     findings = [finding for node in verdict.nodes for finding in node.findings]
     rows = _figures(findings) + (_seen(findings) if len(verdict.nodes) == 1 else [])

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import AbstractSet, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from pytest_mlhpc.node.protocol.plan import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 from pytest_mlhpc.node.vet.finding import UNCOMPARED, Finding, LinkVerdict, PairResult, Report, Severity
 from pytest_mlhpc.node.vet.policy import Policy
 from pytest_mlhpc.node.vet.statistics import Peers, find_peers, mad, spell, stage
@@ -265,7 +265,7 @@ def confirm_schedule(report: Report, policy: Policy) -> Tuple[Round, ...]:
 
 
 def judge_pairs(
-    report: Report, settings: Settings, policy: Policy
+    report: Report, settings: VetSettings, policy: Policy
 ) -> Tuple[List[Tuple[str, Finding]], Tuple[LinkVerdict, ...]]:
     """Return (host, finding) for all that is said of nodes, and what is said of connections between good ones."""
     findings: List[Tuple[str, Finding]] = []
@@ -409,7 +409,7 @@ def _by_history(learned: Learned, value: float, policy: Policy) -> Severity:
     return stage(Peers(learned.median, learned.mad, frozenset()), value, policy, "pairs")
 
 
-def _find_learned(key: str, settings: Settings, policy: Policy) -> Optional[Learned]:
+def _find_learned(key: str, settings: VetSettings, policy: Policy) -> Optional[Learned]:
     """Return what history says of nodes' scores in exchanges of *key*; it stands there under no model."""
     least = policy["history.count"].fail
     for learned in settings.learned:

@@ -18,9 +18,9 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.protocol.plan import BUDGET_S, Settings
+from pytest_mlhpc.node.protocol.plan import BUDGET_S, VetSettings
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
 from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Unreadable, Watch
 from pytest_mlhpc.node.vet.policy import Policy
 
@@ -53,7 +53,7 @@ class Mouth:
                 data = data[os.write(self._fd, data) :]
 
 
-def chosen(every: Sequence[Any], settings: Settings) -> Tuple[List[Any], List[Any]]:
+def chosen(every: Sequence[Any], settings: VetSettings) -> Tuple[List[Any], List[Any]]:
     """Return which checks or watches to run, and which are left out only because time is short."""
     fitting = [
         one
@@ -71,7 +71,7 @@ def chosen(every: Sequence[Any], settings: Settings) -> Tuple[List[Any], List[An
     return [one for one in fitting if one not in late], late
 
 
-def attempt(one: Union[Check, Watch], act: Callable[[], Outcome]) -> Outcome:
+def attempt(one: Union[Check, Watch], act: Callable[[], CheckOutcome]) -> CheckOutcome:
     """Return what a check says; what it cannot tell, and our own defects, are UNKNOWN.
 
     What a check for a job cannot read is its user's to mend, as all that such a check finds.
@@ -82,11 +82,11 @@ def attempt(one: Union[Check, Watch], act: Callable[[], Outcome]) -> Outcome:
         outcome = act()
         found: Tuple[Finding, ...] = outcome.findings
     except Unreadable as error:
-        outcome, found = Outcome(), (_unreadable(name, str(error), origin),)
+        outcome, found = CheckOutcome(), (_unreadable(name, str(error), origin),)
     except Exception as error:  # noqa: BLE001 - a defect in one check must not take the others along
         text = f"the check {name} failed by a defect of its own: {type(error).__name__}: {error}"
-        outcome, found = Outcome(), (Finding(name, Severity.UNKNOWN, text[:500], rule="defect"),)
-    return Outcome(found, outcome.readings, outcome.facts, round(time.monotonic() - begun, 6))
+        outcome, found = CheckOutcome(), (Finding(name, Severity.UNKNOWN, text[:500], rule="defect"),)
+    return CheckOutcome(found, outcome.readings, outcome.facts, round(time.monotonic() - begun, 6))
 
 
 def _unreadable(name: str, text: str, origin: Origin) -> Finding:
@@ -98,7 +98,7 @@ class Watcher:
 
     def __init__(self, watch: Watch, machine: Machine, context: Context) -> None:
         self.watch, self._machine, self._context = watch, machine, context
-        self.outcome: Optional[Outcome] = None
+        self.outcome: Optional[CheckOutcome] = None
         self.begun, self.ended = threading.Event(), threading.Event()
         self._loaded, self._over = threading.Event(), threading.Event()
         threading.Thread(target=self._work, daemon=True, name=watch.name).start()
@@ -117,7 +117,7 @@ class Watcher:
         self.begun.set()
         self.ended.set()
 
-    def _watch(self) -> Outcome:
+    def _watch(self) -> CheckOutcome:
         state = self.watch.begin(self._machine, self._context)
         self.begun.set()
         while not self._over.is_set():
@@ -145,7 +145,7 @@ class Passive:
             self._end(number)
 
     def _checks(self, number: int, args: Dict[str, Any]) -> None:
-        settings = from_json(Settings, args["settings"])
+        settings = from_json(VetSettings, args["settings"])
         context = Context(
             policy=_policy(settings),
             wanted=settings.wanted,
@@ -159,7 +159,9 @@ class Passive:
         self._mouth.say(id=number, plan=[one.name for one in run], boot_id=_boot_id(self._machine))
         for one in late:
             text = f"left out: it may take {one.cost_s:g} s, more than the time for vetting leaves"
-            self._tell(number, one.name, Outcome((Finding(one.name, Severity.INFO, text, rule="budget"),)))
+            self._tell(
+                number, one.name, CheckOutcome((Finding(one.name, Severity.INFO, text, rule="budget"),))
+            )
         for check in [one for one in run if one in checks and one.name not in skip]:
             limit_s = max(LEAST_S, PATIENCE * check.cost_s)
             self._mouth.say(id=number, begun=check.name, limit_s=limit_s)
@@ -181,15 +183,15 @@ class Passive:
             name = watcher.watch.name
             watcher.ended.wait(max(0.0, deadline - time.monotonic()))
             text = f"the check {name} hung while the node was under load"
-            hung = Outcome((Finding(name, Severity.CRITICAL, text, rule="hung"),))
+            hung = CheckOutcome((Finding(name, Severity.CRITICAL, text, rule="hung"),))
             self._tell(number, name, watcher.outcome or hung)
         self._mouth.say(id=number, done=True)
 
-    def _tell(self, number: int, name: str, outcome: Outcome) -> None:
+    def _tell(self, number: int, name: str, outcome: CheckOutcome) -> None:
         self._mouth.say(id=number, check=name, outcome=to_json(outcome))
 
 
-def _policy(settings: Settings) -> Policy:
+def _policy(settings: VetSettings) -> Policy:
     from pytest_mlhpc.node.vet.policy import built_in
 
     return built_in().changed(settings.bounds)

@@ -45,7 +45,7 @@ class PlaceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Place:
+class VetPlace:
     """One process of those that vet together.
 
     ``rank`` of ``nodes``, ``host`` as the scheduler calls this node, ``hosts`` all of them in order (empty where nothing tells,
@@ -68,7 +68,7 @@ class Place:
         return self.host if rank == self.rank else f"node {rank}"
 
 
-def place_of(environ: Mapping[str, str], *, hosts: Sequence[str] = (), single: bool = False) -> Place:
+def place_of(environ: Mapping[str, str], *, hosts: Sequence[str] = (), single: bool = False) -> VetPlace:
     """Return where this process stands; *single*: alone, whatever the variables say.
 
     ``MLHPC_VET_RANK``, ``MLHPC_VET_NODES``, ``MLHPC_VET_HOST``, ``MLHPC_VET_NODELIST`` (with commas) and ``MLHPC_VET_LEADER`` go
@@ -79,14 +79,14 @@ def place_of(environ: Mapping[str, str], *, hosts: Sequence[str] = (), single: b
         PlaceError: numbers contradict each other, or names cannot be told.
     """
     host = environ.get("MLHPC_VET_HOST") or environ.get("SLURMD_NODENAME") or os.uname().nodename
-    alone = Place(host=host, hosts=(host,))
+    alone = VetPlace(host=host, hosts=(host,))
     if single:
         return alone
     leaders = _words(environ.get("MLHPC_VET_LEADER", ""))
     if environ.get("MLHPC_VET_NODES"):
         rank, nodes = _number(environ, "MLHPC_VET_RANK"), _number(environ, "MLHPC_VET_NODES")
         listed = tuple(hosts) or _words(environ.get("MLHPC_VET_NODELIST", ""))
-        return _checked(Place(rank, nodes, host, listed, leaders))
+        return _checked(VetPlace(rank, nodes, host, listed, leaders))
     for rank_name, size_name, local_name, local_size in LAUNCHERS:
         if environ.get(rank_name) and environ.get(size_name):
             needed = {"SLURM_NODEID": "SLURM_STEP_ID", "RANK": "MASTER_ADDR"}.get(rank_name, rank_name)
@@ -103,10 +103,10 @@ def place_of(environ: Mapping[str, str], *, hosts: Sequence[str] = (), single: b
             if not leaders and rank_name == "RANK":
                 leaders = (environ["MASTER_ADDR"],)
             leaders = leaders or found[:1]
-            return _checked(Place(rank, nodes, host, tuple(hosts) or found, leaders, extra))
+            return _checked(VetPlace(rank, nodes, host, tuple(hosts) or found, leaders, extra))
     if len(hosts) == 1:
         host = hosts[0]
-    return Place(host=host, hosts=(host,), hint=_only_this_node(environ))
+    return VetPlace(host=host, hosts=(host,), hint=_only_this_node(environ))
 
 
 def _only_this_node(environ: Mapping[str, str]) -> str:
@@ -119,14 +119,14 @@ def _only_this_node(environ: Mapping[str, str]) -> str:
     )
 
 
-def _checked(place: Place) -> Place:
+def _checked(place: VetPlace) -> VetPlace:
     if not 0 < place.nodes <= MOST_NODES or not 0 <= place.rank < place.nodes:
         raise PlaceError(f"this is said to be node {place.rank} of {place.nodes}: that cannot be")
     hosts = place.hosts if len(place.hosts) == place.nodes else ()
     if hosts and len(set(hosts)) < len(hosts):
         raise PlaceError(f"a node is named twice in {','.join(hosts)[:200]}")
     leaders = place.leaders or hosts[:1]
-    return Place(
+    return VetPlace(
         place.rank, place.nodes, hosts[place.rank] if hosts else place.host, hosts, leaders, place.extra
     )
 
@@ -214,11 +214,11 @@ CONNECT_S, PROOF_S, AGAIN_S = 3.0, 10.0, 0.25
 MEETING = ".leader.json"
 
 
-class NotMet(RuntimeError):  # noqa: N818 - what happened, in the words of the flow
+class FirstNodeNotReached(RuntimeError):  # noqa: N818 - what happened, in the words of the flow
     """The first node was not reached in time, or does not want us; the text says why."""
 
 
-class Refused(NotMet):
+class Refused(FirstNodeNotReached):
     """It answered, and does not want us."""
 
 
@@ -234,7 +234,7 @@ def ports_of(key: bytes) -> Tuple[int, ...]:
     return tuple(PORTS[(drawn + 1009 * number) % len(PORTS)] for number in range(TRIES))
 
 
-def told_ports(place: Place, key: bytes) -> Tuple[int, ...]:
+def told_ports(place: VetPlace, key: bytes) -> Tuple[int, ...]:
     """Return the ports at which the first node may listen: those that came with its address, else drawn ones."""
     told = [port for leader in place.leaders for port in _split(leader, ())[1]]
     return tuple(dict.fromkeys(told)) or ports_of(key)
@@ -311,7 +311,9 @@ class Search:
     problem even where an address does.
     """
 
-    def __init__(self, place: Place, key: bytes, folder: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, place: VetPlace, key: bytes, folder: str, clock: Callable[[], float] = time.time
+    ) -> None:
         self._place, self._key, self._folder, self._clock = place, key, folder, clock
         self._slurm: Dict[str, str] = {}
         self.trouble = (
@@ -338,7 +340,9 @@ class Search:
                 time.sleep(
                     AGAIN_S
                 )  # no synchronisation: nobody can tell us when the other side begins to listen
-        raise NotMet(f"{self._place.name_of(0)} was not reached within {limit_s:g} s: {self.trouble}")
+        raise FirstNodeNotReached(
+            f"{self._place.name_of(0)} was not reached within {limit_s:g} s: {self.trouble}"
+        )
 
     def _candidates(self) -> List[Tuple[str, int]]:
         found, lost = [], []

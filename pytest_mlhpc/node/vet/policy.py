@@ -97,7 +97,7 @@ def summed(check: str, findings: Iterable[Finding], passed: str) -> Tuple[Findin
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExpectedNode:
     """What a node should have and what the user is about to do; None, 0 or empty: nobody has said.
 
     Sizes are in bytes. ``accelerator`` is cpu, cuda, rocm, xpu, ipu, wse or auto. ``expect`` are further properties by name

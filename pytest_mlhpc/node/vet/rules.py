@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
-from pytest_mlhpc.node.protocol.plan import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 from pytest_mlhpc.node.vet import statistics
 from pytest_mlhpc.node.vet.finding import OWN_HISTORY, UNCOMPARED, Finding, Reading, Report, Severity
 from pytest_mlhpc.node.vet.policy import Policy
 from pytest_mlhpc.node.vet.statistics import (
-    Group,
+    FigureGroup,
     Peers,
     Place,
     absent_figures,
@@ -43,7 +43,9 @@ class Jury:
     own: Mapping[str, Learned] = field(default_factory=dict)
 
 
-def call_jury(group: Group, values: Mapping[Place, float], settings: Settings, policy: Policy) -> Jury:
+def call_jury(
+    group: FigureGroup, values: Mapping[Place, float], settings: VetSettings, policy: Policy
+) -> Jury:
     """Return who can judge these figures of a group."""
     floor = statistics.find(group.sample.floor, group.sample.model)
     if floor is not None and floor.unit != group.sample.unit:
@@ -79,7 +81,7 @@ def _confusion(
     return ""
 
 
-def _find_learned(sample: Reading, settings: Settings, policy: Policy) -> Optional[Learned]:
+def _find_learned(sample: Reading, settings: VetSettings, policy: Policy) -> Optional[Learned]:
     least = policy["history.count"].fail
     for learned in settings.learned:
         same = (learned.key, learned.model) == (sample.key, sample.model) and sample.model
@@ -95,7 +97,7 @@ def _find_learned(sample: Reading, settings: Settings, policy: Policy) -> Option
     return None
 
 
-def _find_own(sample: Reading, settings: Settings) -> Mapping[str, Learned]:
+def _find_own(sample: Reading, settings: VetSettings) -> Mapping[str, Learned]:
     """Return by host what nodes themselves have reached before."""
     return {
         one.host: one
@@ -125,7 +127,7 @@ _ADVICE: Mapping[Severity, str] = {
 
 
 @dataclass(frozen=True)
-class Mark:
+class RuleResult:
     """What one rule says of one figure."""
 
     severity: Severity
@@ -134,7 +136,7 @@ class Mark:
     floor: Optional[float] = None
 
 
-def judge_readings(report: Report, settings: Settings, policy: Policy) -> Iterator[Tuple[str, Finding]]:
+def judge_readings(report: Report, settings: VetSettings, policy: Policy) -> Iterator[Tuple[str, Finding]]:
     """Yield (host, finding) for every figure that was measured, and for those that were not."""
     groups = make_groups(report)
     yield from not_figures(report)
@@ -147,13 +149,13 @@ def judge_readings(report: Report, settings: Settings, policy: Policy) -> Iterat
             yield place[0], _finding(group, place, value, jury, mark)
 
 
-def keys_to_repeat(report: Report, settings: Settings, policy: Policy) -> Tuple[str, ...]:
+def keys_to_repeat(report: Report, settings: VetSettings, policy: Policy) -> Tuple[str, ...]:
     """Return keys of readings that all nodes have to repeat: some figure is bad, or peers are confused, after one round."""
     groups = make_groups(report)
     return tuple(sorted({group.sample.key for group in groups if _is_suspicious(group, settings, policy)}))
 
 
-def _is_suspicious(group: Group, settings: Settings, policy: Policy) -> bool:
+def _is_suspicious(group: FigureGroup, settings: VetSettings, policy: Policy) -> bool:
     if group.repeated:
         return False
     values = group.means()
@@ -166,10 +168,10 @@ def _is_suspicious(group: Group, settings: Settings, policy: Policy) -> bool:
     )
 
 
-def _judge(group: Group, place: Place, value: float, jury: Jury, policy: Policy) -> Mark:
+def _judge(group: FigureGroup, place: Place, value: float, jury: Jury, policy: Policy) -> RuleResult:
     """Return the worst that anybody who may judge says; of equals, peers come first."""
     what = _what(group, place, value)
-    marks: List[Mark] = []
+    marks: List[RuleResult] = []
     if jury.peers is not None:
         peer = _by_peers(group, what, value, jury.peers, policy)
         if jury.decide or peer.severity is not Severity.PASS:
@@ -184,7 +186,7 @@ def _judge(group: Group, place: Place, value: float, jury: Jury, policy: Policy)
     if not marks:
         reason = f"{what}, not compared: {jury.why}, there is no floor for {_model(group)}, and no history"
         rule = "unjudged" if jury.confused else UNCOMPARED
-        return Mark(Severity.UNKNOWN, rule, f"{reason}; vet again, or more nodes at once")
+        return RuleResult(Severity.UNKNOWN, rule, f"{reason}; vet again, or more nodes at once")
     worst = max(marks, key=lambda mark: RANKS[mark.severity])  # of equals the first
     if jury.confused and place in jury.low and worst.severity is Severity.PASS:
         return replace(
@@ -193,70 +195,70 @@ def _judge(group: Group, place: Place, value: float, jury: Jury, policy: Policy)
     return worst
 
 
-def _by_peers(group: Group, what: str, value: float, peers: Peers[Place], policy: Policy) -> Mark:
+def _by_peers(group: FigureGroup, what: str, value: float, peers: Peers[Place], policy: Policy) -> RuleResult:
     if not peers.median:  # a counter that stands at 0 elsewhere: no share of it can be told
         if not value:
-            return Mark(Severity.PASS, "peers", f"{what}, as with its peers")
-        return Mark(
+            return RuleResult(Severity.PASS, "peers", f"{what}, as with its peers")
+        return RuleResult(
             Severity.WARNING, "peers", f"{what}, while most of its peers have 0{_ADVICE[Severity.WARNING]}"
         )
     check, unit = group.sample.check, group.sample.unit
     severity = stage(peers, value, policy, check=check)
     worse, middle = peers.share(value), spell(peers.median, unit)
     if severity is Severity.PASS:
-        return Mark(severity, "peers", f"{what}; the median of its peers is {middle}")
+        return RuleResult(severity, "peers", f"{what}; the median of its peers is {middle}")
     limit = limit_of(peers, policy, severity, check=check) or 0.0  # not None where stage() has reached it
     reason = (
         f"{what}, {worse:.1%} worse than the median of its peers, {middle}, where {limit:.1%} is the bound"
     )
-    return Mark(severity, "peers", reason + _ADVICE[severity])
+    return RuleResult(severity, "peers", reason + _ADVICE[severity])
 
 
-def _by_floor(what: str, value: float, floor: statistics.Floor, *, agreed: bool) -> Mark:
+def _by_floor(what: str, value: float, floor: statistics.Floor, *, agreed: bool) -> RuleResult:
     """Judge by a floor; *agreed*: its peers are as they are, so that it is the floor that may not fit."""
     source = f"floor of {floor.hardware}, {floor.confidence} confidence, {floor.source}"
     bound = spell(floor.fail, floor.unit)
     if value < floor.fail:
         reason = f"{what}, below {bound} ({source})"
         if agreed:
-            return Mark(
+            return RuleResult(
                 Severity.WARNING, "floor", f"{reason}, as its peers may be; look at all nodes", floor.fail
             )
         if floor.confidence == "low":
-            return Mark(
+            return RuleResult(
                 Severity.UNKNOWN, "floor", f"{reason}: that is too little known to condemn a node", floor.fail
             )
-        return Mark(Severity.CRITICAL, "floor", reason + _ADVICE[Severity.CRITICAL], floor.fail)
+        return RuleResult(Severity.CRITICAL, "floor", reason + _ADVICE[Severity.CRITICAL], floor.fail)
     if floor.warn is not None and value < floor.warn:
         reason = f"{what}, below {spell(floor.warn, floor.unit)} ({source}){_ADVICE[Severity.WARNING]}"
-        return Mark(Severity.WARNING, "floor", reason, floor.fail)
-    return Mark(Severity.PASS, "floor", f"{what}, not below {bound} ({source})", floor.fail)
+        return RuleResult(Severity.WARNING, "floor", reason, floor.fail)
+    return RuleResult(Severity.PASS, "floor", f"{what}, not below {bound} ({source})", floor.fail)
 
 
-def _by_history(group: Group, what: str, value: float, learned: Learned, policy: Policy) -> Mark:
+def _by_history(group: FigureGroup, what: str, value: float, learned: Learned, policy: Policy) -> RuleResult:
     past: Peers[Place] = Peers(learned.median, learned.mad, frozenset(), group.sample.better)
     severity = stage(past, value, policy, check=group.sample.check)
     middle = spell(learned.median, group.sample.unit)
     if severity is Severity.PASS:
-        return Mark(
+        return RuleResult(
             severity, "history", f"{what}; the median of {learned.count} in this site's history is {middle}"
         )
     worse = (
         f"{past.share(value):.1%} worse than the median of {learned.count} in this site's history, {middle}"
     )
-    return Mark(severity, "history", f"{what}, {worse}{_ADVICE[severity]}")
+    return RuleResult(severity, "history", f"{what}, {worse}{_ADVICE[severity]}")
 
 
-def _by_own(group: Group, what: str, value: float, own: Learned, policy: Policy) -> Mark:
+def _by_own(group: FigureGroup, what: str, value: float, own: Learned, policy: Policy) -> RuleResult:
     """Judge by what the node itself has reached before: a warning at most, as it may always have been slow."""
     past: Peers[Place] = Peers(own.median, own.mad, frozenset(), group.sample.better)
     figures = "1 earlier figure" if own.count == 1 else f"the median of {own.count} earlier figures"
     middle = f"{figures} of this node is {spell(own.median, group.sample.unit)}"
     bound, worse = _own_bound(own, policy), past.share(value)
     if bound is None or worse < bound:
-        return Mark(Severity.PASS, OWN_HISTORY, f"{what}; {middle}")
+        return RuleResult(Severity.PASS, OWN_HISTORY, f"{what}; {middle}")
     reason = f"{what}, {worse:.1%} worse than before: {middle}"
-    return Mark(Severity.WARNING, OWN_HISTORY, reason + _ADVICE[Severity.WARNING])
+    return RuleResult(Severity.WARNING, OWN_HISTORY, reason + _ADVICE[Severity.WARNING])
 
 
 def _own_bound(own: Learned, policy: Policy) -> Optional[float]:
@@ -270,7 +272,7 @@ def _own_bound(own: Learned, policy: Policy) -> Optional[float]:
     return max(mads * own.mad / own.median, least)
 
 
-def _finding(group: Group, place: Place, value: float, jury: Jury, mark: Mark) -> Finding:
+def _finding(group: FigureGroup, place: Place, value: float, jury: Jury, mark: RuleResult) -> Finding:
     sample, peers = group.sample, jury.peers
     return Finding(
         check=sample.check,
@@ -288,11 +290,11 @@ def _finding(group: Group, place: Place, value: float, jury: Jury, mark: Mark) -
     )
 
 
-def _what(group: Group, place: Place, value: float) -> str:
+def _what(group: FigureGroup, place: Place, value: float) -> str:
     where = f" of {place[1]}" if place[1] else ""
     mean = ", mean of two rounds" if group.repeated else ""
     return f"{group.sample.metric}{where} is {spell(value, group.sample.unit)}{mean}"
 
 
-def _model(group: Group) -> str:
+def _model(group: FigureGroup) -> str:
     return group.sample.model or "an unnamed model"

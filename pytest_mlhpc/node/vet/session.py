@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Callable, List, Mapping, Optional, Protocol, Sequence, Tuple, TypeVar
 
 from pytest_mlhpc.node.agents.wire import Wire
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet import files, output
-from pytest_mlhpc.node.vet.course import Course
-from pytest_mlhpc.node.vet.files import Kept
-from pytest_mlhpc.node.vet.finding import Exit, NodeReport, PairResult, Report, Verdict
+from pytest_mlhpc.node.vet.course import VettingRun
+from pytest_mlhpc.node.vet.files import WrittenVerdict
+from pytest_mlhpc.node.vet.finding import Exit, NodeReport, PairResult, Report, VetVerdict
 from pytest_mlhpc.node.vet.judge import judge
 from pytest_mlhpc.node.vet.leader import Leader
-from pytest_mlhpc.node.vet.place import Place, key_of, leave_word, listen, own_addresses, told_ports
+from pytest_mlhpc.node.vet.place import VetPlace, key_of, leave_word, listen, own_addresses, told_ports
 from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.workers import budget_of
 
@@ -33,13 +33,13 @@ class Earlier:
     ``pairs`` are exchanges between all nodes, or none. ``age_s`` is the oldest's.
     """
 
-    settings: Settings
+    settings: VetSettings
     nodes: Mapping[str, NodeReport] = field(default_factory=dict)
     pairs: Tuple[PairResult, ...] = ()
     age_s: float = 0.0
 
 
-class Memory(Protocol):
+class ResultStore(Protocol):
     """Where earlier vettings are kept; the controller's (``command/remembering.py``), as the payload keeps nothing.
 
     ``grace_s`` is how long ``after`` may take, in seconds.
@@ -50,12 +50,12 @@ class Memory(Protocol):
         """Return it."""
         ...
 
-    def before(self, settings: Settings, hosts: Sequence[str]) -> Earlier:
+    def before(self, settings: VetSettings, hosts: Sequence[str]) -> Earlier:
         """Return what is known of these nodes."""
         ...
 
     def after(
-        self, identity: str, verdict: Verdict, report: Report, settings: Settings, reused: Sequence[str]
+        self, identity: str, verdict: VetVerdict, report: Report, settings: VetSettings, reused: Sequence[str]
     ) -> None:
         """Take in a verdict; *reused* are the hosts that were not measured again."""
         ...
@@ -84,13 +84,13 @@ class Session:
 
     def __init__(
         self,
-        settings: Settings,
-        place: Place,
+        settings: VetSettings,
+        place: VetPlace,
         first: Wire,
         environ: Mapping[str, str],
         *,
         begun: float,
-        memory: Optional[Memory] = None,
+        memory: Optional[ResultStore] = None,
     ) -> None:
         self._settings, self._place, self._first, self._environ = settings, place, first, environ
         self._begun, self._memory = begun, memory
@@ -174,7 +174,7 @@ class Session:
         self.stage = "printing the verdict"
         with contextlib.suppress(BrokenPipeError):
             if settings.as_json:
-                output.show_json(Kept(identity, time.time_ns(), verdict), sys.stdout)
+                output.show_json(WrittenVerdict(identity, time.time_ns(), verdict), sys.stdout)
             else:
                 output.show(verdict, sys.stdout)
         return code
@@ -195,7 +195,7 @@ class Session:
             return
         self._earlier, self._settings = found, found.settings
 
-    def _remember(self, identity: str, verdict: Verdict, report: Report) -> None:
+    def _remember(self, identity: str, verdict: VetVerdict, report: Report) -> None:
         memory, settings, reused = self._memory, self._settings, self._reused
         if memory is None:
             return
@@ -215,7 +215,7 @@ class Session:
         settings, budget = self._settings, budget_of(self._settings)
         deadline = self._begun + budget - min(JUDGE_MOST_S, JUDGE_SHARE * budget)
         policy = built_in().changed(settings.bounds)
-        course = Course(leader, settings, policy, begun=self._begun, deadline=deadline)
+        course = VettingRun(leader, settings, policy, begun=self._begun, deadline=deadline)
         report = course.run(self._earlier.nodes, self._earlier.pairs)
         self._reused = course.reused
         return report

@@ -121,7 +121,7 @@ _PREFIXES: Mapping[float, str] = {1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3:
 
 
 @dataclass
-class Group:
+class FigureGroup:
     """Figures of one quantity on devices of one model: ``sample`` is any of them, ``rounds`` all, by round and place."""
 
     sample: Reading
@@ -148,15 +148,15 @@ class Group:
         return {place: sum(values) / len(values) for place, values in found.items()}
 
 
-def make_groups(report: Report) -> List[Group]:
+def make_groups(report: Report) -> List[FigureGroup]:
     """Return all comparable figures in the order in which they are first met; those without model stand alone."""
-    groups: Dict[Tuple[str, ...], Group] = {}
+    groups: Dict[Tuple[str, ...], FigureGroup] = {}
     for host, reading in _readings(report):
         if not is_figure(reading):
             continue
         alone = () if reading.model else (host, reading.device)
         key: Tuple[str, ...] = (reading.key, reading.model, reading.better, reading.unit, *alone)
-        groups.setdefault(key, Group(reading)).add(host, reading)
+        groups.setdefault(key, FigureGroup(reading)).add(host, reading)
     return list(groups.values())
 
 
@@ -174,7 +174,7 @@ def not_figures(report: Report) -> Iterator[Tuple[str, Finding]]:
             yield host, blank(reading, Severity.UNKNOWN, reason, device=reading.device)
 
 
-def absent_figures(report: Report, groups: List[Group]) -> Iterator[Tuple[str, Finding]]:
+def absent_figures(report: Report, groups: List[FigureGroup]) -> Iterator[Tuple[str, Finding]]:
     """Yield (host, finding) for nodes that say nothing of a quantity that others measured on the same model.
 
     A node that has hung is named for that alone; one whose check says itself that it could not tell, by that.

@@ -16,7 +16,7 @@ from pytest_mlhpc.node.vet.finding import (
     NodeVerdict,
     Origin,
     Severity,
-    Verdict,
+    VetVerdict,
 )
 
 #: Most rows of the table: a screen. verdict.json has all.
@@ -39,7 +39,7 @@ _SHOWN = (Severity.CRITICAL, Severity.UNKNOWN, Severity.WARNING)
 Row = Tuple[str, str, str, str, str]  #: severity, nodes, device, check, reason
 
 
-def last_line(verdict: Verdict) -> str:
+def last_line(verdict: VetVerdict) -> str:
     """Return ``GO 64/66 nodes, 41 s, 0.8 node-hours``, ``GO, not compared: ...`` or ``NO-GO: ...``."""
     good, every = len(verdict.good), len(verdict.nodes)
     nodes = f"{good}/{every} {'node' if every == 1 else 'nodes'}"
@@ -58,7 +58,7 @@ def last_line(verdict: Verdict) -> str:
     return f"NO-GO: {cut(why, MOST_WHY)}, {spent}"
 
 
-def table(verdict: Verdict, most: int = MOST_ROWS) -> str:
+def table(verdict: VetVerdict, most: int = MOST_ROWS) -> str:
     """Return a line for each thing that is wrong, the worst first; empty where nothing is.
 
     What several nodes have in common is one line; more than *most* lines are cut, and their number told.
@@ -76,14 +76,14 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def left_out(verdict: Verdict) -> str:
+def left_out(verdict: VetVerdict) -> str:
     """Return a line that names what the time did not suffice for, empty if there is nothing: a GO says nothing of that."""
     said = [finding for node in verdict.nodes for finding in node.findings if finding.rule == BUDGET]
     names = ", ".join(sorted({safe(finding.check) for finding in said}))
     return f"not looked at for want of time: {names}; give a longer --budget\n" if names else ""
 
 
-def not_compared(verdict: Verdict) -> str:
+def not_compared(verdict: VetVerdict) -> str:
     """Return a sentence on the figures that nothing could be compared with, and what would help; empty if all were."""
     return f"{cut(verdict.text)}\n" if verdict.exit is Exit.NOT_COMPARED else ""
 
@@ -132,7 +132,7 @@ def _numbers(prefix: str, width: int, numbers: Sequence[int]) -> str:
     return f"{prefix}[{','.join(ranges)}]"
 
 
-def _rows(verdict: Verdict) -> List[Row]:
+def _rows(verdict: VetVerdict) -> List[Row]:
     """Return all rows: of nodes not to be used, then links, then what is odd about others."""
     excluded = set(verdict.exclude)
     out = [node for node in verdict.nodes if node.host in excluded]
@@ -203,7 +203,7 @@ def _hours(hours: float) -> str:
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(verdict: Verdict) -> bytes:
+def junit(verdict: VetVerdict) -> bytes:
     """Return the file: CRITICAL is a failure, UNKNOWN an error, WARNING output; the last case is the verdict as a whole."""
     suite = ET.Element("testsuite", name="mlhpc vet", time=f"{verdict.seconds:.3f}")
     suite.extend(case for node in verdict.nodes for case in _cases(node))
@@ -259,7 +259,7 @@ def _case(host: str, finding: Finding) -> ET.Element:
     return case
 
 
-def _links(verdict: Verdict) -> Iterator[ET.Element]:
+def _links(verdict: VetVerdict) -> Iterator[ET.Element]:
     for link in verdict.links:
         case = ET.Element(
             "testcase", classname="links", name=xml_text(f"{link.first} - {link.second}"), time="0"

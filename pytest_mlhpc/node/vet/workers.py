@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 from pytest_mlhpc.node.child_process import ChildProcess
-from pytest_mlhpc.node.protocol.plan import BUDGET_S, Settings
+from pytest_mlhpc.node.protocol.plan import BUDGET_S, VetSettings
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.place import Place
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Severity
+from pytest_mlhpc.node.vet.place import VetPlace
 
 #: How long what was killed may take to vanish before it is left behind, in seconds.
 VANISH_S = 2.0
@@ -24,7 +24,7 @@ VANISH_S = 2.0
 Say = Callable[[Mapping[str, Any]], None]
 
 
-class Held:
+class RunningCommand:
     """``number`` of the command, -1: none; ``what`` it is, ``doing`` which part of it; ``limit`` is monotonic."""
 
     def __init__(self, leash: ChildProcess) -> None:
@@ -70,7 +70,7 @@ class Held:
 
 def checked(check: str, severity: Severity, text: str, rule: str) -> Dict[str, Any]:
     """Return the message that a check says one thing."""
-    outcome = Outcome((Finding(check, severity, text, rule=rule),))
+    outcome = CheckOutcome((Finding(check, severity, text, rule=rule),))
     return {"kind": "checked", "check": check, "outcome": to_json(outcome)}
 
 
@@ -88,20 +88,20 @@ class Looking:
     """Has all checks done, and watches ended when asked. ``held`` is the process, None where there is none."""
 
     def __init__(
-        self, settings: Settings, place: Place, module: str, *, environ: Mapping[str, str], say: Say
+        self, settings: VetSettings, place: VetPlace, module: str, *, environ: Mapping[str, str], say: Say
     ) -> None:
         self._settings, self._place, self._module = settings, place, module
         self._environ, self._say = environ, say
         self._plan: List[str] = []
         self._told: Set[str] = set()
         self._starts = 0
-        self.held: Optional[Held] = None
+        self.held: Optional[RunningCommand] = None
 
     def start(self) -> None:
         """Begin with the checks that have not spoken."""
         self._starts += 1
         try:
-            held = self.held = Held(ChildProcess(self._module, environ=self._environ))
+            held = self.held = RunningCommand(ChildProcess(self._module, environ=self._environ))
         except OSError as error:
             self._give_up(f"the process for checks cannot be started: {error.strerror}", Severity.UNKNOWN)
             return
@@ -141,7 +141,7 @@ class Looking:
         if how:
             self._failed(held, how, hung=hung)
 
-    def _heard(self, held: Held, message: Mapping[str, Any]) -> None:
+    def _heard(self, held: RunningCommand, message: Mapping[str, Any]) -> None:
         if "plan" in message:
             self._plan = [str(name) for name in message["plan"]]
             self._say({"kind": "plan", "boot_id": str(message.get("boot_id", ""))})
@@ -157,7 +157,7 @@ class Looking:
             first = {"kind": "checks_done"}
             self._say(first if number == 0 else {"kind": "answer", "id": number, "done": True})
 
-    def _failed(self, held: Held, how: str, *, hung: bool) -> None:
+    def _failed(self, held: RunningCommand, how: str, *, hung: bool) -> None:
         """Name what the process was at, end it, and start another for the rest."""
         number, what = held.number, held.what
         severity = Severity.CRITICAL if hung else Severity.UNKNOWN
@@ -242,12 +242,12 @@ PAIR_BYTES, PAIR_REPEATS = {"quick": 16 << 20, "deep": 128 << 20}, {"quick": 4, 
 READY_SHARE = 0.5
 
 
-def budget_of(settings: Settings) -> float:
+def budget_of(settings: VetSettings) -> float:
     """Return the whole time for vetting, in seconds."""
     return settings.budget_s or BUDGET_S[settings.level]
 
 
-def works(settings: Settings) -> Tuple[List[Work], List[Work]]:
+def works(settings: VetSettings) -> Tuple[List[Work], List[Work]]:
     """Return what to do, and what is left out because time is short (half of it is for computing)."""
     fitting = [
         work
@@ -267,12 +267,12 @@ def works(settings: Settings) -> Tuple[List[Work], List[Work]]:
     return chosen, late
 
 
-def limit_of(work: Work, settings: Settings) -> float:
+def limit_of(work: Work, settings: VetSettings) -> float:
     """Return after how many seconds a command counts as hung."""
     return max(LEAST_S, PATIENCE * work.cost_s(settings.level))
 
 
-def pair_args(settings: Settings, round_number: int) -> Dict[str, Any]:
+def pair_args(settings: VetSettings, round_number: int) -> Dict[str, Any]:
     """Return the arguments of an exchange that both sides share."""
     return {
         "bytes": PAIR_BYTES[settings.level],
@@ -290,7 +290,7 @@ class Load:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: VetSettings,
         module: str,
         *,
         environ: Mapping[str, str],
@@ -302,7 +302,7 @@ class Load:
         self._refused = ""
         self._starts = 0
         self.gone = "nothing is computed here"
-        self.held: Optional[Held] = None
+        self.held: Optional[RunningCommand] = None
 
     def start(self) -> None:
         """Start it, unless nothing is to be computed; it says when it is ready."""
@@ -319,7 +319,7 @@ class Load:
         except OSError as error:
             self._lost(f"{settings.python or sys.executable} cannot be started: {error.strerror}", hung=False)
             return
-        self.held = Held(leash)
+        self.held = RunningCommand(leash)
         self.held.expect(0, "starting", READY_SHARE * budget_of(settings))
 
     def do(self, number: int, what: str, args: Mapping[str, Any], limit_s: float) -> None:
@@ -353,7 +353,7 @@ class Load:
         if how:
             self._failed(held, how, hung=hung)
 
-    def _heard(self, held: Held, message: Mapping[str, Any]) -> None:
+    def _heard(self, held: RunningCommand, message: Mapping[str, Any]) -> None:
         if "ready" in message:
             held.idle()
             self._say({"kind": "ready", "ready": message["ready"]})
@@ -370,7 +370,7 @@ class Load:
             held.idle()
             self._loaded(False)
 
-    def _failed(self, held: Held, how: str, *, hung: bool) -> None:
+    def _failed(self, held: RunningCommand, how: str, *, hung: bool) -> None:
         number, command, what = held.number, held.what, held.doing or held.what
         left = held.let_go()
         self.held = None
@@ -393,14 +393,14 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Programs:
+class WorkerModules:
     """Modules to be started; tests put scripted ones in their place."""
 
     passive: str = "pytest_mlhpc.node.vet.passive"
     child: str = CHILD
 
 
-class Signals:
+class WorkerSignals:
     """Signals to end, and threads that have news, as bytes on a pipe. ``told`` is the signal's number, 0 before.
 
     Outside the main thread, where Python sets no handlers, whoever called has to end the vetting.

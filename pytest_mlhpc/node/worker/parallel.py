@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_mlhpc.node.protocol.schema import Figure
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.environment import WorkerFailure
-from pytest_mlhpc.node.worker.workloads.fields.parallel import POWERSGD_AFTER, Layout, layout
+from pytest_mlhpc.node.worker.workloads.fields.parallel import POWERSGD_AFTER, MeshLayout, layout
 
 
-def layout_of(parameters: Mapping[str, Any], world: int) -> Layout:
+def layout_of(parameters: Mapping[str, Any], world: int) -> MeshLayout:
     """Return how *world* ranks share the training: a replica each unless ``parallel`` says otherwise.
 
     Raises:
@@ -28,7 +28,7 @@ def layout_of(parameters: Mapping[str, Any], world: int) -> Layout:
     except ValueError as error:
         raise WorkerFailure("worker_exit", f"parallel: {error}") from error
     if asked is None:
-        return Layout(world, 1)
+        return MeshLayout(world, 1)
     if asked.replicate * asked.shard != world:
         text = f"parallel: replicate={asked.replicate} x shard={asked.shard} are not the {world} ranks of this run"
         raise WorkerFailure("worker_exit", text)
@@ -52,7 +52,7 @@ def require_fsdp() -> Any:
     return fully_shard
 
 
-def shard(model: nn.Module, how: Layout, accelerator: Accelerator, precision: str) -> nn.Module:
+def shard(model: nn.Module, how: MeshLayout, accelerator: Accelerator, precision: str) -> nn.Module:
     """Spread *model*, which lies in host memory, over ranks, block by block; return it.
 
     A device never holds more than its parts and one block. Ranks of one group of shards are neighbours, and so lie on one

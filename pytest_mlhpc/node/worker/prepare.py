@@ -142,7 +142,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Data:
+class OpenData:
     """An open source, the iterator over its batches, and what starting that (loader processes) took."""
 
     source: Any  #: node/worker/data/source.py
@@ -300,7 +300,7 @@ def open_data(
     directory: Path,
     *,
     draw: Optional[Draw] = None,
-) -> Data:
+) -> OpenData:
     """Open the run's data for this rank, all of it or what *draw* says.
 
     Rank 0 goes first, because it may have to write a synthetic set; where nodes share no disk, the first rank of each. Then
@@ -337,4 +337,4 @@ def open_data(
         workers = choose_workers(asked, run.data_source, run.cores_per_rank, accelerator.type)
         shape = Shape(sizes.micro, workers, pin=accelerator.asynchronous)
         batches = batches_of(source.dataset, sampler, shape)
-    return Data(source, batches, (time.perf_counter_ns() - start_ns) / 1e9)
+    return OpenData(source, batches, (time.perf_counter_ns() - start_ns) / 1e9)

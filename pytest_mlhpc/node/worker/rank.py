@@ -23,14 +23,14 @@ from pytest_mlhpc.node.worker.reporting import Progress
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyRank:
     """All that is there before warm-up."""
 
     run: RunPlan
     group: Group
     trainer: Trainer
-    data: prepare.Data
-    cost: reporting.Cost
+    data: prepare.OpenData
+    cost: reporting.SampleCost
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedRank:
     """What is left of a measured training: its report, the model with its weights, the data that it was trained on."""
 
     report: RankReport
     trainer: Trainer
-    data: prepare.Data
+    data: prepare.OpenData
 
 
 def measure(
@@ -83,7 +83,7 @@ def train(
     *,
     draw: Optional[prepare.Draw] = None,
     begin: Callable[[], None] = lambda: None,
-) -> Trained:
+) -> TrainedRank:
     """Do :func:`measure`, and return model and data as well.
 
     *draw* says which samples are taken, instead of all; *begin* is called between warm-up and the timed window, for those
@@ -101,16 +101,16 @@ def train(
     torch.manual_seed(seed + group.rank)  # dropout differs between ranks
     before = reporting.calibrated(run, group, accelerator)  # before loaders take their share of the cores
     data = prepare.open_data(run, trainer, group, sizes, directory, draw=draw)
-    ready = Ready(run, group, trainer, data, cost)
+    ready = ReadyRank(run, group, trainer, data, cost)
     warm = _warm_up(ready, progress)
     begin()
     window = _window(ready, progress)
     after = reporting.calibrated(run, group, accelerator)
-    return Trained(_report(ready, warm, window, (before, after)), trainer, data)
+    return TrainedRank(_report(ready, warm, window, (before, after)), trainer, data)
 
 
 def _report(
-    ready: Ready, warm: WarmUp, window: Window, calibrations: Tuple[Optional[float], Optional[float]]
+    ready: ReadyRank, warm: WarmUp, window: Window, calibrations: Tuple[Optional[float], Optional[float]]
 ) -> RankReport:
     run, group, trainer, recorder = ready.run, ready.group, ready.trainer, window.recorder
     losses = warm.losses + resolve_losses(recorder.losses, run.warmup_steps)
@@ -153,7 +153,7 @@ def _report(
     )
 
 
-def _warm_up(ready: Ready, progress: Progress) -> WarmUp:
+def _warm_up(ready: ReadyRank, progress: Progress) -> WarmUp:
     run, trainer, recorder = ready.run, ready.trainer, loop.Recorder()
     recorder.start(trainer.accelerator)
     with _counted(run, "warm-up"):
@@ -185,7 +185,7 @@ def compile_figures(stamps: Sequence[loop.Stamps]) -> Tuple[Figure, ...]:
     return (Figure("compile_time", sum(max(0.0, one - usual) for one in took), "s", "lower"),)
 
 
-def _window(ready: Ready, progress: Progress) -> Window:
+def _window(ready: ReadyRank, progress: Progress) -> Window:
     run, group, accelerator = ready.run, ready.group, ready.trainer.accelerator
     recorder = loop.Recorder()
 
@@ -194,7 +194,7 @@ def _window(ready: Ready, progress: Progress) -> Window:
 
     gc.collect()
     gc.freeze()  # what exists now lives on: later collections need not walk it
-    watch = reporting.Watch(accelerator)
+    watch = reporting.RunWatch(accelerator)
     distributed.barrier(group, accelerator)
     started_ns = recorder.clock.wall()
     recorder.start(accelerator)

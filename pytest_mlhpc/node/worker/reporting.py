@@ -243,7 +243,7 @@ class Who(TypedDict):
     data_source: str
 
 
-class Cost(TypedDict):
+class SampleCost(TypedDict):
     """What one sample costs, and the peak rate of the device in the run's precision; see :mod:`~pytest_mlhpc.node.worker.reporting`."""
 
     forward_flop_per_sample: float
@@ -274,7 +274,7 @@ def who(run: RunPlan, group: Group, accelerator: Accelerator) -> Who:
     }
 
 
-def cost(run: RunPlan, task: Task, accelerator: Accelerator) -> Cost:
+def cost(run: RunPlan, task: Task, accelerator: Accelerator) -> SampleCost:
     """Count what the model of *task* costs."""
     operations = count(task)
     precision = str(run.parameters.get("precision") or "fp32")
@@ -287,7 +287,7 @@ def cost(run: RunPlan, task: Task, accelerator: Accelerator) -> Cost:
     }
 
 
-class Watch:
+class RunWatch:
     """Looks at device and node from when it is made until :meth:`over`."""
 
     def __init__(self, accelerator: Accelerator) -> None:

@@ -18,9 +18,9 @@ from typing import Any, Final
 from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.papers.mlperf import rules, trained
-from pytest_mlhpc.papers.mlperf.results import Group, Score
+from pytest_mlhpc.papers.mlperf.results import ResultScore, RunGroup
 from pytest_mlhpc.papers.mlperf.rules import Departure
-from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, RULESET, USAGE, Trained
+from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, RULESET, USAGE, TrainedRun
 from pytest_mlhpc.store.files import replace_file
 from pytest_mlhpc.store.text import table
 
@@ -38,7 +38,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One line. ``time_ms`` is UTC."""
 
     key: str
@@ -64,7 +64,7 @@ class Submission:
     status: str = "research"
 
 
-def entries(run: Trained, submission: Submission, found: Sequence[Departure]) -> list[Entry]:
+def entries(run: TrainedRun, submission: Submission, found: Sequence[Departure]) -> list[LogEntry]:
     """Return the lines of the log of *run*.
 
     Raises:
@@ -75,18 +75,19 @@ def entries(run: Trained, submission: Submission, found: Sequence[Departure]) ->
     if not run.events:
         raise UsageError(f"record {run.record} has no events: it ended before it could tell them")
     begun = run.events[0].time_ns // _NS_PER_MS
-    lines = [Entry(key, value, begun) for key, value in _heading(run, submission)]
-    lines += [Entry(key, value, begun) for key, value in _facts(run)]
+    lines = [LogEntry(key, value, begun) for key, value in _heading(run, submission)]
+    lines += [LogEntry(key, value, begun) for key, value in _facts(run)]
     lines += [
-        Entry(DEPARTURE, one.text, begun, {"rule": one.rule.name, "section": str(one.rule)}) for one in found
+        LogEntry(DEPARTURE, one.text, begun, {"rule": one.rule.name, "section": str(one.rule)})
+        for one in found
     ]
     for event in run.events:
         _checked(run, event.key, event.value, event.metadata)
-        lines.append(Entry(event.key, event.value, event.time_ns // _NS_PER_MS, dict(event.metadata)))
+        lines.append(LogEntry(event.key, event.value, event.time_ns // _NS_PER_MS, dict(event.metadata)))
     return lines
 
 
-def _heading(run: Trained, submission: Submission) -> Iterator[tuple[str, Any]]:
+def _heading(run: TrainedRun, submission: Submission) -> Iterator[tuple[str, Any]]:
     told = {event.key for event in run.events}
     for key, value in (
         ("submission_benchmark", run.workload),
@@ -101,7 +102,7 @@ def _heading(run: Trained, submission: Submission) -> Iterator[tuple[str, Any]]:
     yield RECORD, run.record
 
 
-def _facts(run: Trained) -> Iterator[tuple[str, Any]]:
+def _facts(run: TrainedRun) -> Iterator[tuple[str, Any]]:
     """Yield what the record knows and no event tells.
 
     Raises:
@@ -131,7 +132,7 @@ def _facts(run: Trained) -> Iterator[tuple[str, Any]]:
             )
 
 
-def _accelerators(run: Trained) -> int:
+def _accelerators(run: TrainedRun) -> int:
     """Return the accelerators of a node; a CPU has none (closed_common.yaml takes zero)."""
     return 0 if run.device_type == "cpu" else math.ceil(run.devices / max(1, run.nodes))
 
@@ -142,7 +143,7 @@ def _differ(told: Any, known: Any) -> bool:
     return bool(told != known)
 
 
-def _checked(run: Trained, key: str, value: Any, metadata: Mapping[str, Any]) -> None:
+def _checked(run: TrainedRun, key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     """Refuse what would make a line that is none."""
     if not _KEY.match(key):
         raise UsageError(f"record {run.record}: an event is called {key!r:.80}, which is no key of a log")
@@ -178,7 +179,7 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def log_text(entries: Sequence[Entry]) -> str:
+def log_text(entries: Sequence[LogEntry]) -> str:
     """Return the log's text, as the library writes it.
 
     Raises:
@@ -212,7 +213,7 @@ def _logger() -> tuple[Any, _Lines]:
     return mllog.mllog.MLLogger(logger=own, root_dir=root), kept
 
 
-def _check(line: str, entry: Entry) -> None:
+def _check(line: str, entry: LogEntry) -> None:
     """Refuse a line that does not say what it should, or is two."""
     try:
         said = read_json(line.removeprefix(TOKEN)) if line.startswith(TOKEN) and "\n" not in line else {}
@@ -257,11 +258,11 @@ def write_logs(folder: Path, texts: Sequence[str], *, replace: bool = False) -> 
     return paths
 
 
-Written = Sequence[tuple[Path, Trained]]
+Written = Sequence[tuple[Path, TrainedRun]]
 
 
 def write(
-    folder: Path, group: Group, submission: Submission, *, replace: bool
+    folder: Path, group: RunGroup, submission: Submission, *, replace: bool
 ) -> tuple[Written, tuple[str, ...]]:
     """Write the logs of *group*, and return each with its run; and which runs have none, and why.
 
@@ -301,7 +302,7 @@ def _order(path: Path) -> tuple[str, int, str]:
     return str(path.parent), len(path.name), path.name
 
 
-def text_of(group: Group, written: Written, division: str) -> str:
+def text_of(group: RunGroup, written: Written, division: str) -> str:
     """Return what people should know of logs that name *division*."""
     rows = [("log", "run", "quality", "training epochs", "time to train")]
     for path, run in written:
@@ -314,7 +315,7 @@ def text_of(group: Group, written: Written, division: str) -> str:
     return head + table(rows) + f"{score_text(group.score)}\n" + _rules(group, division)
 
 
-def _rules(group: Group, division: str) -> str:
+def _rules(group: RunGroup, division: str) -> str:
     found = group.departures
     lines = [f"  {rule.name}: {'; '.join(texts)} ({rule})" for rule, texts in rules.by_rule(found).items()]
     if lines:
@@ -330,7 +331,7 @@ def division_text(division: str) -> str:
     return "no division of MLPerf" if division == rules.NEITHER else f"the {division} division"
 
 
-def score_text(score: Score) -> str:
+def score_text(score: ResultScore) -> str:
     """Return a result for people."""
     if score.seconds is None:
         return f"no result: {score.why}"
@@ -360,7 +361,7 @@ _CONTEXT: Final = re.compile(r"\ncurrent (?:context\[s\]|line\[v\])=", re.MULTIL
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedLog:
     """The checker's verdict on one file; ``complaints`` are in its own words."""
 
     path: Path
@@ -370,7 +371,7 @@ class Checked:
 
 def check_file(
     path: Path, *, usage: str = USAGE, ruleset: str = RULESET, limit_s: float = LIMIT_S
-) -> Checked:
+) -> CheckedLog:
     """Return the checker's verdict on the log at *path*.
 
     It runs by itself: its rules are code that it evaluates, a log that it does not expect ends it with a traceback, and it
@@ -398,12 +399,12 @@ def check_file(
         ) from error
     told = ended.stderr.decode(errors="replace")
     if ended.returncode == 0 and "SUCCESS" in told:
-        return Checked(path, accepted=True)
+        return CheckedLog(path, accepted=True)
     refused = _OPTION.search(told) if ended.returncode == _USAGE_ERROR else None
     if refused:
         raise UsageError(f"the compliance checker has no such --{refused[1]}: {refused[2]}")
     if ended.returncode == 1:
-        return Checked(path, accepted=False, complaints=_complaints(told))
+        return CheckedLog(path, accepted=False, complaints=_complaints(told))
     raise MlhpcError(f"{path}: the compliance checker ended with {ended.returncode}: {told.strip()[-300:]}")
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from pytest_mlhpc.node.worker.workloads.fields import quality
 from pytest_mlhpc.papers.mlperf import trained
 from pytest_mlhpc.papers.mlperf.results import machine_of
-from pytest_mlhpc.papers.mlperf.trained import Trained
+from pytest_mlhpc.papers.mlperf.trained import TrainedRun
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.keys import Benchmark, benchmark_of
 from pytest_mlhpc.store.record import Record
@@ -36,7 +36,7 @@ MOST_DEVICES: Final = 10_000_000
 
 
 @dataclass(frozen=True)
-class Place:
+class ScalePlace:
     """What a figure is of: a training on a machine, so many devices, a batch of so many samples."""
 
     machine: str
@@ -46,10 +46,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Point:
+class ThroughputPoint:
     """Samples per second of a training epoch, of all devices together: the median of so many runs or windows."""
 
-    place: Place
+    place: ScalePlace
     rate: float
     count: int
     source: str
@@ -94,39 +94,39 @@ def labels(trainings: Iterable[str]) -> dict[str, str]:
     return made
 
 
-def place_of(run: Trained) -> Place | None:
+def place_of(run: TrainedRun) -> ScalePlace | None:
     """Return what *run* is a figure of; None where it told no scale."""
     if not 0 < run.devices < MOST_DEVICES or not run.global_batch:
         return None
-    return Place(machine_of(run.key), training_of(run.benchmark), run.devices, run.global_batch)
+    return ScalePlace(machine_of(run.key), training_of(run.benchmark), run.devices, run.global_batch)
 
 
-def points(runs: Iterable[Trained], windows: Iterable[Record]) -> tuple[Point, ...]:
+def points(runs: Iterable[TrainedRun], windows: Iterable[Record]) -> tuple[ThroughputPoint, ...]:
     """Return one point for each place; where there are whole runs, windows of steps do not count."""
-    found: dict[Place, dict[str, list[float]]] = {}
+    found: dict[ScalePlace, dict[str, list[float]]] = {}
     for place, rate, source in (*_of_runs(runs), *_of_windows(windows)):
         if rate > 0:
             found.setdefault(place, {}).setdefault(source, []).append(rate)
     made = []
     for place, sources in found.items():
         source = RUN if RUN in sources else WINDOW
-        made.append(Point(place, statistics.median(sources[source]), len(sources[source]), source))
+        made.append(ThroughputPoint(place, statistics.median(sources[source]), len(sources[source]), source))
     return tuple(sorted(made, key=lambda one: order(one.place)))
 
 
-def order(place: Place) -> tuple[str, str, int, int]:
+def order(place: ScalePlace) -> tuple[str, str, int, int]:
     """Return what places are sorted by."""
     return place.training, place.machine, place.batch, place.devices
 
 
-def _of_runs(runs: Iterable[Trained]) -> Iterator[tuple[Place, float, str]]:
+def _of_runs(runs: Iterable[TrainedRun]) -> Iterator[tuple[ScalePlace, float, str]]:
     for run in runs:
         place, rate = place_of(run), run.samples_per_s
         if place is not None and rate is not None:
             yield place, rate, RUN
 
 
-def _of_windows(windows: Iterable[Record]) -> Iterator[tuple[Place, float, str]]:
+def _of_windows(windows: Iterable[Record]) -> Iterator[tuple[ScalePlace, float, str]]:
     for record in windows:
         measurement, batch = record.measurement, trained.whole_number(record.parameters.get("global_batch"))
         metric = measurement.metric("effective_throughput") if measurement else None
@@ -140,19 +140,23 @@ def _of_windows(windows: Iterable[Record]) -> Iterator[tuple[Place, float, str]]
         if not batch or not 0 < measurement.devices < MOST_DEVICES:
             continue
         training = training_of(benchmark_of(record))
-        yield Place(machine_of(record.series()), training, measurement.devices, batch), metric.value, WINDOW
+        yield (
+            ScalePlace(machine_of(record.series()), training, measurement.devices, batch),
+            metric.value,
+            WINDOW,
+        )
 
 
-def by_training(found: Sequence[Point]) -> dict[tuple[str, str], list[Point]]:
+def by_training(found: Sequence[ThroughputPoint]) -> dict[tuple[str, str], list[ThroughputPoint]]:
     """Return the points of each (training, machine)."""
-    groups: dict[tuple[str, str], list[Point]] = {}
+    groups: dict[tuple[str, str], list[ThroughputPoint]] = {}
     for point in found:
         groups.setdefault((point.place.training, point.place.machine), []).append(point)
     return groups
 
 
 @dataclass(frozen=True)
-class Line:
+class FittedLine:
     """``constant + slope * x``, both at least zero. ``low`` and ``high`` are the x between which it was fitted."""
 
     constant: float
@@ -165,7 +169,7 @@ class Line:
         return self.constant + self.slope * x
 
 
-def line(points: Sequence[tuple[float, float]]) -> Line | None:
+def line(points: Sequence[tuple[float, float]]) -> FittedLine | None:
     """Return the line nearest to *points* (x, y), all positive; None where they have fewer than two x.
 
     Squares of relative errors are least, so that the fastest scale counts as much as the slowest.
@@ -185,7 +189,7 @@ def line(points: Sequence[tuple[float, float]]) -> Line | None:
     elif constant < 0:
         squares = sum(w * x * x for w, (x, _y) in zip(weights, points, strict=True))
         constant, slope = 0.0, sum(w * x * y for w, (x, y) in zip(weights, points, strict=True)) / squares
-    return Line(constant, slope, min(xs), max(xs))
+    return FittedLine(constant, slope, min(xs), max(xs))
 
 
 MEASURED, FITTED = "measured", "fitted"
@@ -199,7 +203,7 @@ FURTHER = (2, 4)
 class Prediction:
     """Seconds to train at *place*, and from what: each part was measured somewhere, or fitted."""
 
-    place: Place
+    place: ScalePlace
     seconds: float
     staging: float
     epochs: float
@@ -213,7 +217,7 @@ class Prediction:
 class HeldBack:
     """A measured time to train beside the one that all other scales predict (None: they do not)."""
 
-    place: Place
+    place: ScalePlace
     runs: int
     measured: float
     predicted: Prediction | None
@@ -225,29 +229,29 @@ class HeldBack:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownRun:
     """A run that reached its target, where, and what decides how it learns."""
 
-    run: Trained
-    place: Place
+    run: TrainedRun
+    place: ScalePlace
     learning: str
 
 
 @dataclass(frozen=True)
-class Model:
+class PredictionModel:
     """All that predictions are made from; :func:`model_of` makes it."""
 
-    known: tuple[Known, ...]
-    points: tuple[Point, ...]
+    known: tuple[KnownRun, ...]
+    points: tuple[ThroughputPoint, ...]
 
-    def without(self, place: Place) -> Model:
+    def without(self, place: ScalePlace) -> PredictionModel:
         """Return it as if nothing had been measured at *place*."""
-        return Model(
+        return PredictionModel(
             tuple(one for one in self.known if one.place != place),
             tuple(point for point in self.points if point.place != place),
         )
 
-    def predict(self, place: Place) -> Prediction | None:
+    def predict(self, place: ScalePlace) -> Prediction | None:
         """Return the time to train at *place*; None where too little was measured."""
         epochs, epoch_s = self._epochs(place), self._epoch_s(place)
         here = [one.run for one in self._alike(place) if one.place.machine == place.machine]
@@ -262,12 +266,12 @@ class Model:
         seconds = staging + epochs[0] * epoch_s[0] + extra
         return Prediction(place, seconds, staging, epochs[0], epoch_s[0], extra, epochs[1], epoch_s[1])
 
-    def _alike(self, place: Place) -> list[Known]:
+    def _alike(self, place: ScalePlace) -> list[KnownRun]:
         """Return the runs that need as many training epochs as one at *place* would at their batch."""
         wanted = learning_of(place.training)
         return [one for one in self.known if one.learning == wanted]
 
-    def _epochs(self, place: Place) -> tuple[float, str] | None:
+    def _epochs(self, place: ScalePlace) -> tuple[float, str] | None:
         """Return the training epochs that the batch needs, on whatever machine."""
         by_batch: dict[int, list[float]] = {}
         for one in self._alike(place):
@@ -278,7 +282,7 @@ class Model:
         found = line([(float(batch), statistics.median(some)) for batch, some in by_batch.items()])
         return None if found is None else (float(math.ceil(found.at(place.batch) - _WHOLE)), FITTED)
 
-    def _epoch_s(self, place: Place) -> tuple[float, str] | None:
+    def _epoch_s(self, place: ScalePlace) -> tuple[float, str] | None:
         """Return the seconds of a training epoch at *place*."""
         counts = [one.run.train_samples for one in self._alike(place) if one.run.train_samples]
         if not counts:
@@ -299,26 +303,26 @@ class Model:
         return samples / place.batch * found.at(place.batch / place.devices), FITTED
 
 
-def model_of(runs: Iterable[Trained], points: Iterable[Point]) -> Model:
+def model_of(runs: Iterable[TrainedRun], points: Iterable[ThroughputPoint]) -> PredictionModel:
     """Return what predictions can be made from; runs that did not reach their target tell no epochs."""
     known = [
-        Known(run, place, learning_of(place.training))
+        KnownRun(run, place, learning_of(place.training))
         for run in runs
         if run.reached and (place := place_of(run)) is not None
     ]
-    return Model(tuple(known), tuple(points))
+    return PredictionModel(tuple(known), tuple(points))
 
 
-def times(model: Model) -> dict[Place, list[float]]:
+def times(model: PredictionModel) -> dict[ScalePlace, list[float]]:
     """Return the times to train that were measured at each place."""
-    found: dict[Place, list[float]] = {}
+    found: dict[ScalePlace, list[float]] = {}
     for one in model.known:
         if one.run.time_s:
             found.setdefault(one.place, []).append(one.run.time_s)
     return found
 
 
-def held_back(model: Model) -> tuple[HeldBack, ...]:
+def held_back(model: PredictionModel) -> tuple[HeldBack, ...]:
     """Return each measured place beside what all others predict for it."""
     measured = times(model)
     return tuple(
@@ -332,13 +336,15 @@ def held_back(model: Model) -> tuple[HeldBack, ...]:
     )
 
 
-def predictions(model: Model, devices: Sequence[int] = ()) -> tuple[Prediction, ...]:
+def predictions(model: PredictionModel, devices: Sequence[int] = ()) -> tuple[Prediction, ...]:
     """Return what is predicted at scales without a run: of *devices*, else of all measured and their doubles."""
     measured = times(model)
     batches: dict[str, set[int]] = {}
     for place in measured:
         batches.setdefault(learning_of(place.training), set()).add(place.batch)
-    known: dict[tuple[str, str], set[Place]] = {(place.training, place.machine): set() for place in measured}
+    known: dict[tuple[str, str], set[ScalePlace]] = {
+        (place.training, place.machine): set() for place in measured
+    }
     for place in (*measured, *(point.place for point in model.points)):
         if (place.training, place.machine) in known:
             known[place.training, place.machine].add(place)
@@ -346,7 +352,7 @@ def predictions(model: Model, devices: Sequence[int] = ()) -> tuple[Prediction, 
     for (training, machine), places in known.items():
         wanted = devices or _scales([place.devices for place in places])
         for batch in batches[learning_of(training)] | {place.batch for place in places}:
-            some = [Place(machine, training, count, batch) for count in wanted if not batch % count]
+            some = [ScalePlace(machine, training, count, batch) for count in wanted if not batch % count]
             found += [model.predict(place) for place in some if place not in measured]
     return tuple(sorted((one for one in found if one is not None), key=lambda one: order(one.place)))
 
@@ -360,45 +366,47 @@ STRONG, WEAK = "strong", "weak"
 
 
 @dataclass(frozen=True)
-class Step:
+class ScalingStep:
     """One number of devices. ``speedup`` is over the fewest."""
 
-    point: Point
+    point: ThroughputPoint
     speedup: float
     efficiency: float
 
 
 @dataclass(frozen=True)
-class Curve:
+class ScalingCurve:
     """One training on one machine at one batch: ``batch`` is of all devices (strong) or of one (weak)."""
 
     kind: str
     training: str
     machine: str
     batch: float
-    steps: tuple[Step, ...]
+    steps: tuple[ScalingStep, ...]
 
 
-def curves(found: Sequence[Point]) -> tuple[Curve, ...]:
+def curves(found: Sequence[ThroughputPoint]) -> tuple[ScalingCurve, ...]:
     """Return all curves with two numbers of devices or more; strong ones first."""
     made = [curve for kind in (STRONG, WEAK) for curve in _of(kind, found)]
     return tuple(curve for curve in made if len(curve.steps) > 1)
 
 
-def _of(kind: str, found: Sequence[Point]) -> Iterator[Curve]:
+def _of(kind: str, found: Sequence[ThroughputPoint]) -> Iterator[ScalingCurve]:
     for (training, machine), points in by_training(found).items():
-        batches: dict[float, list[Point]] = {}
+        batches: dict[float, list[ThroughputPoint]] = {}
         for point in points:
             batch = point.place.batch / (point.place.devices if kind == WEAK else 1)
             batches.setdefault(batch, []).append(point)
         for batch in sorted(batches):
-            yield Curve(kind, training, machine, batch, _steps(batches[batch]))
+            yield ScalingCurve(kind, training, machine, batch, _steps(batches[batch]))
 
 
-def _steps(some: Sequence[Point]) -> tuple[Step, ...]:
+def _steps(some: Sequence[ThroughputPoint]) -> tuple[ScalingStep, ...]:
     ordered = sorted(some, key=lambda one: one.place.devices)
     first = ordered[0]
     return tuple(
-        Step(one, one.rate / first.rate, one.rate / first.rate * first.place.devices / one.place.devices)
+        ScalingStep(
+            one, one.rate / first.rate, one.rate / first.rate * first.place.devices / one.place.devices
+        )
         for one in ordered
     )

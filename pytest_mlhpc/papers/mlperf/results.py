@@ -11,7 +11,7 @@ from typing import Final
 
 from pytest_mlhpc.papers.mlperf import rules
 from pytest_mlhpc.papers.mlperf.rules import Departure
-from pytest_mlhpc.papers.mlperf.trained import Trained
+from pytest_mlhpc.papers.mlperf.trained import TrainedRun
 from pytest_mlhpc.papers.published import PUBLISHED, SOURCES
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.store.record import SeriesKey
@@ -21,7 +21,7 @@ FEWEST: Final = 3
 
 
 @dataclass(frozen=True)
-class Score:
+class ResultScore:
     """The result of a set of runs. ``seconds`` is None where there is none, and ``why`` says so.
 
     ``dropped`` are the fastest and the slowest (None: one that did not converge); ``kept`` the others, in order of time.
@@ -42,19 +42,21 @@ class Score:
         return (max(self.kept) - min(self.kept)) / 2 / self.seconds
 
 
-def olympic(times: Sequence[float | None]) -> Score:
+def olympic(times: Sequence[float | None]) -> ResultScore:
     """Return the score of runs that took *times* seconds; None stands for one that did not converge."""
     converged = sorted(time for time in times if time is not None and math.isfinite(time))
     runs, lost = len(times), len(times) - len(converged)
     if lost > 1:
-        return Score(None, runs, lost, why=f"{lost} of {runs} runs did not converge; a result allows one")
+        return ResultScore(
+            None, runs, lost, why=f"{lost} of {runs} runs did not converge; a result allows one"
+        )
     if runs < FEWEST:
-        return Score(
+        return ResultScore(
             None, runs, lost, tuple(converged), why=f"{runs} of the {FEWEST} runs that an olympic mean takes"
         )
     ordered: list[float | None] = [*converged, *([None] if lost else [])]
     kept = tuple(time for time in ordered[1:-1] if time is not None)
-    return Score(statistics.fmean(kept), runs, lost, kept, (ordered[0], ordered[-1]))
+    return ResultScore(statistics.fmean(kept), runs, lost, kept, (ordered[0], ordered[-1]))
 
 
 #: Repeated runs differ in it by the rules (MLPerf Training rules, "Run Results": random numbers).
@@ -62,10 +64,10 @@ _REPEATED = "seed"
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs that differ in their seed alone, oldest first."""
 
-    runs: tuple[Trained, ...]
+    runs: tuple[TrainedRun, ...]
 
     @property
     def key(self) -> SeriesKey:
@@ -99,7 +101,7 @@ class Group:
         return str(self.runs[0].parameters.get("staging") or "")
 
     @property
-    def score(self) -> Score:
+    def score(self) -> ResultScore:
         """The olympic mean; a run that did not reach its target is one that did not converge."""
         return olympic([run.time_s if run.reached else None for run in self.runs])
 
@@ -122,12 +124,12 @@ def machine_of(key: SeriesKey) -> str:
     return f"{place} {key.environment}" if key.environment not in ("", "default") else place
 
 
-def groups(runs: Iterable[Trained]) -> tuple[Group, ...]:
+def groups(runs: Iterable[TrainedRun]) -> tuple[RunGroup, ...]:
     """Return *runs* in groups, in the order of machines and keys."""
-    found: dict[SeriesKey, list[Trained]] = {}
+    found: dict[SeriesKey, list[TrainedRun]] = {}
     for run in sorted(runs, key=lambda one: (one.created_ns, one.record)):
         found.setdefault(replace(run.key, benchmark=_without_seed(run.benchmark)), []).append(run)
-    made = [Group(tuple(some)) for some in found.values()]
+    made = [RunGroup(tuple(some)) for some in found.values()]
     return tuple(sorted(made, key=lambda one: (one.machine, keys.order(one.benchmark))))
 
 

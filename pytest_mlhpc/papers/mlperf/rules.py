@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pytest_mlhpc.node.worker.quality.rules import DEPARTURE as SCHEDULE_DEPARTURE
 from pytest_mlhpc.papers.mlperf import trained
-from pytest_mlhpc.papers.mlperf.trained import CLOSED, LONGEST_INIT_S, QUALITY, Closed, Trained
+from pytest_mlhpc.papers.mlperf.trained import CLOSED, LONGEST_INIT_S, QUALITY, ClosedDivision, TrainedRun
 
 #: No result of MLPerf at all, whatever the division; one of the open division only; one of the closed division.
 NEITHER, OPEN, CLOSED_DIVISION = "neither", "open", "closed"
@@ -21,7 +21,7 @@ TRAINING: Final = "Training rules"
 
 
 @dataclass(frozen=True)
-class Rule:
+class MlperfRule:
     """One rule: where it stands, and whether it binds both divisions or the closed one only."""
 
     name: str
@@ -34,17 +34,17 @@ class Rule:
         return f"{self.document}, {self.section!r}"
 
 
-BENCHMARK: Final = Rule("benchmark", HPC, "Benchmarks", both=True)
-QUALITY_TARGET: Final = Rule("quality_target", HPC, "Benchmarks", both=True)
-DATA_SET: Final = Rule("data_set", TRAINING, "Training and Test Sets", both=True)
-CACHES: Final = Rule("caches", HPC, "Data State at Start of Run", both=True)
-INITIALISATION: Final = Rule("initialisation", TRAINING, "Run Results", both=True)
-CONVERGENCE: Final = Rule("convergence", TRAINING, "Run Results", both=True)
-RUNS: Final = Rule("runs", HPC, "Benchmark Results", both=True)
-EVALUATION: Final = Rule("evaluation", TRAINING, "Quality measure", both=True)
-MODEL: Final = Rule("model", TRAINING, "Model")
-OPTIMIZER: Final = Rule("optimizer", HPC, "Hyperparameters and Optimizer")
-METHOD: Final = Rule("method", HPC, "Closed Division")
+BENCHMARK: Final = MlperfRule("benchmark", HPC, "Benchmarks", both=True)
+QUALITY_TARGET: Final = MlperfRule("quality_target", HPC, "Benchmarks", both=True)
+DATA_SET: Final = MlperfRule("data_set", TRAINING, "Training and Test Sets", both=True)
+CACHES: Final = MlperfRule("caches", HPC, "Data State at Start of Run", both=True)
+INITIALISATION: Final = MlperfRule("initialisation", TRAINING, "Run Results", both=True)
+CONVERGENCE: Final = MlperfRule("convergence", TRAINING, "Run Results", both=True)
+RUNS: Final = MlperfRule("runs", HPC, "Benchmark Results", both=True)
+EVALUATION: Final = MlperfRule("evaluation", TRAINING, "Quality measure", both=True)
+MODEL: Final = MlperfRule("model", TRAINING, "Model")
+OPTIMIZER: Final = MlperfRule("optimizer", HPC, "Hyperparameters and Optimizer")
+METHOD: Final = MlperfRule("method", HPC, "Closed Division")
 
 RULES: Final = (
     BENCHMARK, QUALITY_TARGET, DATA_SET, CACHES, INITIALISATION, CONVERGENCE, RUNS, EVALUATION, MODEL, OPTIMIZER, METHOD,
@@ -55,7 +55,7 @@ RULES: Final = (
 class Departure:
     """One rule that a run does not keep, and by what."""
 
-    rule: Rule
+    rule: MlperfRule
     text: str
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Departure:
         return f"{self.text} ({self.rule})"
 
 
-def departures(run: Trained) -> tuple[Departure, ...]:
+def departures(run: TrainedRun) -> tuple[Departure, ...]:
     """Return all departures of one run; none where it may count in the closed division."""
     closed = CLOSED.get(run.workload)
     if closed is None:
@@ -97,7 +97,7 @@ def division(found: tuple[Departure, ...]) -> str:
     return OPEN if found else CLOSED_DIVISION
 
 
-def _quality(run: Trained) -> Iterator[Departure]:
+def _quality(run: TrainedRun) -> Iterator[Departure]:
     quality = QUALITY[run.workload]
     if run.target is not None and not quality.as_strict(run.target):
         yield Departure(
@@ -112,7 +112,7 @@ def _quality(run: Trained) -> Iterator[Departure]:
         yield Departure(EVALUATION, f"{run.evaluations} evaluations in {run.epochs:g} training epochs")
 
 
-def _data(run: Trained, closed: Closed) -> Iterator[Departure]:
+def _data(run: TrainedRun, closed: ClosedDivision) -> Iterator[Departure]:
     if run.data_kind != "real":
         yield Departure(DATA_SET, f"{run.data_kind or 'unknown'} data")
     for what, found, wanted in (
@@ -124,7 +124,7 @@ def _data(run: Trained, closed: Closed) -> Iterator[Departure]:
             yield Departure(DATA_SET, f"{have} {what} samples, not {wanted:,}")
 
 
-def _running(run: Trained) -> Iterator[Departure]:
+def _running(run: TrainedRun) -> Iterator[Departure]:
     if run.cache != "cold":
         yield Departure(CACHES, f"the cache was {run.cache}, not cold")
     if run.init_s is not None and run.init_s >= LONGEST_INIT_S:
@@ -134,14 +134,14 @@ def _running(run: Trained) -> Iterator[Departure]:
         )
 
 
-def _model(run: Trained, closed: Closed) -> Iterator[Departure]:
+def _model(run: TrainedRun, closed: ClosedDivision) -> Iterator[Departure]:
     for name, wanted in closed.model.items():
         found = run.parameters.get(name)
         if not _same(found, wanted):
             yield Departure(MODEL, f"{name}={'unset' if found is None else found}, not {wanted}")
 
 
-def _optimizer(run: Trained, closed: Closed) -> Iterator[Departure]:
+def _optimizer(run: TrainedRun, closed: ClosedDivision) -> Iterator[Departure]:
     name = run.parameters.get("optimizer")
     if name not in closed.optimizers:
         yield Departure(OPTIMIZER, f"optimizer {name}, not {' or '.join(closed.optimizers)}")
@@ -158,7 +158,7 @@ def _optimizer(run: Trained, closed: Closed) -> Iterator[Departure]:
         yield Departure(OPTIMIZER, str(text))
 
 
-def _method(run: Trained) -> Iterator[Departure]:
+def _method(run: TrainedRun) -> Iterator[Departure]:
     if run.parameters.get("bagging"):
         yield Departure(METHOD, "an ensemble of base models (bagging)")
     compression = run.parameters.get("gradient_compression")
@@ -176,7 +176,7 @@ def _same(found: Any, wanted: Any) -> bool:
         return False
 
 
-def by_rule(found: tuple[Departure, ...]) -> Mapping[Rule, tuple[str, ...]]:
+def by_rule(found: tuple[Departure, ...]) -> Mapping[MlperfRule, tuple[str, ...]]:
     """Return the departures under their rules, in the rules' order."""
     return {
         rule: texts

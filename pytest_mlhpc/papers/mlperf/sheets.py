@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_mlhpc.papers.mlperf import predict, rules
-from pytest_mlhpc.papers.mlperf.predict import RUN, Point, labels, points
-from pytest_mlhpc.papers.mlperf.results import Group, groups, references
-from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, Found, Trained
+from pytest_mlhpc.papers.mlperf.predict import RUN, ThroughputPoint, labels, points
+from pytest_mlhpc.papers.mlperf.results import RunGroup, groups, references
+from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, FoundRuns, TrainedRun
 from pytest_mlhpc.report.compare_output import escaped
 from pytest_mlhpc.store.text import table
 
@@ -18,7 +18,7 @@ Value = str | float | int | None
 
 
 @dataclass(frozen=True)
-class Sheet:
+class MlperfSheet:
     """One table. ``columns`` name the unit of their figures where they have one; ``notes`` are sentences above it."""
 
     name: str
@@ -28,12 +28,12 @@ class Sheet:
     notes: tuple[str, ...] = ()
 
 
-def typical(group: Group) -> Trained:
+def typical(group: RunGroup) -> TrainedRun:
     """Return a run that told its scale, if any did."""
     return next((run for run in group.runs if run.devices), group.runs[0])
 
 
-def scale_of(group: Group) -> str:
+def scale_of(group: RunGroup) -> str:
     """Return how large the runs of *group* were, for people."""
     run = typical(group)
     staged = f", staging={group.staging}" if group.staging else ""
@@ -46,7 +46,7 @@ def median(some: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def results(repeated: Sequence[Group]) -> Sheet:
+def results(repeated: Sequence[RunGroup]) -> MlperfSheet:
     """Return the result of each group, and why some have none."""
     rows, notes = [], []
     for one in repeated:
@@ -72,10 +72,10 @@ def results(repeated: Sequence[Group]) -> Sheet:
         "\N{PLUS-MINUS SIGN} [%]", "training epochs", "division",
     )  # fmt: skip
     head = "Olympic mean: the fastest and the slowest run are left out (MLPerf Training rules, 'Benchmark Results')."
-    return Sheet("results", "Time to train", columns, tuple(rows), (head, *notes))
+    return MlperfSheet("results", "Time to train", columns, tuple(rows), (head, *notes))
 
 
-def departures(repeated: Sequence[Group]) -> Sheet:
+def departures(repeated: Sequence[RunGroup]) -> MlperfSheet:
     """Return each group's departures, with the rules that they break."""
     rows = [
         (
@@ -91,7 +91,7 @@ def departures(repeated: Sequence[Group]) -> Sheet:
         for rule, texts in rules.by_rule(one.departures).items()
     ]
     columns = ("benchmark", "machine", "scale", "rule", "binds", "departure", "where the rule stands")
-    return Sheet("departures", "Departures from the rules", columns, tuple(rows), (_DIVISIONS,))
+    return MlperfSheet("departures", "Departures from the rules", columns, tuple(rows), (_DIVISIONS,))
 
 
 _DIVISIONS = (
@@ -100,7 +100,7 @@ _DIVISIONS = (
 )
 
 
-def breakdown(repeated: Sequence[Group]) -> Sheet:
+def breakdown(repeated: Sequence[RunGroup]) -> MlperfSheet:
     """Return where the time went: staging, training, evaluation, the rest."""
     rows: list[tuple[Value, ...]] = []
     for one in repeated:
@@ -119,10 +119,10 @@ def breakdown(repeated: Sequence[Group]) -> Sheet:
         "training [%]", "evaluation [%]",
     )  # fmt: skip
     note = "Medians of the runs, between run_start and run_stop; training is without the evaluations in it."
-    return Sheet("breakdown", "Where the time went", columns, tuple(rows), (note,))
+    return MlperfSheet("breakdown", "Where the time went", columns, tuple(rows), (note,))
 
 
-def published(repeated: Sequence[Group]) -> Iterator[Sheet]:
+def published(repeated: Sequence[RunGroup]) -> Iterator[MlperfSheet]:
     """Yield published results of each workload beside ours, and why ours do not compare."""
     columns = (
         "whose",
@@ -155,7 +155,7 @@ def published(repeated: Sequence[Group]) -> Iterator[Sheet]:
             for one in mine
             if (apart := _apart(one))
         )
-        yield Sheet(
+        yield MlperfSheet(
             f"published_{workload}",
             f"Published results of {workload}",
             columns,
@@ -171,7 +171,7 @@ _ABOUT = {
 }  # fmt: skip
 
 
-def _apart(group: Group) -> str:
+def _apart(group: RunGroup) -> str:
     """Return why times of *group* do not compare: another model, data, or target than the rules demand."""
     kinds = (rules.DATA_SET, rules.MODEL, rules.QUALITY_TARGET)
     return "; ".join(
@@ -179,7 +179,7 @@ def _apart(group: Group) -> str:
     )
 
 
-def predictions(model: predict.Model, devices: Sequence[int]) -> Sheet:
+def predictions(model: predict.PredictionModel, devices: Sequence[int]) -> MlperfSheet:
     """Return times to train at scales that were not run."""
     found = predict.predictions(model, devices)
     names = labels(one.place.training for one in found)
@@ -195,10 +195,10 @@ def predictions(model: predict.Model, devices: Sequence[int]) -> Sheet:
         "staging [s]", "evaluation, other [s]", "predicted time to train [s]",
     )  # fmt: skip
     note = "Training epochs (of the batch, on any machine) times epoch time (of machine, devices and batch), at scales not run."
-    return Sheet("predictions", "Predicted time to train", columns, rows, (note,))
+    return MlperfSheet("predictions", "Predicted time to train", columns, rows, (note,))
 
 
-def held_back(model: predict.Model) -> Sheet:
+def held_back(model: predict.PredictionModel) -> MlperfSheet:
     """Return each measured scale beside its prediction by all others."""
     found = predict.held_back(model)
     names = labels(one.place.training for one in found)
@@ -219,10 +219,10 @@ def held_back(model: predict.Model) -> Sheet:
     columns = (
         "training", "machine", "devices", "global batch", "runs", "measured [s]", "predicted [s]", "error [%]",
     )  # fmt: skip
-    return Sheet("held_back", "How far predictions are off", columns, rows, (note, told))
+    return MlperfSheet("held_back", "How far predictions are off", columns, rows, (note, told))
 
 
-def curves(measured: Sequence[Point]) -> Iterator[Sheet]:
+def curves(measured: Sequence[ThroughputPoint]) -> Iterator[MlperfSheet]:
     """Yield strong and weak scaling."""
     found = predict.curves(measured)
     names = labels(point.place.training for point in measured)
@@ -243,10 +243,10 @@ def curves(measured: Sequence[Point]) -> Iterator[Sheet]:
             "training", "machine", batch, "devices", "samples/s", "samples/s of a device", "speed-up", "efficiency [%]", "from",
         )  # fmt: skip
         note = f"Training epochs only; {what}. Efficiency is the rate of a device over that at the fewest devices."
-        yield Sheet(f"{kind}_scaling", f"{kind.capitalize()} scaling", columns, rows, (note,))
+        yield MlperfSheet(f"{kind}_scaling", f"{kind.capitalize()} scaling", columns, rows, (note,))
 
 
-def make_sheets(found: Found, devices: Sequence[int] = ()) -> tuple[Sheet, ...]:
+def make_sheets(found: FoundRuns, devices: Sequence[int] = ()) -> tuple[MlperfSheet, ...]:
     """Return all sheets that have rows; predictions are for so many *devices* where any are given."""
     repeated = groups(found.runs)
     measured = points(found.runs, found.windows)
@@ -267,7 +267,7 @@ def make_sheets(found: Found, devices: Sequence[int] = ()) -> tuple[Sheet, ...]:
     return tuple(sheet for sheet in made if sheet.rows)
 
 
-def text_of(sheets: Sequence[Sheet]) -> str:
+def text_of(sheets: Sequence[MlperfSheet]) -> str:
     """Return all sheets for a terminal."""
     parts = []
     for sheet in sheets:
@@ -277,7 +277,7 @@ def text_of(sheets: Sequence[Sheet]) -> str:
     return "\n".join(parts)
 
 
-def markdown_of(sheets: Sequence[Sheet]) -> str:
+def markdown_of(sheets: Sequence[MlperfSheet]) -> str:
     """Return all sheets as Markdown, a heading each."""
     lines: list[str] = []
     for sheet in sheets:
@@ -289,7 +289,7 @@ def markdown_of(sheets: Sequence[Sheet]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def data_of(sheets: Sequence[Sheet], about: Mapping[str, Any]) -> dict[str, Any]:
+def data_of(sheets: Sequence[MlperfSheet], about: Mapping[str, Any]) -> dict[str, Any]:
     """Return it as one object for programs, figures as they are; *about* says what was asked for."""
     content = {
         sheet.name: {

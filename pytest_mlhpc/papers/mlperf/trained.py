@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_mlhpc.config.overrides import neutral
-from pytest_mlhpc.node.protocol.schema import Event, Measurement
+from pytest_mlhpc.node.protocol.schema import Measurement, RunEvent
 from pytest_mlhpc.papers.published import COSMOFLOW, DEEPCAM
 from pytest_mlhpc.report.figures import ACCEPTED
 from pytest_mlhpc.report.keys import Benchmark, benchmark_of
@@ -45,7 +45,7 @@ class Interval:
         return max(0, min(self.stop_ns, other.stop_ns) - max(self.start_ns, other.start_ns)) / _NS
 
 
-def events_of(measurement: Measurement) -> tuple[Event, ...]:
+def events_of(measurement: Measurement) -> tuple[RunEvent, ...]:
     """Return the events of the lowest rank that told any, by time; those of one time stay in their order.
 
     Raises:
@@ -59,22 +59,22 @@ def events_of(measurement: Measurement) -> tuple[Event, ...]:
     return ()
 
 
-def values(events: Sequence[Event], key: str) -> list[Any]:
+def values(events: Sequence[RunEvent], key: str) -> list[Any]:
     """Return all values of *key*, in order."""
     return [event.value for event in events if event.key == key]
 
 
-def first(events: Sequence[Event], key: str) -> Any:
+def first(events: Sequence[RunEvent], key: str) -> Any:
     """Return the first value of *key*, None where there is none."""
     return next(iter(values(events, key)), None)
 
 
-def last(events: Sequence[Event], key: str) -> Any:
+def last(events: Sequence[RunEvent], key: str) -> Any:
     """Return the last value of *key*, None where there is none."""
     return next(iter(reversed(values(events, key))), None)
 
 
-def count(events: Sequence[Event], key: str) -> int | None:
+def count(events: Sequence[RunEvent], key: str) -> int | None:
     """Return the value of *key* as a whole number, None where it is none."""
     return whole_number(first(events, key))
 
@@ -91,14 +91,14 @@ def number(value: Any) -> float | None:
     return float(value) if value == value else None  # noqa: PLR0124 - not so of NaN
 
 
-def intervals(events: Sequence[Event], phase: str) -> list[Interval]:
+def intervals(events: Sequence[RunEvent], phase: str) -> list[Interval]:
     """Return the phases called *phase*, in order. The last one may lack its stop: the run ended in it, then so did the phase.
 
     Raises:
         TimelineError: a phase stops that has not started, or starts twice.
     """
     found: list[Interval] = []
-    begun: Event | None = None
+    begun: RunEvent | None = None
     for event in events:
         if event.key == phase + START:
             if begun is not None:
@@ -115,7 +115,7 @@ def intervals(events: Sequence[Event], phase: str) -> list[Interval]:
     return found
 
 
-def _epoch(*events: Event) -> float | None:
+def _epoch(*events: RunEvent) -> float | None:
     return next((at for event in events if (at := number(event.metadata.get("epoch_num"))) is not None), None)
 
 
@@ -161,7 +161,7 @@ QUALITY: Final[Mapping[str, Quality]] = {
 
 
 @dataclass(frozen=True)
-class Closed:
+class ClosedDivision:
     """What the closed division of MLPerf HPC demands. ``values``: key of a log line -> what it must be."""
 
     train_samples: int
@@ -173,12 +173,12 @@ class Closed:
 
 
 #: The benchmarks of MLPerf HPC that are workloads of ours.
-CLOSED: Final[Mapping[str, Closed]] = {
-    "cosmoflow": Closed(
+CLOSED: Final[Mapping[str, ClosedDivision]] = {
+    "cosmoflow": ClosedDivision(
         524_288, 65_536, COSMOFLOW, ("sgd",),
         values={"opt_momentum": 0.9},
     ),
-    "deepcam": Closed(
+    "deepcam": ClosedDivision(
         121_266, 15_158, DEEPCAM, ("adam", "adamw", "lamb"),
         values={"opt_eps": 1e-6, "opt_max_grad_norm": 1.0}, positive=("seed", "batchnorm_group_size"),
     ),
@@ -205,7 +205,7 @@ class Phases:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedRun:
     """What one run became. ``time_s`` is from ``run_start`` to ``run_stop``.
 
     ``epoch_s`` is the median training epoch without the evaluations in it, ``evaluation_s`` the median evaluation.
@@ -239,7 +239,7 @@ class Trained:
     eval_samples: int | None = None
     target: float | None = None
     curve: tuple[tuple[float | None, float], ...] = ()
-    events: tuple[Event, ...] = field(default=(), repr=False)
+    events: tuple[RunEvent, ...] = field(default=(), repr=False)
 
     @property
     def benchmark(self) -> Benchmark:
@@ -263,7 +263,7 @@ def asked_for(record: Record) -> bool:
     return {**record.asked, **record.parameters}.get(name) == value
 
 
-def trained(record: Record) -> Trained | str:
+def trained(record: Record) -> TrainedRun | str:
     """Return what *record* says of its run, or why it says nothing of how fast the machine trains.
 
     A run that ended without reaching its target counts: it did not converge. One that the machine or a defect ended does not.
@@ -285,9 +285,9 @@ def trained(record: Record) -> Trained | str:
         if record.verdict not in LOST:
             return f"broken: {record.verdict}"
         target = number(record.parameters.get("target"))
-        return Trained(**common, reached=False, global_batch=_batch(record.parameters, ()), target=target)
+        return TrainedRun(**common, reached=False, global_batch=_batch(record.parameters, ()), target=target)
     try:
-        return Trained(**common, **_measured(record.measurement, record.parameters, QUALITY.get(workload)))
+        return TrainedRun(**common, **_measured(record.measurement, record.parameters, QUALITY.get(workload)))
     except TimelineError as error:
         return f"its events contradict themselves: {error}"
 
@@ -349,7 +349,7 @@ def _median(some: Sequence[float]) -> float | None:
     return statistics.median(some) if some else None
 
 
-def _curve(events: Sequence[Event], quality: Quality | None) -> tuple[tuple[float | None, float], ...]:
+def _curve(events: Sequence[RunEvent], quality: Quality | None) -> tuple[tuple[float | None, float], ...]:
     keys = {quality.key} if quality else {one.key for one in QUALITY.values()}
     return tuple(
         (number(event.metadata.get("epoch_num")), value)
@@ -359,7 +359,7 @@ def _curve(events: Sequence[Event], quality: Quality | None) -> tuple[tuple[floa
 
 
 def _reached(
-    events: Sequence[Event],
+    events: Sequence[RunEvent],
     curve: Sequence[tuple[float | None, float]],
     quality: Quality | None,
     target: float | None,
@@ -381,7 +381,7 @@ def _epochs(measurement: Measurement, training: Sequence[Interval]) -> float | N
     return float(len(training)) if training else None
 
 
-def _batch(parameters: Mapping[str, Any], events: Sequence[Event]) -> int | None:
+def _batch(parameters: Mapping[str, Any], events: Sequence[RunEvent]) -> int | None:
     told = count(events, "global_batch_size")
     if told is not None:
         return told
@@ -389,10 +389,10 @@ def _batch(parameters: Mapping[str, Any], events: Sequence[Event]) -> int | None
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRuns:
     """What is recorded. ``runs`` are oldest first; ``windows`` accepted records of other trainings; ``left_out`` says of whom and why."""
 
-    runs: tuple[Trained, ...]
+    runs: tuple[TrainedRun, ...]
     windows: tuple[Record, ...]
     left_out: tuple[str, ...] = ()
 
@@ -404,7 +404,7 @@ def find(
     *,
     system: str = "",
     holds: Sequence[str] = (),
-) -> Found:
+) -> FoundRuns:
     """Return what was recorded since then, of *system* where it is given, and of benchmarks that hold all of *holds*.
 
     First attempts only: whoever counted re-runs too could choose.
@@ -413,7 +413,7 @@ def find(
         StoreError: the record files cannot be read.
     """
     if not (state_dir / "records").is_dir():  # else an index would be made where nobody wants one
-        return Found((), ())
+        return FoundRuns((), ())
     index = Index(state_dir, tell)
     try:
         records = index.since(since_ns)
@@ -429,9 +429,9 @@ def find(
     return sort_out(wanted)
 
 
-def sort_out(records: Iterable[Record]) -> Found:
+def sort_out(records: Iterable[Record]) -> FoundRuns:
     """Part *records* (oldest first) in runs to a quality target, windows, and what is neither. A second copy counts once."""
-    runs: dict[str, Trained] = {}
+    runs: dict[str, TrainedRun] = {}
     windows: dict[str, Record] = {}
     left_out: dict[str, str] = {}
     for record in records:
@@ -447,7 +447,7 @@ def sort_out(records: Iterable[Record]) -> Found:
             left_out[record.id] = found
         else:
             runs[record.id] = found
-    return Found(
+    return FoundRuns(
         tuple(runs.values()),
         tuple(windows.values()),
         tuple(f"{name}: {why}" for name, why in left_out.items()),

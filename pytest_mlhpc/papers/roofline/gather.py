@@ -8,10 +8,18 @@ from typing import Any
 
 from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.node.worker.workloads.characters import CLASSES, TRAININGS, inner_batch, inner_parameters
-from pytest_mlhpc.papers.roofline.page import Device, Page, Peaks, Point, Trained, attainable, si
+from pytest_mlhpc.papers.roofline.page import (
+    DeviceRoofline,
+    Peaks,
+    RecordedTraining,
+    RooflinePage,
+    RooflinePoint,
+    attainable,
+    si,
+)
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import ACCEPTED
-from pytest_mlhpc.report.machines import Machine
+from pytest_mlhpc.report.machines import MeasuredMachine
 from pytest_mlhpc.store.files import suite
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record
@@ -22,7 +30,7 @@ _WORKLOADS = ("peaks", "kernels", *TRAININGS)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RooflineQuery:
     """What of the records to show."""
 
     title: str
@@ -32,15 +40,15 @@ class Wanted:
     partition: str = ""
 
 
-def gather(index: Index, wanted: Wanted) -> Page | None:
+def gather(index: Index, wanted: RooflineQuery) -> RooflinePage | None:
     """Return the page, or None where no peaks and no kernels are recorded.
 
     Raises:
         StoreError: the record files cannot be read.
     """
-    found: dict[tuple[Machine, str], list[Record]] = {}
+    found: dict[tuple[MeasuredMachine, str], list[Record]] = {}
     for record in _newest(index, wanted):
-        machine = Machine(
+        machine = MeasuredMachine(
             record.system, record.partition, record.environment, record.device_model, record.fingerprint
         )
         found.setdefault((machine, _share(record)), []).append(record)
@@ -52,13 +60,13 @@ def gather(index: Index, wanted: Wanted) -> Page | None:
             continue
         where = f"{machine.id}, {share}" if share else machine.id
         notes += [f"{where}: {text}" for text in (*problems, *more, *_doubts(peaks, points))]
-        devices.append(Device(machine, peaks, points, share))
+        devices.append(DeviceRoofline(machine, peaks, points, share))
     if not devices:
         return None
-    return Page(wanted.title, wanted.now_ns, wanted.since_ns, tuple(devices), tuple(notes))
+    return RooflinePage(wanted.title, wanted.now_ns, wanted.since_ns, tuple(devices), tuple(notes))
 
 
-def _newest(index: Index, wanted: Wanted) -> Iterable[Record]:
+def _newest(index: Index, wanted: RooflineQuery) -> Iterable[Record]:
     """Yield the newest accepted record of each benchmark on each machine, newest first."""
     verdicts = ", ".join(f"'{verdict}'" for verdict in ACCEPTED)
     names = " OR ".join(f"substr(definition, 1, {len(name) + 1}) = '{name} '" for name in _WORKLOADS)
@@ -91,7 +99,7 @@ def _share(record: Record) -> str:
     return f"{threads} thread{'' if threads == '1' else 's'}"
 
 
-def _doubts(peaks: Peaks | None, points: Sequence[Point]) -> Iterable[str]:
+def _doubts(peaks: Peaks | None, points: Sequence[RooflinePoint]) -> Iterable[str]:
     """Yield why a roof is not to be taken at its word."""
     if peaks is not None and peaks.cached:
         yield (
@@ -157,7 +165,7 @@ def _whole(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _points(records: Sequence[Record]) -> tuple[tuple[Point, ...], list[str]]:
+def _points(records: Sequence[Record]) -> tuple[tuple[RooflinePoint, ...], list[str]]:
     found, problems = [], []
     trainings = [record for record in records if _workload(record) in TRAININGS]
     for record in records:
@@ -171,7 +179,7 @@ def _points(records: Sequence[Record]) -> tuple[tuple[Point, ...], list[str]]:
     return tuple(found), problems
 
 
-def _point(record: Record, trainings: Sequence[Record]) -> Point:
+def _point(record: Record, trainings: Sequence[Record]) -> RooflinePoint:
     values = dict(record.parameters)
     inner = inner_parameters(values)
     workload, size, batch = str(values["of"]), str(values["size"]), inner_batch(values)
@@ -183,13 +191,13 @@ def _point(record: Record, trainings: Sequence[Record]) -> Point:
     differs = [f"{name}={value}" for name, value in sorted((values.get("fields") or {}).items())]
     label = " ".join([workload, size, *differs, f"batch {batch}", precision])
     alike = [
-        Trained(_name(one), _per_device(one), one.created_ns)
+        RecordedTraining(_name(one), _per_device(one), one.created_ns)
         for one in trainings
         if _workload(one) == workload and _same(inner, batch, one)
     ]
     environment = record.measurement.environment if record.measurement is not None else {}
     shares = {name: _value(record, f"kernel_share_{name}") or 0.0 for name in CLASSES}
-    return Point(
+    return RooflinePoint(
         workload=workload,
         label=label,
         precision=precision,

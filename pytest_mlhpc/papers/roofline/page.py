@@ -11,7 +11,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from pytest_mlhpc.report.machines import Machine
+from pytest_mlhpc.report.machines import MeasuredMachine
 from pytest_mlhpc.store.text import clean, iso, minutes, one_line, table
 
 
@@ -42,7 +42,7 @@ class Peaks:
 
 
 @dataclass(frozen=True)
-class Trained:
+class RecordedTraining:
     """A recorded training run of what a point characterises: FLOP/s of one device, whole training epoch included."""
 
     name: str
@@ -51,7 +51,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Point:
+class RooflinePoint:
     """One workload's step on one device.
 
     ``flops`` is FLOP/s achieved by one device. ``moved`` are the bytes of a step by class, by the model of
@@ -71,7 +71,7 @@ class Point:
     created_ns: int
     counted: float | None = None
     counter: str = ""
-    trained: tuple[Trained, ...] = ()
+    trained: tuple[RecordedTraining, ...] = ()
 
     @property
     def intensity(self) -> float:
@@ -80,27 +80,27 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceRoofline:
     """One kind of device: its peaks, if they were measured, and its points. On CPUs ``share`` are the threads of a rank."""
 
-    machine: Machine
+    machine: MeasuredMachine
     peaks: Peaks | None
-    points: tuple[Point, ...]
+    points: tuple[RooflinePoint, ...]
     share: str = ""
 
 
 @dataclass(frozen=True)
-class Page:
+class RooflinePage:
     """All devices."""
 
     title: str
     made_ns: int
     since_ns: int
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceRoofline, ...]
     notes: tuple[str, ...] = field(default=())
 
 
-def attainable(peaks: Peaks | None, point: Point) -> float | None:
+def attainable(peaks: Peaks | None, point: RooflinePoint) -> float | None:
     """Return the roof over *point* in FLOP/s, or None where no peak of its precision was measured."""
     if peaks is None or point.precision not in peaks.flops:
         return None
@@ -112,7 +112,7 @@ def attainable(peaks: Peaks | None, point: Point) -> float | None:
 NEAR = 0.1
 
 
-def bound(peaks: Peaks | None, point: Point) -> str:
+def bound(peaks: Peaks | None, point: RooflinePoint) -> str:
     """Return what limits *point* by the model, or an empty string where that is not known.
 
     That is memory or computing; overhead, where less than :data:`NEAR` of the roof is reached: the device waits for
@@ -147,7 +147,7 @@ _COLOURS = 6
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """One logarithmic axis: from *low* to *high* on pixels *start* to *end*."""
 
     low: float
@@ -170,7 +170,7 @@ class Scale:
                     yield times * 10.0**power
 
 
-def axes(device: Device, peaks: Peaks) -> tuple[Scale, Scale]:
+def axes(device: DeviceRoofline, peaks: Peaks) -> tuple[AxisScale, AxisScale]:
     """Return the axes that hold all points and the ridges of all roofs."""
     ridges = [value / peaks.bandwidth for value in peaks.flops.values()]
     across = [*ridges, *(point.intensity for point in device.points)]
@@ -178,16 +178,18 @@ def axes(device: Device, peaks: Peaks) -> tuple[Scale, Scale]:
     up = [*peaks.flops.values(), *(point.flops for point in device.points), *trained]
     left, right = min(across) / 4, max(across) * 6
     lowest = min(*up, left * peaks.bandwidth) / 1.6
-    return Scale(left, right, _LEFT, WIDTH - _RIGHT), Scale(lowest, max(up) * 2.2, HEIGHT - _BOTTOM, _TOP)
+    return AxisScale(left, right, _LEFT, WIDTH - _RIGHT), AxisScale(
+        lowest, max(up) * 2.2, HEIGHT - _BOTTOM, _TOP
+    )
 
 
-def colours(device: Device) -> dict[str, str]:
+def colours(device: DeviceRoofline) -> dict[str, str]:
     """Return workload -> its class."""
     names = dict.fromkeys(point.workload for point in device.points)
     return {name: f"c{place % _COLOURS}" for place, name in enumerate(names)}
 
 
-def svg_of(device: Device) -> str:
+def svg_of(device: DeviceRoofline) -> str:
     """Return the chart, or an empty text where the device has no peak of computing to draw a roof from."""
     peaks = device.peaks
     if peaks is None or not peaks.flops:
@@ -201,7 +203,7 @@ def svg_of(device: Device) -> str:
     return "\n".join([head, *parts, "</svg>"])
 
 
-def _grid(x: Scale, y: Scale) -> Iterator[str]:
+def _grid(x: AxisScale, y: AxisScale) -> Iterator[str]:
     for value in x.ticks():
         at = f"{x.at(value):.1f}"
         yield f'<line class="grid" x1="{at}" x2="{at}" y1="{y.end}" y2="{y.start}"/>'
@@ -214,7 +216,7 @@ def _grid(x: Scale, y: Scale) -> Iterator[str]:
     yield f'<text class="axis" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">FLOP per byte (modelled)</text>'
 
 
-def _roofs(peaks: Peaks, x: Scale, y: Scale) -> Iterator[str]:
+def _roofs(peaks: Peaks, x: AxisScale, y: AxisScale) -> Iterator[str]:
     highest = max(peaks.flops.values())
     ridge = highest / peaks.bandwidth
     yield _line("roof", x.at(x.low), y.at(x.low * peaks.bandwidth), x.at(ridge), y.at(highest))
@@ -228,7 +230,7 @@ def _roofs(peaks: Peaks, x: Scale, y: Scale) -> Iterator[str]:
         yield f'<text class="roofname" x="{x.end - 4:.1f}" y="{at - 6:.1f}" text-anchor="end">{escape(name)}</text>'
 
 
-def _points(device: Device, x: Scale, y: Scale) -> Iterator[str]:
+def _points(device: DeviceRoofline, x: AxisScale, y: AxisScale) -> Iterator[str]:
     kinds = colours(device)
     for number, point in enumerate(device.points, 1):
         across = x.at(point.intensity)
@@ -260,7 +262,7 @@ _COLUMNS = ("workload", "FLOP/byte", "achieved", "of attainable", "bound by", "m
 _MOST = 3
 
 
-def text_of(page: Page) -> str:
+def text_of(page: RooflinePage) -> str:
     """Return the page's text, safe to print."""
     parts = [f"since {minutes(page.since_ns)}; bytes are modelled where nothing else is said\n"]
     parts += [_device_lines(device) for device in page.devices]
@@ -268,7 +270,7 @@ def text_of(page: Page) -> str:
     return clean("\n".join(parts))
 
 
-def data_of(page: Page | None) -> dict[str, Any]:
+def data_of(page: RooflinePage | None) -> dict[str, Any]:
     """Return the page for programs: rates of one device in FLOP/s and B/s, times in seconds. Without a page it has no devices."""
     return {
         "devices": [_device_data(device) for device in page.devices] if page else [],
@@ -276,7 +278,7 @@ def data_of(page: Page | None) -> dict[str, Any]:
     }
 
 
-def _device_data(device: Device) -> dict[str, Any]:
+def _device_data(device: DeviceRoofline) -> dict[str, Any]:
     machine, peaks = device.machine, device.peaks
     return {
         "machine": machine.id,
@@ -313,14 +315,14 @@ def _device_data(device: Device) -> dict[str, Any]:
     }
 
 
-def name_of(device: Device) -> str:
+def name_of(device: DeviceRoofline) -> str:
     """Return how a device is called."""
     machine = device.machine
     words = [machine.id, machine.device_model, machine.environment, device.share]
     return one_line(", ".join(word for word in words if word))
 
 
-def peaks_of(device: Device) -> str:
+def peaks_of(device: DeviceRoofline) -> str:
     """Return the peaks in one line."""
     if device.peaks is None:
         return "no peaks are recorded"
@@ -332,7 +334,7 @@ def peaks_of(device: Device) -> str:
     return f"measured peaks{shared}: {', '.join([*products, *moved])}, {minutes(device.peaks.created_ns)}"
 
 
-def _device_lines(device: Device) -> str:
+def _device_lines(device: DeviceRoofline) -> str:
     lines = f"{name_of(device)}\n  {peaks_of(device)}\n"
     if not device.points:
         return lines
@@ -340,7 +342,7 @@ def _device_lines(device: Device) -> str:
     return lines + "".join(f"  {line}\n" for line in table([_COLUMNS, *rows]).splitlines())
 
 
-def _table_rows(device: Device, point: Point) -> Iterator[tuple[str, ...]]:
+def _table_rows(device: DeviceRoofline, point: RooflinePoint) -> Iterator[tuple[str, ...]]:
     roof = attainable(device.peaks, point)
     share = f"{point.flops / roof:.1%}" if roof else "-"
     yield (
@@ -357,14 +359,14 @@ def _table_rows(device: Device, point: Point) -> Iterator[tuple[str, ...]]:
         yield (f"  as trained by {one.name}", "", si(one.flops, "FLOP/s"), whole, "", "", "")
 
 
-def memory_of(point: Point) -> str:
+def memory_of(point: RooflinePoint) -> str:
     """Return the bandwidth to memory: as counted where a counter was read, else by the model, and which of them it is."""
     if point.counted:
         return f"{si(point.counted, 'B/s')} counted"
     return f"{si(point.moved / point.step_s, 'B/s')} modelled"
 
 
-def classes_of(point: Point) -> str:
+def classes_of(point: RooflinePoint) -> str:
     """Return the classes of kernels that take most of the time."""
     largest = sorted(point.shares.items(), key=lambda one: -one[1])[:_MOST]
     return ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
@@ -385,7 +387,7 @@ _HEAD = (
 _TOLD = 6
 
 
-def html_of(page: Page) -> str:
+def html_of(page: RooflinePage) -> str:
     """Return the file's text. Its encoding is ASCII, so that it reads the same whatever a server says of it."""
     style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -418,7 +420,7 @@ def html_of(page: Page) -> str:
     return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
-def _device(device: Device) -> Iterator[str]:
+def _device(device: DeviceRoofline) -> Iterator[str]:
     yield "<section>"
     yield f"<h2>{escape(name_of(device))}</h2>"
     yield f'<p class="small">{escape(peaks_of(device))}</p>'
@@ -433,7 +435,7 @@ def _device(device: Device) -> Iterator[str]:
     yield "</section>"
 
 
-def _rows(device: Device, number: int, point: Point) -> Iterator[str]:
+def _rows(device: DeviceRoofline, number: int, point: RooflinePoint) -> Iterator[str]:
     roof = attainable(device.peaks, point)
     cells = (
         (str(number), "n"),
@@ -457,7 +459,7 @@ def _rows(device: Device, number: int, point: Point) -> Iterator[str]:
         )
 
 
-def _bar(point: Point) -> str:
+def _bar(point: RooflinePoint) -> str:
     """Return the shares of kernels as one bar, the largest first."""
     ordered = sorted(((share, name) for name, share in point.shares.items() if share > 0), reverse=True)
     parts, at = [], 0.0

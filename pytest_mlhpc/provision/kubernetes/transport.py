@@ -19,7 +19,7 @@ import urllib3
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from pytest_mlhpc.alert.channels.http import Line, LineCut
+from pytest_mlhpc.alert.channels.http import CancellableConnection, LineCut
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.provision.kubernetes.errors import (
@@ -75,7 +75,7 @@ class HttpTransport:
         self._limit_s = limit_s
         self._parent = parent
         self._lock = threading.Lock()  # guards what follows
-        self._lines: set[Line] = set()
+        self._lines: set[CancellableConnection] = set()
         self._branches: set[HttpTransport] = set()
         self._closed = False
 
@@ -146,21 +146,21 @@ class HttpTransport:
             raise
         return ResponseStream(response, line, request.call, self._forget)
 
-    def _line(self, call: ApiCall) -> Line:
-        line = Line()
+    def _line(self, call: ApiCall) -> CancellableConnection:
+        line = CancellableConnection()
         with self._lock:
             if self._closed:
                 raise Unavailable(call, "this connection was closed", reason="closed")
             self._lines.add(line)
         return line
 
-    def _forget(self, line: Line) -> None:
+    def _forget(self, line: CancellableConnection) -> None:
         line.release()
         with self._lock:
             self._lines.discard(line)
 
     def _send_authenticated(
-        self, request: ApiRequest, line: Line, read_s: float | None
+        self, request: ApiRequest, line: CancellableConnection, read_s: float | None
     ) -> urllib3.BaseHTTPResponse:
         """Return an answer of 200 to 299. A request with rejected credentials is repeated with new ones."""
         access = self.login.access
@@ -179,7 +179,7 @@ class HttpTransport:
         return self._checked(request.call, self._send(self.login.access, request, line, read_s))
 
     def _send(
-        self, access: Access, request: ApiRequest, line: Line, read_s: float | None
+        self, access: Access, request: ApiRequest, line: CancellableConnection, read_s: float | None
     ) -> urllib3.BaseHTTPResponse:
         from kubernetes.client.exceptions import ApiException
 
@@ -205,7 +205,7 @@ class HttpTransport:
         raise _read_error(call, response)
 
 
-def connection_error(call: ApiCall, line: Line, error: Exception) -> KubernetesError:
+def connection_error(call: ApiCall, line: CancellableConnection, error: Exception) -> KubernetesError:
     """Return the error for a connection that failed or broke."""
     if line.why:
         return Unavailable(call, line.why, reason="closed" if line.why == "closed" else "")
@@ -282,7 +282,11 @@ class ResponseStream:
     """
 
     def __init__(
-        self, response: urllib3.BaseHTTPResponse, line: Line, call: ApiCall, forget: Callable[[Line], None]
+        self,
+        response: urllib3.BaseHTTPResponse,
+        line: CancellableConnection,
+        call: ApiCall,
+        forget: Callable[[CancellableConnection], None],
     ) -> None:
         self._response = response
         self._line = line
@@ -491,7 +495,7 @@ class Login:
 
 
 @contextlib.contextmanager
-def use_line(line: Line) -> Iterator[None]:
+def use_line(line: CancellableConnection) -> Iterator[None]:
     """Have *line* track the connections that this thread opens or takes from a pool."""
     token = _LINE.set(line)
     try:
@@ -501,7 +505,7 @@ def use_line(line: Line) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def time_limit(line: Line, seconds: float, why: str) -> Iterator[None]:
+def time_limit(line: CancellableConnection, seconds: float, why: str) -> Iterator[None]:
     """Cut *line* after *seconds*. Socket timeouts do not limit a server that keeps sending a little."""
     timer = threading.Timer(seconds, line.cut, (why,))
     timer.start()
@@ -518,7 +522,7 @@ def track_connections(manager: PoolManager) -> None:
 
 
 #: The line of this thread's request. A context variable, as urllib3 passes no arguments to its connections.
-_LINE: ContextVar[Line | None] = ContextVar("mlhpc_kubernetes_line", default=None)
+_LINE: ContextVar[CancellableConnection | None] = ContextVar("mlhpc_kubernetes_line", default=None)
 
 
 def _track(connected: socket.socket | None) -> None:

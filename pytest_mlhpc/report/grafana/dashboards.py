@@ -19,7 +19,15 @@ from pytest_mlhpc.report.grafana.panels import (
     rows,
     variable,
 )
-from pytest_mlhpc.report.grafana.query import MOST_ROWS, Chosen, Column, Conditions, OneOf, Query, select
+from pytest_mlhpc.report.grafana.query import (
+    MOST_ROWS,
+    ChosenValue,
+    Conditions,
+    OneOf,
+    PanelQuery,
+    QueryColumn,
+    select,
+)
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
 from pytest_mlhpc.store.verdict import WORSE, Verdict
 
@@ -33,12 +41,12 @@ _BROKEN: Final = tuple(
 )
 
 
-def _runs(where: Conditions = FIRST, *, by: tuple[str, ...] = (), alias: str = "") -> Query:
+def _runs(where: Conditions = FIRST, *, by: tuple[str, ...] = (), alias: str = "") -> PanelQuery:
     """Return how many runs there were on each day."""
-    return select(RUN, [Column("id", "count")], where, by=by, every="1d", alias=alias)
+    return select(RUN, [QueryColumn("id", "count")], where, by=by, every="1d", alias=alias)
 
 
-def _daily(column: Column, where: Conditions) -> Query:
+def _daily(column: QueryColumn, where: Conditions) -> PanelQuery:
     """Return one figure of each partition for each day."""
     return select(RUN, [column], where, by=("system", "partition"), every="1d", alias=PARTITION)
 
@@ -66,24 +74,24 @@ def nights() -> Dashboard:
             diagram("Runs by verdict", [_runs(by=("verdict",), alias="$tag_verdict")], bars=True, by_verdict=True),
             diagram(
                 "Runs by system",
-                [_daily(Column("id", "count"), FIRST)],
+                [_daily(QueryColumn("id", "count"), FIRST)],
                 bars=True,
                 text="A night without bars did not run.",
             ),
             diagram(
                 "Node-hours charged",
-                [_daily(Column("node_hours", "sum"), CHOSEN)],
+                [_daily(QueryColumn("node_hours", "sum"), CHOSEN)],
                 unit="suffix: node-hours",
                 bars=True,
                 text="Re-runs included.",
             ),
-            diagram("Longest wait in the queue", [_daily(Column("queue_s", "max"), FIRST)], unit="s"),
+            diagram("Longest wait in the queue", [_daily(QueryColumn("queue_s", "max"), FIRST)], unit="s"),
             rows(
                 "What was not fine",
                 select(
                     RUN,
                     [
-                        Column(name)
+                        QueryColumn(name)
                         for name in (
                             "system", "partition", "benchmark", "verdict", "failure", "nodes", "commit", "job_id", "id",
                         )
@@ -97,7 +105,7 @@ def nights() -> Dashboard:
             ),
             rows(
                 "Last run of each benchmark",
-                select(RUN, [Column("id", "last", "id")], FIRST, by=("system", "partition", "benchmark"), table=True),
+                select(RUN, [QueryColumn("id", "last", "id")], FIRST, by=("system", "partition", "benchmark"), table=True),
                 text="What has not run for long stands out by its time; `mlhpc alert send --expect nightly` tells of it.",
                 size=(24, 9),
             ),
@@ -116,7 +124,7 @@ def nodes() -> Dashboard:
         panels=[
             diagram(
                 "Nodes that vetting left out",
-                [_daily(Column("unfit_count", "max"), CHOSEN)],
+                [_daily(QueryColumn("unfit_count", "max"), CHOSEN)],
                 bars=True,
                 text="The most of one run of a day.",
             ),
@@ -130,7 +138,7 @@ def nodes() -> Dashboard:
                 select(
                     RUN,
                     [
-                        Column(name)
+                        QueryColumn(name)
                         for name in (
                             "system", "partition", "verdict", "nodes", "unfit", "failure", "job_id", "node_hours", "benchmark",
                         )
@@ -147,10 +155,14 @@ def nodes() -> Dashboard:
     )  # fmt: skip
 
 
-_ONE: Final[Conditions] = {**FIRST, "partition": Chosen("partition"), "benchmark": Chosen("benchmark")}
+_ONE: Final[Conditions] = {
+    **FIRST,
+    "partition": ChosenValue("partition"),
+    "benchmark": ChosenValue("benchmark"),
+}
 _MACHINE: Final = ("system", "partition", "environment", "device_model", "definition")
 _ALIAS: Final = f"{PARTITION} $tag_environment $tag_device_model $tag_definition"
-_METRIC: Final[Conditions] = {**_ONE, "metric": Chosen("metric")}
+_METRIC: Final[Conditions] = {**_ONE, "metric": ChosenValue("metric")}
 
 
 def benchmark() -> Dashboard:
@@ -167,15 +179,15 @@ def benchmark() -> Dashboard:
 
 def _variables_of_one() -> list[dict[str, Any]]:
     """Return the choice of one benchmark, of partitions and metrics."""
-    machine: Conditions = {"system": Chosen("system"), "partition": Chosen("partition")}
+    machine: Conditions = {"system": ChosenValue("system"), "partition": ChosenValue("partition")}
     return [
         *common_variables(),
-        variable("partition", RUN, where={"system": Chosen("system")}),
+        variable("partition", RUN, where={"system": ChosenValue("system")}),
         variable("benchmark", METRIC, where=machine, one=True),
         variable(
             "metric",
             METRIC,
-            where={**machine, "benchmark": Chosen("benchmark")},
+            where={**machine, "benchmark": ChosenValue("benchmark")},
             chosen=("effective_throughput", "compute_throughput"),
         ),
     ]
@@ -183,7 +195,7 @@ def _variables_of_one() -> list[dict[str, Any]]:
 
 def _slower() -> dict[str, Any]:
     """Return marks where the benchmark was worse than it may be, with the judge's words."""
-    query = select(RUN, [Column("failure"), Column("verdict")], {**_ONE, "verdict": OneOf(SLOWER)})
+    query = select(RUN, [QueryColumn("failure"), QueryColumn("verdict")], {**_ONE, "verdict": OneOf(SLOWER)})
     return annotation("slower", query, text="failure", tags="verdict", colour="red")
 
 
@@ -191,11 +203,11 @@ def _over_time() -> Panel:
     """Return a diagram for each chosen metric."""
     by = (*_MACHINE, "unit")
     alias = f"{_ALIAS} [$tag_unit]"
-    week = Column("value", "median")
+    week = QueryColumn("value", "median")
     return diagram(
         "$metric",
         [
-            select(METRIC, [Column("value")], _METRIC, by=by, alias=alias),
+            select(METRIC, [QueryColumn("value")], _METRIC, by=by, alias=alias),
             select(METRIC, [week], _METRIC, by=by, every="7d", alias=f"{_ALIAS}, median of a week"),
         ],
         text="Each point is the first attempt of a run; the second line has the median of each week.",
@@ -234,7 +246,7 @@ def _memory_and_energy() -> Panel:
     where: Conditions = {**_ONE, "metric": OneOf(("peak_memory", "energy"))}
     by = ("metric", "unit", *_MACHINE)
     alias = f"$tag_metric [$tag_unit] {_ALIAS}"
-    return diagram("Memory and energy", [select(METRIC, [Column("value")], where, by=by, alias=alias)])
+    return diagram("Memory and energy", [select(METRIC, [QueryColumn("value")], where, by=by, alias=alias)])
 
 
 def _figures() -> Panel:
@@ -244,16 +256,16 @@ def _figures() -> Panel:
     )  # fmt: skip
     return rows(
         "Runs",
-        select(METRIC, [Column(name) for name in names], _METRIC, table=True, newest=MOST_ROWS),
+        select(METRIC, [QueryColumn(name) for name in names], _METRIC, table=True, newest=MOST_ROWS),
         text="Newest first: which node and which commit a figure is of.",
     )
 
 
-def _parts(metrics: tuple[str, ...]) -> Query:
+def _parts(metrics: tuple[str, ...]) -> PanelQuery:
     """Return the query for metrics that are parts of one time; their points have the same times, so that they stack."""
     return select(
         METRIC,
-        [Column("value")],
+        [QueryColumn("value")],
         {**_ONE, "metric": OneOf(metrics)},
         by=("metric", *_MACHINE),
         alias=f"$tag_metric {_ALIAS}",
@@ -276,7 +288,10 @@ def systems() -> Dashboard:
         "mlhpc-systems",
         "Benchmarks: systems beside each other",
         text="Only figures of one definition are comparable; it stands behind the test by its digest.",
-        variables=[*common_variables(), variable("benchmark", METRIC, where={"system": Chosen("system")})],
+        variables=[
+            *common_variables(),
+            variable("benchmark", METRIC, where={"system": ChosenValue("system")}),
+        ],
         panels=[
             *map(_beside, _TITLES),
             *map(_medians, ("compute_throughput", "compute_fraction", "effective_throughput")),
@@ -285,21 +300,21 @@ def systems() -> Dashboard:
 
 
 def _of(metric: str) -> Conditions:
-    return {**FIRST, "benchmark": Chosen("benchmark"), "metric": OneOf((metric,))}
+    return {**FIRST, "benchmark": ChosenValue("benchmark"), "metric": OneOf((metric,))}
 
 
 def _beside(metric: str) -> Panel:
     """Return one metric of all systems over time."""
     title, unit, text = _TITLES[metric]
     alias = f"{PARTITION} $tag_device_model $tag_benchmark $tag_definition"
-    query = select(METRIC, [Column("value")], _of(metric), by=_BESIDE, alias=alias)
+    query = select(METRIC, [QueryColumn("value")], _of(metric), by=_BESIDE, alias=alias)
     return diagram(title, [query], unit=unit, text=text)
 
 
 def _medians(metric: str) -> Panel:
     """Return the median of one metric of all systems."""
     title, unit, _text = _TITLES[metric]
-    columns = [Column("value", "median", "median"), Column("value", "count", "runs")]
+    columns = [QueryColumn("value", "median", "median"), QueryColumn("value", "count", "runs")]
     return rows(
         f"{title}: median",
         select(METRIC, columns, _of(metric), by=_BESIDE, table=True),

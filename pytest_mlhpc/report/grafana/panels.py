@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pytest_mlhpc.influx.schema import RUN, MeasurementDefinition
-from pytest_mlhpc.report.grafana.query import Chosen, Conditions, OneOf, Query, values_of
+from pytest_mlhpc.report.grafana.query import ChosenValue, Conditions, OneOf, PanelQuery, values_of
 
 #: The source of data is a variable of every dashboard, so that none names a server.
 SOURCE: Final = {"type": "influxdb", "uid": "${datasource}"}
@@ -25,7 +25,7 @@ Panel = dict[str, Any]
 
 def diagram(
     title: str,
-    queries: Sequence[Query],
+    queries: Sequence[PanelQuery],
     *,
     unit: str = "short",
     bars: bool = False,
@@ -69,7 +69,7 @@ def diagram(
 
 
 def number(
-    title: str, query: Query, *, unit: str = "short", text: str = "", size: tuple[int, int] = (6, 4)
+    title: str, query: PanelQuery, *, unit: str = "short", text: str = "", size: tuple[int, int] = (6, 4)
 ) -> Panel:
     """Return the sum over the time range as one large number for each series."""
     panel = _panel("stat", title, [query], size, text, unit=unit)
@@ -90,7 +90,7 @@ def number(
 
 def rows(
     title: str,
-    query: Query,
+    query: PanelQuery,
     *,
     units: Mapping[str, str] | None = None,
     text: str = "",
@@ -114,7 +114,7 @@ def _override(matcher: str, names: str, values: Mapping[str, Any]) -> dict[str, 
 def _panel(
     kind: str,
     title: str,
-    queries: Sequence[Query],
+    queries: Sequence[PanelQuery],
     size: tuple[int, int],
     text: str,
     *,
@@ -136,7 +136,7 @@ def _panel(
     }
 
 
-def _target(ref: str, query: Query) -> dict[str, Any]:
+def _target(ref: str, query: PanelQuery) -> dict[str, Any]:
     target = {
         "refId": ref,
         "datasource": SOURCE,
@@ -207,7 +207,7 @@ def variable(
     }
 
 
-def annotation(name: str, query: Query, *, text: str, tags: str, colour: str) -> dict[str, Any]:
+def annotation(name: str, query: PanelQuery, *, text: str, tags: str, colour: str) -> dict[str, Any]:
     """Return marks in all diagrams; *text* and *tags* are columns of the answer."""
     target = {
         "refId": "Anno",
@@ -255,7 +255,7 @@ def dashboard(
 
 
 #: What is chosen of the variables that every dashboard has.
-CHOSEN: Final[Conditions] = {"system": Chosen("system"), "purpose": Chosen("purpose")}
+CHOSEN: Final[Conditions] = {"system": ChosenValue("system"), "purpose": ChosenValue("purpose")}
 #: The same of first attempts: re-runs are asked for where something was odd, and would count twice.
 FIRST: Final[Conditions] = {**CHOSEN, "attempt": OneOf(("0",))}
 #: How series are called.
@@ -266,5 +266,5 @@ def common_variables() -> list[dict[str, Any]]:
     """Return the variables that every dashboard has."""
     return [
         variable("system", RUN, where={}),
-        variable("purpose", RUN, where={"system": Chosen("system")}, chosen=("nightly",)),
+        variable("purpose", RUN, where={"system": ChosenValue("system")}, chosen=("nightly",)),
     ]

@@ -20,7 +20,7 @@ _AGGREGATES: Final = ("count", "sum", "median", "max", "last")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenValue:
     """A tag has one of the values that are chosen of the variable *name*."""
 
     name: str
@@ -45,7 +45,7 @@ class OneOf:
 
 
 @dataclass(frozen=True)
-class Column:
+class QueryColumn:
     """One column of an answer: a field, or a tag where nothing is aggregated."""
 
     field: str
@@ -53,11 +53,11 @@ class Column:
     name: str = ""
 
 
-Conditions = Mapping[str, Chosen | OneOf]
+Conditions = Mapping[str, ChosenValue | OneOf]
 
 
 @dataclass(frozen=True)
-class Query:
+class PanelQuery:
     """What a panel asks. ``alias`` names the series of a diagram: Grafana puts tags where it says ``$tag_x``."""
 
     text: str
@@ -67,7 +67,7 @@ class Query:
 
 def select(
     of: MeasurementDefinition,
-    columns: Sequence[Column],
+    columns: Sequence[QueryColumn],
     where: Conditions,
     *,
     by: Sequence[str] = (),
@@ -75,7 +75,7 @@ def select(
     alias: str = "",
     table: bool = False,
     newest: int = 0,
-) -> Query:
+) -> PanelQuery:
     """Return a query.
 
     Args:
@@ -104,7 +104,7 @@ def select(
     # Nights without a run are gaps, not zeros.
     text += " fill(none)" if every else ""
     text += f" ORDER BY time DESC LIMIT {newest}" if newest else ""
-    return Query(text, alias, table)
+    return PanelQuery(text, alias, table)
 
 
 def values_of(of: MeasurementDefinition, tag: str, where: Conditions) -> str:
@@ -129,7 +129,7 @@ def _name(name: str) -> str:
     return f'"{name}"'
 
 
-def _column(column: Column) -> str:
+def _column(column: QueryColumn) -> str:
     if column.aggregate and column.aggregate not in _AGGREGATES:
         raise KeyError(f"{column.aggregate} is none of {', '.join(_AGGREGATES)}")
     text = f"{column.aggregate}({_name(column.field)})" if column.aggregate else _name(column.field)

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mlhpc.history.events import Event
-from pytest_mlhpc.history.nightly import Look, Watched, watch
+from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, watch
 from pytest_mlhpc.history.series import Night, Series, Source
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.html import hosts, model, rows
-from pytest_mlhpc.report.html.model import Bench, Mark, Page
+from pytest_mlhpc.report.html.model import BenchmarkNights, Page, SystemMark
 from pytest_mlhpc.store.record import SeriesKey
 
 #: Figures on one page, at most, before those that no test is judged by are left out: some 35 bytes each in the file.
@@ -23,7 +23,7 @@ NEEDED = frozenset(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PageQuery:
     """What the page is asked to show: moments in ns UTC; empty words choose everything."""
 
     now_ns: int
@@ -38,7 +38,7 @@ class Wanted:
 
 def gather(
     source: Source,
-    wanted: Wanted,
+    wanted: PageQuery,
     entries: Mapping[SeriesKey, Entry],
     events: Sequence[Event] = (),
 ) -> Page | None:
@@ -53,7 +53,9 @@ def gather(
     found, notes = _chosen(_series(source, wanted), wanted.metrics)
     benchmarks = {key: keys.benchmark_of(max(some, key=_time)) for key, some in nights.items()}
     labels = keys.labels(sorted(set(benchmarks.values())))[1]
-    known = rows.Known(entries, _watched(found, events, wanted.default_branch), events, wanted.default_branch)
+    known = rows.KnownSeries(
+        entries, _watched(found, events, wanted.default_branch), events, wanted.default_branch
+    )
     benches = [
         rows.make_bench(key, labels[benchmarks[key]], nights[key], found.get(key, ()), known)
         for key in sorted(nights, key=_order)
@@ -73,7 +75,7 @@ def gather(
     )
 
 
-def _nights(source: Source, wanted: Wanted) -> dict[SeriesKey, list[Night]]:
+def _nights(source: Source, wanted: PageQuery) -> dict[SeriesKey, list[Night]]:
     found: dict[SeriesKey, list[Night]] = {}
     for night in source.nights(wanted.since_ns):
         if (not wanted.system or night.system == wanted.system) and keys.benchmark_of(night).holds(
@@ -83,7 +85,7 @@ def _nights(source: Source, wanted: Wanted) -> dict[SeriesKey, list[Night]]:
     return found
 
 
-def _series(source: Source, wanted: Wanted) -> dict[SeriesKey, list[Series]]:
+def _series(source: Source, wanted: PageQuery) -> dict[SeriesKey, list[Series]]:
     found: dict[SeriesKey, list[Series]] = {}
     for one in source.series(wanted.since_ns, system=wanted.system):
         newest = one.points[-1].night
@@ -119,10 +121,12 @@ def _order(key: SeriesKey) -> tuple[object, ...]:
     return key.system, key.partition, keys.natural(key.benchmark), key.environment, key.fingerprint
 
 
-def _marks(events: Sequence[Event], benches: Sequence[Bench], wanted: Wanted) -> list[Mark]:
+def _marks(
+    events: Sequence[Event], benches: Sequence[BenchmarkNights], wanted: PageQuery
+) -> list[SystemMark]:
     systems = {bench.key.system for bench in benches}
     return [
-        Mark(event.at_ns, event.system, event.partition, event.text)
+        SystemMark(event.at_ns, event.system, event.partition, event.text)
         for event in sorted(events, key=lambda event: event.at_ns)
         if event.system in systems and event.at_ns >= wanted.since_ns
     ]
@@ -150,6 +154,6 @@ class _Held:
 
 def _watched(
     found: Mapping[SeriesKey, Sequence[Series]], events: Sequence[Event], default_branch: str
-) -> dict[SeriesKey, Watched]:
-    look = Look(default_branch=default_branch)
+) -> dict[SeriesKey, WatchedSeries]:
+    look = NightlyQuery(default_branch=default_branch)
     return {one.series.key: one for one in watch(_Held(found), look, events)}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pytest_mlhpc.history.series import Night
 from pytest_mlhpc.judge.baseline_files import TOLERANCE
-from pytest_mlhpc.report.html.model import KINDS, Bench, Host, SystemNight, Trouble, kind_of
+from pytest_mlhpc.report.html.model import KINDS, BenchmarkIssue, BenchmarkNights, Host, SystemNight, kind_of
 
 _HOUR_NS = 3600 * 10**9
 #: What was recorded within this time of a system's newest record is of the same night: a night's queue ends by noon.
@@ -25,9 +25,9 @@ STALE_NS = 26 * _HOUR_NS
 OVERVIEW_NIGHTS = 60
 
 
-def systems(benches: Sequence[Bench], now_ns: int) -> tuple[SystemNight, ...]:
+def systems(benches: Sequence[BenchmarkNights], now_ns: int) -> tuple[SystemNight, ...]:
     """Return the last night of each system that has a record, by name."""
-    groups: dict[str, list[Bench]] = {}
+    groups: dict[str, list[BenchmarkNights]] = {}
     for bench in benches:
         groups.setdefault(bench.key.system, []).append(bench)
     return tuple(_system(name, groups[name], now_ns) for name in sorted(groups))
@@ -39,7 +39,7 @@ def day(moment_ns: int) -> str:
     return f"{dt.datetime.fromtimestamp(shifted, tz=dt.UTC):%Y-%m-%d}"
 
 
-def _system(name: str, benches: Sequence[Bench], now_ns: int) -> SystemNight:
+def _system(name: str, benches: Sequence[BenchmarkNights], now_ns: int) -> SystemNight:
     counted = [(bench, _counted(bench)) for bench in benches]
     every = [night for _bench, nights in counted for night in nights]
     ended_ns = max(night.created_ns for night in every)
@@ -54,7 +54,7 @@ def _system(name: str, benches: Sequence[Bench], now_ns: int) -> SystemNight:
         kind = kind_of(last.verdict) if last.created_ns > began_ns else "missing"
         counts[kind] += 1
         if kind != "ok":
-            troubles.append(Trouble(bench.id, kind, last.verdict, _reason(last, kind)))
+            troubles.append(BenchmarkIssue(bench.id, kind, last.verdict, _reason(last, kind)))
     order = {kind: place for place, kind in enumerate(("slow", "broken", "machine", "missing", "unsure"))}
     return SystemNight(
         system=name,
@@ -71,7 +71,7 @@ def _system(name: str, benches: Sequence[Bench], now_ns: int) -> SystemNight:
     )
 
 
-def _counted(bench: Bench) -> list[Night]:
+def _counted(bench: BenchmarkNights) -> list[Night]:
     """Return the nights of a bench that say how its system does: watched ones, or where it has none, all first attempts."""
     watched = [night for night, counts in zip(bench.nights, bench.watched, strict=True) if counts]
     return watched or [night for night in bench.nights if night.attempt == 0] or list(bench.nights)
@@ -119,7 +119,7 @@ class _Seen:
         self.days[date] = max(before, kind, key=_ORDER.index)
 
 
-def hosts(benches: Sequence[Bench]) -> tuple[Host, ...]:
+def hosts(benches: Sequence[BenchmarkNights]) -> tuple[Host, ...]:
     """Return all nodes that any record names, those with trouble first within a system."""
     seen: dict[tuple[str, str], _Seen] = {}
     counted: set[tuple[str, str, str]] = (
@@ -159,7 +159,7 @@ def _left_out(one: _Seen, night: Night, reason: str, *, new: bool) -> None:
         one.reason, one.reason_ns = reason, night.created_ns
 
 
-def _changes(bench: Bench) -> list[list[float]]:
+def _changes(bench: BenchmarkNights) -> list[list[float]]:
     """Return for each night how far its judged figures lie from the level of their series then, positive when better."""
     found: list[list[float]] = [[] for _night in bench.nights]
     for row in bench.rows:

@@ -47,7 +47,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Shift:
+class ChangeMark:
     """A change point: indices into the nights of the bench; medians on both sides in the series' unit.
 
     ``size`` is relative, ``worse`` None where the metric has no direction; ``causes`` are what else changed there, and events.
@@ -64,7 +64,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchmarkRow:
     """One metric of one bench. ``values`` has one entry for each of the bench's nights, None where it has no figure."""
 
     id: str
@@ -74,7 +74,7 @@ class Row:
     judged: bool
     values: tuple[float | None, ...]
     band: Band | None = None
-    shifts: tuple[Shift, ...] = ()
+    shifts: tuple[ChangeMark, ...] = ()
     change: float | None = (
         None  #: of the newest watched figure against the band's value, else the series' median
     )
@@ -82,7 +82,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Bench:
+class BenchmarkNights:
     """One benchmark on one partition: its nights, oldest first, and its rows.
 
     ``watched`` says for each night whether it counts (``history.series.feeds``), ``changed`` what was different from the
@@ -94,7 +94,7 @@ class Bench:
     label: str
     nights: tuple[Night, ...]
     watched: tuple[bool, ...]
-    rows: tuple[Row, ...] = ()
+    rows: tuple[BenchmarkRow, ...] = ()
     changed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -109,7 +109,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Mark:
+class SystemMark:
     """Something that was done to a system on purpose, such as a new driver; an empty partition means all."""
 
     at_ns: int
@@ -119,7 +119,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class BenchmarkIssue:
     """A benchmark that needs a look: which, of what kind, and why."""
 
     bench: str
@@ -136,7 +136,7 @@ class SystemNight:
     started_ns: int
     ended_ns: int
     counts: Mapping[str, int]
-    troubles: tuple[Trouble, ...]
+    troubles: tuple[BenchmarkIssue, ...]
     node_hours: float
     unfit: Mapping[str, str]
     stale: bool
@@ -156,7 +156,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Step:
+class ScalePoint:
     """One scale of a scaling plot: the median of ``runs`` nights, its efficiency against the smallest scale."""
 
     devices: int
@@ -167,11 +167,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Curve:
+class MachineScales:
     """The scales of one machine."""
 
     machine: str
-    steps: tuple[Step, ...]
+    steps: tuple[ScalePoint, ...]
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Scaling:
     metric: str
     unit: str
     how: str
-    curves: tuple[Curve, ...]
+    curves: tuple[MachineScales, ...]
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,9 @@ class Page:
     made_ns: int
     since_ns: int
     source: str
-    benches: tuple[Bench, ...]
+    benches: tuple[BenchmarkNights, ...]
     systems: tuple[SystemNight, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[SystemMark, ...] = ()
     splits: tuple[Split, ...] = ()
     scaling: tuple[Scaling, ...] = ()
     hosts: tuple[Host, ...] = ()
@@ -227,7 +227,7 @@ class Page:
 _NEEDED = ("epoch_time", "io_time")
 
 
-def split_of(bench: Bench) -> Split | None:
+def split_of(bench: BenchmarkNights) -> Split | None:
     """Return the shares of each watched night that has the figures, or None where no night has.
 
     Communication is told for one step (``node/protocol/combine.py``), the epoch for all: its share is that of a median step

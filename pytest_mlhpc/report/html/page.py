@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 from pytest_mlhpc.history.series import Night
-from pytest_mlhpc.report.html.model import KINDS, Bench, Page, Row, kind_of
+from pytest_mlhpc.report.html.model import KINDS, BenchmarkNights, BenchmarkRow, Page, kind_of
 
 _UPLOT = "vendor/uplot"
 
@@ -141,7 +141,7 @@ class _Texts:
         return list(self._places)
 
 
-def _bench(bench: Bench, texts: _Texts) -> dict[str, Any]:
+def _bench(bench: BenchmarkNights, texts: _Texts) -> dict[str, Any]:
     key, nights = bench.key, bench.nights
     return {
         "id": bench.id, "label": bench.label, "benchmark": key.benchmark, "system": key.system,
@@ -171,7 +171,7 @@ def _more(night: Night) -> str:
     return ", ".join(words)
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: BenchmarkRow) -> dict[str, Any]:
     band = row.band
     return {
         "id": row.id, "metric": row.metric, "unit": row.unit, "better": row.better, "judged": row.judged,

@@ -9,14 +9,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_mlhpc.history.events import Event, began, epoch_start, present_epoch
-from pytest_mlhpc.history.nightly import Cause, Watched
+from pytest_mlhpc.history.nightly import Cause, WatchedSeries
 from pytest_mlhpc.history.nightly import Shift as Told
 from pytest_mlhpc.history.series import Night, Series, feeds
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.fence import make_fence
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import ACCEPTED, DIVISIBLE
-from pytest_mlhpc.report.html.model import Band, Bench, Curve, Row, Scaling, Shift, Step, short_id
+from pytest_mlhpc.report.html.model import (
+    Band,
+    BenchmarkNights,
+    BenchmarkRow,
+    ChangeMark,
+    MachineScales,
+    ScalePoint,
+    Scaling,
+    short_id,
+)
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.record import SeriesKey
 from pytest_mlhpc.store.text import nanoseconds
@@ -29,11 +38,11 @@ COMMIT = 12
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownSeries:
     """What is known of series beside their figures: accepted values, change points, events."""
 
     entries: Mapping[SeriesKey, Entry] = field(default_factory=dict)
-    watched: Mapping[SeriesKey, Watched] = field(default_factory=dict)
+    watched: Mapping[SeriesKey, WatchedSeries] = field(default_factory=dict)
     events: Sequence[Event] = ()
     default_branch: str = "main"
 
@@ -44,8 +53,8 @@ def identity(key: SeriesKey) -> SeriesKey:
 
 
 def make_bench(
-    key: SeriesKey, label: str, nights: Sequence[Night], series: Sequence[Series], known: Known
-) -> Bench:
+    key: SeriesKey, label: str, nights: Sequence[Night], series: Sequence[Series], known: KnownSeries
+) -> BenchmarkNights:
     """Return the bench of *key*: *nights* in any order, those of failures too."""
     once = {night.id: night for night in nights}
     ordered = sorted(once.values(), key=lambda night: (night.created_ns, night.id))
@@ -55,7 +64,7 @@ def make_bench(
         [feeds(night, known.default_branch) for night in ordered],
     )
     rows = [_row(one, column, known) for one in series]
-    return Bench(
+    return BenchmarkNights(
         id=short_id(*_words(key)),
         key=key,
         label=label,
@@ -86,7 +95,7 @@ def _words(key: SeriesKey) -> tuple[str, ...]:
     )
 
 
-def _row(series: Series, column: _Column, known: Known) -> Row:
+def _row(series: Series, column: _Column, known: KnownSeries) -> BenchmarkRow:
     values: list[float | None] = [None] * len(column.nights)
     for point in series.points:
         place = column.places.get(point.night.id)
@@ -108,7 +117,7 @@ def _row(series: Series, column: _Column, known: Known) -> Row:
     )
     centre = entry.value if entry else statistics.median(counted) if counted else None
     watched = known.watched.get(series.key)
-    return Row(
+    return BenchmarkRow(
         id=short_id(*_words(series.key)),
         metric=series.key.metric,
         unit=series.unit,
@@ -148,9 +157,9 @@ def _relative(value: float | None, centre: float | None) -> float | None:
     return change if math.isfinite(change) else None
 
 
-def _shift(told: Told, places: Mapping[str, int]) -> Shift:
+def _shift(told: Told, places: Mapping[str, int]) -> ChangeMark:
     size = (told.after - told.before) / abs(told.before) if told.before else math.inf
-    return Shift(
+    return ChangeMark(
         index=places[told.at.id],
         first=places[told.first.id],
         last=places[told.last.id],
@@ -208,11 +217,11 @@ class _Place:
     group: str
     machine: str
     devices: int
-    bench: Bench
-    row: Row
+    bench: BenchmarkNights
+    row: BenchmarkRow
 
 
-def plots(benches: Sequence[Bench]) -> tuple[Scaling, ...]:
+def plots(benches: Sequence[BenchmarkNights]) -> tuple[Scaling, ...]:
     """Return the plots of all benchmarks that were run with several numbers of devices.
 
     Weak scaling: batch per device is equal; strong scaling: the whole batch is.
@@ -232,7 +241,7 @@ def plots(benches: Sequence[Bench]) -> tuple[Scaling, ...]:
     return tuple(sorted(found, key=lambda one: (one.label, one.how, one.metric, one.id)))
 
 
-def _places(bench: Bench, row: Row) -> Iterator[_Place]:
+def _places(bench: BenchmarkNights, row: BenchmarkRow) -> Iterator[_Place]:
     benchmark = _benchmark(bench)
     key = keys.parse(benchmark)
     devices = key.rest.get("devices", "") if key else ""
@@ -246,7 +255,7 @@ def _places(bench: Bench, row: Row) -> Iterator[_Place]:
     yield _Place("weak", keys.without_scale(benchmark), machine, int(devices), bench, row)
 
 
-def _curves(places: Sequence[_Place]) -> tuple[Curve, ...]:
+def _curves(places: Sequence[_Place]) -> tuple[MachineScales, ...]:
     machines: dict[str, dict[int, list[tuple[float, _Place]]]] = {}
     for place in places:
         if values := _newest(place.bench, place.row):
@@ -254,24 +263,26 @@ def _curves(places: Sequence[_Place]) -> tuple[Curve, ...]:
             if value > 0:
                 machines.setdefault(place.machine, {}).setdefault(place.devices, []).append((value, place))
     return tuple(
-        Curve(machine, _steps(machines[machine]))
+        MachineScales(machine, _steps(machines[machine]))
         for machine in sorted(machines)
         if len(machines[machine]) > 1
     )
 
 
-def _steps(scales: dict[int, list[tuple[float, _Place]]]) -> tuple[Step, ...]:
+def _steps(scales: dict[int, list[tuple[float, _Place]]]) -> tuple[ScalePoint, ...]:
     """Return the scales of one machine; where nodes differ too, the fastest way to have that many devices."""
     best = {devices: max(scales[devices], key=lambda one: one[0]) for devices in sorted(scales)}
     least = min(best)
     each = best[least][0] / least
     return tuple(
-        Step(devices, value, value / devices / each, len(_newest(place.bench, place.row)), place.bench.id)
+        ScalePoint(
+            devices, value, value / devices / each, len(_newest(place.bench, place.row)), place.bench.id
+        )
         for devices, (value, place) in best.items()
     )
 
 
-def _newest(bench: Bench, row: Row) -> list[float]:
+def _newest(bench: BenchmarkNights, row: BenchmarkRow) -> list[float]:
     found = [
         value
         for value, night, counts in zip(row.values, bench.nights, bench.watched, strict=True)
@@ -283,10 +294,10 @@ def _newest(bench: Bench, row: Row) -> list[float]:
     return found[-NEWEST:]
 
 
-def _label(bench: Bench) -> str:
+def _label(bench: BenchmarkNights) -> str:
     return keys.function_of(bench.key.benchmark)
 
 
-def _benchmark(bench: Bench) -> keys.Benchmark:
+def _benchmark(bench: BenchmarkNights) -> keys.Benchmark:
     """Return what is measured now."""
     return keys.Benchmark(bench.key.benchmark, bench.definition)

@@ -9,7 +9,7 @@ from nights_of import DAY, nights, quiet, store
 from worlds import measurement, record
 
 from pytest_mlhpc.history import rendering
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.text import iso
 
 DROP = [*quiet(30), *quiet(10, 93.0, 2)]
@@ -129,7 +129,7 @@ def test_what_is_not_there_is_refused_with_what_is(dropped, mlhpc, words, why):
 
 
 def test_an_unjudged_metric_is_shown_by_its_name(state_dir, mlhpc):
-    loss = Metric("loss", 1.0, "1", "none")
+    loss = MetricValue("loss", 1.0, "1", "none")
     store(state_dir, [record(number, measurement=measurement(more=(loss,))) for number in range(3)])
     assert "  loss (1)  " in mlhpc("history", "test_a", "--metric", "loss").out
 

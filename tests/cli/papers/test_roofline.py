@@ -6,9 +6,18 @@ import pytest
 from nights_of import store
 from roofline_records import kernels, peaks, training
 
-from pytest_mlhpc.node.protocol.schema import Metric
-from pytest_mlhpc.papers.roofline.page import Device, Peaks, Point, Trained, attainable, axes, bound, si
-from pytest_mlhpc.report.machines import Machine
+from pytest_mlhpc.node.protocol.schema import MetricValue
+from pytest_mlhpc.papers.roofline.page import (
+    DeviceRoofline,
+    Peaks,
+    RecordedTraining,
+    RooflinePoint,
+    attainable,
+    axes,
+    bound,
+    si,
+)
+from pytest_mlhpc.report.machines import MeasuredMachine
 
 
 @pytest.fixture
@@ -29,7 +38,7 @@ def row(text, start):
 
 
 def point(intensity, precision="fp32", rate=10e9):
-    return Point("cosmoflow", "p", precision, 8, intensity * 1e6, 1e6, rate, 0.1, {}, 0)
+    return RooflinePoint("cosmoflow", "p", precision, 8, intensity * 1e6, 1e6, rate, 0.1, {}, 0)
 
 
 def test_the_roof_is_memory_on_the_left_of_the_ridge_and_computing_on_the_right():
@@ -79,7 +88,7 @@ def test_a_step_stands_below_the_roof_of_the_best_repetition(recorded, roofline)
 def test_a_counter_that_was_read_stands_for_the_model_and_is_named_so(
     recorded, roofline, rate, fields, shown
 ):
-    recorded(peaks(), kernels(more=(Metric("memory_bandwidth_counted", rate, "B/s", "none"),), **fields))
+    recorded(peaks(), kernels(more=(MetricValue("memory_bandwidth_counted", rate, "B/s", "none"),), **fields))
     assert shown in row(roofline(), "cosmoflow")
 
 
@@ -105,9 +114,11 @@ def test_vectors_that_caches_hold_in_part_are_named(recorded, roofline, cache, n
 
 
 def test_every_point_and_square_lies_where_its_figure_is():
-    trained = (Trained("t", 1e5, 0),)
-    below = Point("cosmoflow", "p", "fp32", 8, 2e6, 1e6, 1e9, 0.1, {}, 0, trained=trained)
-    x, y = axes(Device(Machine("s", "p"), None, (below,)), Peaks({"fp32": 100e9}, 20e9, 10e9, 1, 0))
+    trained = (RecordedTraining("t", 1e5, 0),)
+    below = RooflinePoint("cosmoflow", "p", "fp32", 8, 2e6, 1e6, 1e9, 0.1, {}, 0, trained=trained)
+    x, y = axes(
+        DeviceRoofline(MeasuredMachine("s", "p"), None, (below,)), Peaks({"fp32": 100e9}, 20e9, 10e9, 1, 0)
+    )
     for scale, value in ((x, below.intensity), (y, below.flops), (y, trained[0].flops)):
         assert scale.low < value < scale.high
 

@@ -20,7 +20,7 @@ from pods import HANG_S
 from running_suites import wait_for
 
 from pytest_mlhpc.node.agents.wire import Wire, greet, key_of_run
-from pytest_mlhpc.node.batch.server import Connection, RankServer, RemoteServer
+from pytest_mlhpc.node.batch.server import RankConnection, RankServer, RemoteServer
 from pytest_mlhpc.node.protocol.channel import (
     EXIT_BATCH_GONE,
     ChannelError,
@@ -141,7 +141,7 @@ def test_a_checkout_is_no_payload():
 def greeted(purpose):
     """Give both ends of a connection on which rank 3 has proved itself."""
     ours, theirs = socket.socketpair()
-    with theirs, contextlib.closing(Connection(ours, KEY)) as connection, ThreadPoolExecutor(1) as rank:
+    with theirs, contextlib.closing(RankConnection(ours, KEY)) as connection, ThreadPoolExecutor(1) as rank:
         hello = json.dumps({"rank": 3, "purpose": purpose, "node": "n"})
         done = rank.submit(greet, Wire(theirs), KEY, lambda: hello, HANG_S)
         wait_for(connection.read)
@@ -176,7 +176,7 @@ def test_output_after_the_greeting_is_raw():
 @given(st.lists(st.binary(max_size=200) | st.just(b'{"kind":"hello","hello":"{}"}\n'), max_size=10))
 def test_who_has_not_proved_itself_is_not_heard(pieces):
     ours, theirs = socket.socketpair()
-    with theirs, contextlib.closing(Connection(ours, KEY)) as connection:
+    with theirs, contextlib.closing(RankConnection(ours, KEY)) as connection:
         for piece in pieces:
             with contextlib.suppress(OSError):
                 theirs.sendall(piece)

@@ -72,7 +72,7 @@ def test_sigterm_ends_everything_and_is_told(tmp_path, lines):
 def refused(tmp_path, monkeypatch, capfd):
     """Let a batch refuse its run in the test's own process; return its exit code and errors."""
     for name, instead in {
-        "Signals": None, "raise_file_limit": None, "become_subreaper": "", "os.dup2": None,
+        "BatchSignals": None, "raise_file_limit": None, "become_subreaper": "", "os.dup2": None,
     }.items():  # fmt: skip
         monkeypatch.setattr(f"pytest_mlhpc.node.batch.main.{name}", Mock(return_value=instead))
 

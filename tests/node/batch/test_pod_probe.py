@@ -12,13 +12,13 @@ import pytest
 from pods import Pods, run_plan
 
 from pytest_mlhpc.node.batch import probe
-from pytest_mlhpc.node.protocol.plan import Plan, Settings
-from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, Verdict
-from pytest_mlhpc.node.vet.policy import Wanted
+from pytest_mlhpc.node.protocol.plan import Plan, VetSettings
+from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, VetVerdict
+from pytest_mlhpc.node.vet.policy import ExpectedNode
 
 TRAIN = {"workload": "resnet50", "argv": ()}
 GPU = {"torch": "2.4", "built": ["cuda"], "kind": "cuda", "models": ["H100", "H100"]}
-QUICK = Settings(level="quick", need=2, unknown="warn")
+QUICK = VetSettings(level="quick", need=2, unknown="warn")
 NODE, USER = "[node_problem] DIMM 3", "[user_problem] open files: 64"
 
 
@@ -155,7 +155,7 @@ def test_torch_that_does_not_answer_is_the_nodes_fault(judge, stand_in, monkeypa
     ],
 )  # fmt: skip
 def test_what_torch_says_is_compared_with_what_runs_want(changes, wanted, code, outcome, *, says):
-    found = probe.judge_answer({**GPU, **changes}, wanted) or probe.Verdict()
+    found = probe.judge_answer({**GPU, **changes}, wanted) or probe.ProbeVerdict()
     assert (found.exit, found.outcome) == (code, outcome)
     assert says in found.text
 
@@ -184,7 +184,7 @@ def test_a_node_is_vetted_alone_without_load(probed, tmp_path):
     assert not (tmp_path / "pod0/work/.mlhpc-vet").exists()
 
 
-UNDESCRIBED = replace(QUICK, wanted=Wanted(expect={"numa": "77"}))
+UNDESCRIBED = replace(QUICK, wanted=ExpectedNode(expect={"numa": "77"}))
 
 
 def test_a_node_that_is_not_as_described_is_unfit_in_the_words_of_vetting(probed, tmp_path):
@@ -228,6 +228,6 @@ def test_vetting_that_does_not_end_is_the_nodes_fault(judge, stand_in, monkeypat
 )
 def test_only_what_is_wrong_with_this_node_asks_for_another(outcome, reason, code):
     fitness = Fitness.UNFIT if reason else Fitness.FIT
-    vetted = Verdict(outcome, 1, (NodeVerdict("n1", fitness, reason),), (), (), text="in a sentence")
-    found = probe.verdict_of(vetted) or probe.Verdict()
+    vetted = VetVerdict(outcome, 1, (NodeVerdict("n1", fitness, reason),), (), (), text="in a sentence")
+    found = probe.verdict_of(vetted) or probe.ProbeVerdict()
     assert (found.exit, found.text) == (code, "" if code == 0 else reason or "in a sentence")

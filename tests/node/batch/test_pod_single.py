@@ -13,7 +13,7 @@ from running_suites import wait_for
 
 from pytest_mlhpc.node.batch import pod
 from pytest_mlhpc.node.batch.pod_place import place_of
-from pytest_mlhpc.node.processes import Watch
+from pytest_mlhpc.node.processes import GrowthWatch
 from pytest_mlhpc.node.protocol.lines import Fault
 from pytest_mlhpc.node.protocol.plan import MetricPattern
 from pytest_mlhpc.provision import payload
@@ -171,7 +171,7 @@ def test_the_rank_is_looked_up_where_kubernetes_left_the_reference_to_it(tmp_pat
 def test_a_process_that_the_kernel_kills_for_memory_is_told_apart(tmp_path):
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 1\noom_kill 1\n")
-    watch = Watch((str(tmp_path / "none"), str(counter)))
+    watch = GrowthWatch((str(tmp_path / "none"), str(counter)))
     assert not watch.grown()
     counter.write_text("low 0\noom 2\noom_kill 2\n")
     assert watch.grown()

@@ -10,15 +10,15 @@ import pytest
 from pods import both, run_plan
 from running_suites import wait_for
 
-from pytest_mlhpc.node.protocol.plan import Settings
-from pytest_mlhpc.node.vet.policy import Wanted
+from pytest_mlhpc.node.protocol.plan import VetSettings
+from pytest_mlhpc.node.vet.policy import ExpectedNode
 
 pytestmark = pytest.mark.servers
 
 RUN, NEXT = "run-0001", "run-0002"
 
 #: Nothing computes: what is tested is who is asked and told.
-LOOK = Settings(level="quick", need=2, unknown="warn", no_load=True, budget_s=300.0)
+LOOK = VetSettings(level="quick", need=2, unknown="warn", no_load=True, budget_s=300.0)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_the_nodes_of_all_pods_are_told_before_the_first_run(start):
 
 
 def test_no_run_begins_where_nodes_are_unfit_and_all_of_them_are_named(start):
-    vetting = replace(LOOK, wanted=Wanted(expect={"numa": "77"}))
+    vetting = replace(LOOK, wanted=ExpectedNode(expect={"numa": "77"}))
     group = start(both("true"), both("true", NEXT), vetting=vetting)
     assert group.ends() == {0: 0, 1: 0}
     assert [kind for _, kind in group.kinds()] == ["vetted", "failed", "end", "vetted", "failed", "end"]

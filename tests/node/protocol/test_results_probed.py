@@ -11,7 +11,15 @@ from pytest_mlhpc.judge.baseline_files import LOCAL_TOLERANCE, TOLERANCE, Entry
 from pytest_mlhpc.judge.judge import make_entry
 from pytest_mlhpc.node.protocol.combine import combine
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import Metric, RankReport, Rate, SchemaError, Timed, from_json, to_json
+from pytest_mlhpc.node.protocol.schema import (
+    MetricValue,
+    RankReport,
+    Rate,
+    SchemaError,
+    TimedOperation,
+    from_json,
+    to_json,
+)
 from pytest_mlhpc.session import validate
 
 
@@ -27,14 +35,14 @@ def storage_run(ranks: int = 2) -> RunPlan:
     return run_plan("01890000-0000-7000-8000-000000000001", nonce="n", ranks=ranks, steps=3, **fields)
 
 
-def report(number: int, *timed: Timed, **changes) -> RankReport:
+def report(number: int, *timed: TimedOperation, **changes) -> RankReport:
     fields = {"steps": 3, "samples": 3, "step_times_s": (1.0,) * 3, "losses": (), "data_source": "none",
               "data_kind": "none", "timed": timed}  # fmt: skip
     return rank(number, **{**fields, **changes})
 
 
-def write(*seconds: float, amount: float = 100.0, **changes) -> Timed:
-    return Timed("write", seconds, (Rate("write_bandwidth", "B/s", amount, **changes),))
+def write(*seconds: float, amount: float = 100.0, **changes) -> TimedOperation:
+    return TimedOperation("write", seconds, (Rate("write_bandwidth", "B/s", amount, **changes),))
 
 
 #: Three repetitions of a second each.
@@ -44,7 +52,7 @@ WHOLE = write(1.0, 1.0, 1.0)
 UNEVEN = report(0, write(1.0, 2.0, 4.0)), report(1, write(2.0, 1.0, 1.0))
 
 
-def metrics(*reports: RankReport) -> dict[str, Metric]:
+def metrics(*reports: RankReport) -> dict[str, MetricValue]:
     return {metric.name: metric for metric in combine(storage_run(len(reports)), reports).metrics}
 
 
@@ -67,7 +75,7 @@ def test_an_amount_of_all_ranks_together_counts_once():
 
 
 def test_a_time_is_a_metric_where_it_is_asked_for():
-    timed = Timed("step", (3.0, 1.0, 2.0), times=("latency",), tolerance=0.3)
+    timed = TimedOperation("step", (3.0, 1.0, 2.0), times=("latency",), tolerance=0.3)
     found = metrics(report(0, timed))["latency"]
     assert (found.value, found.unit, found.better, found.tolerance) == (2.0, "s", "lower", 0.3)
 
@@ -80,8 +88,8 @@ def test_what_training_reports_is_not_made_up():
     "other",
     [
         write(1.0, 1.0, 1.0, amount=50.0, together=True),
-        Timed("write", (1.0,) * 3),
-        Timed("write", (1.0,) * 3, (Rate("read_bandwidth", "B/s", 100.0, together=True),)),
+        TimedOperation("write", (1.0,) * 3),
+        TimedOperation("write", (1.0,) * 3, (Rate("read_bandwidth", "B/s", 100.0, together=True),)),
         write(together=True),
         write(1.0, 0.0, 1.0, together=True),
     ],
@@ -150,7 +158,9 @@ def test_an_operation_that_was_not_measured_as_asked_fails_the_run(first, second
 
 def accepted(noise: float | None, old: Entry | None = None, *, local: bool = False) -> Entry:
     """Return the baseline of a metric that is so noisy."""
-    noisy = measurement(metrics=(Metric("rate", 10.0, "B/s", "higher", tolerance=noise),), started_ns=SECOND)
+    noisy = measurement(
+        metrics=(MetricValue("rate", 10.0, "B/s", "higher", tolerance=noise),), started_ns=SECOND
+    )
     said = {"accepted_by": "me", "reason": "first", "date": "2026-01-01", "definition": "storage nodes=1"}
     return make_entry("rate", [noisy], old, local=local, **said)
 
@@ -169,4 +179,4 @@ def test_a_chosen_tolerance_is_kept():
 @pytest.mark.parametrize("tolerance", [0.0, 1.0, -0.1])
 def test_a_tolerance_is_a_share(tolerance):
     with pytest.raises(SchemaError, match="not between 0 and 1"):
-        Metric("rate", 1.0, "B/s", "higher", tolerance=tolerance)
+        MetricValue("rate", 1.0, "B/s", "higher", tolerance=tolerance)

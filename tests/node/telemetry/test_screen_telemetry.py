@@ -25,7 +25,7 @@ from pytest_mlhpc.node.telemetry import samples
 from pytest_mlhpc.node.telemetry.samples import (
     LONGEST,
     MOST,
-    Look,
+    Interval,
     Looks,
     Mean,
     figures,
@@ -140,11 +140,11 @@ def test_the_file_of_looks_may_have_two_mebibytes_whatever_they_say():
     assert MOST * LONGEST == 2 << 20
     worst = -1.0123456789012345e-300
     mean = Mean(worst, 1 << 62)
-    assert len(text_of(Look(worst, worst, worst, 1 << 62, 1 << 62, worst, mean, mean, mean))) <= LONGEST
+    assert len(text_of(Interval(worst, worst, worst, 1 << 62, 1 << 62, worst, mean, mean, mean))) <= LONGEST
 
 
 def test_looks_are_merged_by_spans_of_one_length_and_the_first_is_kept_as_it_is():
-    looks = [Look(10.0 + second, 1.0, 0.25, second % 7) for second in range(100)]
+    looks = [Interval(10.0 + second, 1.0, 0.25, second % 7) for second in range(100)]
     found = thinned(looks, 16)
     assert [one.time_s for one in found] == [10.0, *(10.0 + end for end in range(16, 100, 16)), 109.0]
     assert found[0] == looks[0]
@@ -165,21 +165,21 @@ def test_one_more_look_is_awaited_while_the_file_is_cut(beside, tmp_path, monkey
     monkeypatch.setattr(beside, "LOOK_S", 600.0)
     with subprocess.Popen(["sleep", "600"]) as watcher, (tmp_path / "looks").open("w+b") as file:
         try:
-            file.write(b"".join(text_of(Look(float(second), 0.0, 0.0, 1)) for second in range(50)))
+            file.write(b"".join(text_of(Interval(float(second), 0.0, 0.0, 1)) for second in range(50)))
             file.flush()
             seen, newest = queue.Queue(), beside._newest
             monkeypatch.setattr(beside, "_newest", lambda file: seen.put(found := newest(file)) or found)
             waiting = threading.Thread(target=beside.await_look, args=(file, watcher))
             waiting.start()
             assert seen.get() == 49.0
-            merged, begun = text_of(Look(49.0, 1.0, 1.0, 1)), b'{"time_s": 50.0'
+            merged, begun = text_of(Interval(49.0, 1.0, 1.0, 1)), b'{"time_s": 50.0'
             for text in (b"", merged, begun):
                 os.ftruncate(file.fileno(), 0)
                 os.pwrite(file.fileno(), text, 0)
                 seen.queue.clear()
                 assert seen.get(timeout=300.0) != 50.0
                 assert waiting.is_alive()
-            os.pwrite(file.fileno(), text_of(Look(50.0, 1.0, 1.0, 1)), 0)
+            os.pwrite(file.fileno(), text_of(Interval(50.0, 1.0, 1.0, 1)), 0)
             waiting.join(300.0)
         finally:
             watcher.kill()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pytest_mlhpc.node.protocol.schema import from_json
-from pytest_mlhpc.node.vet.finding import Outcome
+from pytest_mlhpc.node.vet.finding import CheckOutcome
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -98,11 +98,11 @@ class Child:
         assert answer["id"] == number
         return answer
 
-    def outcome(self, do: str, **args: Any) -> Outcome:
+    def outcome(self, do: str, **args: Any) -> CheckOutcome:
         """Send an order and return what was found."""
         answer = self.ask(do, **args)
         assert "outcome" in answer, answer
-        return from_json(Outcome, answer["outcome"])
+        return from_json(CheckOutcome, answer["outcome"])
 
     def cpu_s(self) -> float:
         """Return how long it has computed since its start."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import (
+    CheckOutcome,
     Fact,
     Finding,
     NodeReport,
-    Outcome,
     PairResult,
     Reading,
     Report,
@@ -41,7 +41,7 @@ def gemm(value, *, device="", model=UNNAMED, round=0, floor="gemm/bf16", better=
 def node(host, *said, **more):
     """A node that has said these findings, readings and facts."""
     of = [tuple(one for one in said if isinstance(one, kind)) for kind in (Finding, Reading, Fact)]
-    return NodeReport(host, outcomes=(Outcome(*of),), **more)
+    return NodeReport(host, outcomes=(CheckOutcome(*of),), **more)
 
 
 def measured(values, again=(), **how):
@@ -53,7 +53,7 @@ def measured(values, again=(), **how):
 
 
 def verdict_on(report, settings=None, policy=POLICY):
-    return judge(report, settings or Settings(), policy)
+    return judge(report, settings or VetSettings(), policy)
 
 
 def found(verdict, host, check="gemm"):

@@ -13,13 +13,13 @@ import threading
 import time
 
 from pytest_mlhpc.node.agents.wire import Wire
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.vet.agent import BEAT_S
-from pytest_mlhpc.node.vet.course import Course
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.course import VettingRun
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.leader import Leader
-from pytest_mlhpc.node.vet.place import NotMet, Place, Search, key_of, listen, ports_of
+from pytest_mlhpc.node.vet.place import FirstNodeNotReached, Search, VetPlace, key_of, listen, ports_of
 from pytest_mlhpc.node.vet.policy import built_in
 
 #: Checks of one node, and findings and facts of each: a node with eight devices says about so much.
@@ -33,7 +33,7 @@ def outcome(check: str) -> dict:
     """Return what a check of eight devices says."""
     findings = [Finding(check, Severity.PASS, f"all is well with device {n}", f"gpu{n}") for n in range(EACH)]
     facts = [Fact(check, f"version of {n}", "550.54.15", device=f"gpu{n}") for n in range(EACH)]
-    return to_json(Outcome(tuple(findings), facts=tuple(facts), seconds=0.01))
+    return to_json(CheckOutcome(tuple(findings), facts=tuple(facts), seconds=0.01))
 
 
 def converse(wire: Wire, rank: int) -> None:
@@ -57,10 +57,10 @@ def converse(wire: Wire, rank: int) -> None:
         time.sleep(0.05)  # the real one waits in a selector; here 256 share two cores
 
 
-def agent(place: Place, environ: dict[str, str], go: object) -> None:
+def agent(place: VetPlace, environ: dict[str, str], go: object) -> None:
     """Be one node's agent, once *go* is set."""
     go.wait()
-    with contextlib.suppress(NotMet):
+    with contextlib.suppress(FirstNodeNotReached):
         converse(Search(place, key_of(environ), "").meet(HANG_S, lambda: False), place.rank)
     os._exit(0)
 
@@ -75,7 +75,7 @@ def report_to_leader(nodes: int) -> dict[str, object]:
     hosts = tuple(f"n{rank}" for rank in range(nodes))
     context = multiprocessing.get_context("fork")
     go = context.Event()
-    places = [Place(rank, nodes, hosts[rank], hosts, ("127.0.0.1",)) for rank in range(nodes)]
+    places = [VetPlace(rank, nodes, hosts[rank], hosts, ("127.0.0.1",)) for rank in range(nodes)]
     processes = [context.Process(target=agent, args=(place, environ, go)) for place in places[1:]]
     for process in processes:
         process.start()
@@ -83,11 +83,11 @@ def report_to_leader(nodes: int) -> dict[str, object]:
     own = threading.Thread(target=converse, args=(Wire(theirs), 0), daemon=True)
     key = key_of(environ)
     leader = Leader(places[0], key, Wire(ours), listen(ports_of(key)))
-    settings = Settings(no_load=True, budget_s=HANG_S)
+    settings = VetSettings(no_load=True, budget_s=HANG_S)
     begun, computed = time.monotonic(), time.process_time()
     own.start()
     go.set()
-    course = Course(leader, settings, built_in(), begun=begun, deadline=begun + HANG_S)
+    course = VettingRun(leader, settings, built_in(), begun=begun, deadline=begun + HANG_S)
     report = course.run()
     seconds, computed = time.monotonic() - begun, time.process_time() - computed
     leader.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from scripted_passive import act, host, script
 
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.node.vet.finding import Finding, Outcome, Reading, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Reading, Severity
 
 #: Figures have a spread, else no bound would be more than nothing.
 SPREAD = {f"node{number}": 1 + 0.004 * (number % 5 - 2) for number in range(1000)}
@@ -43,7 +43,7 @@ def partner_of(args: dict) -> socket.socket:
             time.sleep(0.01)
 
 
-def pair(args: dict) -> Outcome:
+def pair(args: dict) -> CheckOutcome:
     with partner_of(args) as connection:
         connection.settimeout(args["timeout_s"])
         connection.sendall(f"{rate('pair')} {host()} {args['secret']}\n".encode())
@@ -51,7 +51,7 @@ def pair(args: dict) -> Outcome:
     assert secret == args["secret"] != "", "both nodes of an exchange have the same secret"
     link = script().get("links", {}).get("-".join(sorted([host(), partner])), 1.0)
     value = link * min(rate("pair"), float(theirs))
-    return Outcome(
+    return CheckOutcome(
         readings=(Reading("pair", "pair", "pair/scripted", "", value, "B/s", round=args["round"]),)
     )
 
@@ -84,13 +84,13 @@ def misbehave(do: str) -> None:
         raise RuntimeError("no such thing here")
 
 
-def carry_out(do: str, args: dict) -> Outcome:
+def carry_out(do: str, args: dict) -> CheckOutcome:
     misbehave(do)
     if do == "pair":
         return pair(args)
     time.sleep(script().get("takes", 0.01))  # the time that a real one would compute
     reading = Reading(do, "rate", f"{do}/scripted", "Test device", rate(do), "FLOP/s", round=args["round"])
-    return Outcome((Finding(do, Severity.PASS, f"{do} was done"),), (reading,))
+    return CheckOutcome((Finding(do, Severity.PASS, f"{do} was done"),), (reading,))
 
 
 def main() -> None:

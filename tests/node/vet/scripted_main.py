@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pytest_mlhpc.node.vet import files, place, session
 from pytest_mlhpc.node.vet.main import leave, main
-from pytest_mlhpc.node.vet.workers import Programs
+from pytest_mlhpc.node.vet.workers import WorkerModules
 
 
 class Stuck:
@@ -30,4 +30,4 @@ if __name__ == "__main__":
         files.prepare = Stuck().before
     place.MOUNTS = Path(os.environ.get("MLHPC_SCRIPT_MOUNTS") or place.MOUNTS)
     memory = Stuck() if stuck == "memory" else None
-    leave(main(sys.argv[1:], Programs("scripted_passive", "scripted_child"), memory))
+    leave(main(sys.argv[1:], WorkerModules("scripted_passive", "scripted_child"), memory))

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 
 from pytest_mlhpc.node.vet import passive
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.machine import Machine, Unreadable
 
 
@@ -54,11 +54,11 @@ class Scripted:
 
 
 class ScriptedCheck(Scripted):
-    def examine(self, machine, context) -> Outcome:
+    def examine(self, machine, context) -> CheckOutcome:
         misbehave(self.name)
         severity = Severity(script().get("says", {}).get(self.name, "PASS"))
         finding = Finding(self.name, severity, f"{self.name} looked at {context.host}")
-        return Outcome((finding,), facts=(Fact(self.name, "hosts", ",".join(context.hosts)),))
+        return CheckOutcome((finding,), facts=(Fact(self.name, "hosts", ",".join(context.hosts)),))
 
 
 class ScriptedWatch(Scripted):
@@ -70,9 +70,11 @@ class ScriptedWatch(Scripted):
         misbehave("sample")
         return state + 1
 
-    def end(self, machine, context, state: int) -> Outcome:
+    def end(self, machine, context, state: int) -> CheckOutcome:
         misbehave("end")
-        return Outcome((Finding(self.name, Severity.PASS, f"watched, {'under load' if state else 'idle'}"),))
+        return CheckOutcome(
+            (Finding(self.name, Severity.PASS, f"watched, {'under load' if state else 'idle'}"),)
+        )
 
 
 class ScriptedMachine(Machine):

@@ -11,7 +11,7 @@ from corpus import CORPUS, Case, findings, load, merged, outcomes, rows
 from fake_amdsmi import OF_A_DEVICE, FakeAmdsmi
 
 from pytest_mlhpc.node.vet.checks import amd_devices
-from pytest_mlhpc.node.vet.checks.amd_devices import MODELS, Library, Untold, number, sight, text
+from pytest_mlhpc.node.vet.checks.amd_devices import MODELS, AmdLibrary, Untold, number, sight, text
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
 
@@ -137,7 +137,7 @@ def test_texts_that_stand_for_none_are_empty() -> None:
     ids=["no such function", "not supported", "it failed"],
 )
 def test_what_a_device_does_not_tell_says_why(release, device, function, error, words) -> None:
-    library = Library(node_with({"release": release, "devices": [{"bdf": "x", **device}]}))
+    library = AmdLibrary(node_with({"release": release, "devices": [{"bdf": "x", **device}]}))
     with pytest.raises(Unreadable, match=words) as raised:
         library.ask(function, library.handles()[0])
     library.close()
@@ -148,7 +148,7 @@ def test_one_check_at_a_time_has_the_library() -> None:
     machine = node_with({"devices": []})
 
     def look(_number: int) -> int:
-        library = Library(machine)
+        library = AmdLibrary(machine)
         held = machine.modules["amdsmi"]._open
         library.close()
         return held
@@ -161,17 +161,17 @@ def test_one_check_at_a_time_has_the_library() -> None:
 def test_a_library_that_hangs_in_one_check_is_unreadable_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amd_devices, "TURN_S", 0.01)
     machine = node_with({})
-    holder = Library(machine)
+    holder = AmdLibrary(machine)
     with pytest.raises(Unreadable, match="hangs in another check"):
-        Library(machine)
+        AmdLibrary(machine)
     holder.close()
     monkeypatch.undo()
-    Library(machine).close()
+    AmdLibrary(machine).close()
 
 
 def test_a_node_without_the_library_says_so() -> None:
     with pytest.raises(Absent, match="amdsmi is not installed"):
-        Library(node_with(None))
+        AmdLibrary(node_with(None))
     assert sight(node_with(None), "rocm").without == "the Python module amdsmi is not installed"
 
 

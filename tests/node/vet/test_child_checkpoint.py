@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from child_driver import PATIENCE_S, ROOT
 
-from pytest_mlhpc.node.vet.finding import Origin, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Origin, Severity
 from pytest_mlhpc.node.vet.load import checkpoint
 from pytest_mlhpc.node.vet.load.protocol import Arguments
 
@@ -27,7 +27,7 @@ checkpoint.write_and_read(sys.argv[1], 1)
 """
 
 
-def run(**args: object) -> Outcome:
+def run(**args: object) -> CheckOutcome:
     return checkpoint.run(None, Arguments(args), lambda what: None)
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from child_driver import Child
 
-from pytest_mlhpc.node.vet.finding import Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Severity
 from pytest_mlhpc.node.vet.load import all_reduce, devices, gemm, host, host_copy, memory
-from pytest_mlhpc.node.vet.load.devices import Device, Node
+from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Failed
 from pytest_mlhpc.node.vet.statistics import NAMES, find
 
@@ -23,9 +23,9 @@ MI250X = Device("rocm", 0, "AMD Instinct MI250X", "gfx90a", 110, 64 * GIB)
 PVC = Device("xpu", 0, "Intel(R) Data Center GPU Max 1550", "", 512, 64 * GIB)
 
 
-def bare(**changes: object) -> Node:
+def bare(**changes: object) -> LoadNode:
     """Return a node with one core and no devices."""
-    node = Node(torch.__version__, "cpu", (), host.allowed_cores()[:1], "Processor")
+    node = LoadNode(torch.__version__, "cpu", (), host.allowed_cores()[:1], "Processor")
     return replace(node, **changes)  # type: ignore[arg-type]  # fields of the dataclass
 
 
@@ -52,7 +52,7 @@ def test_cores_are_measured_with_figures_that_can_be_compared(
 
 @pytest.mark.servers
 def test_nodes_without_devices_have_nothing_to_copy_to(child: Child) -> None:
-    assert replace(child.outcome("host_copy"), seconds=0.0) == Outcome()
+    assert replace(child.outcome("host_copy"), seconds=0.0) == CheckOutcome()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
 
 def test_a_node_with_one_device_exchanges_nothing_within() -> None:
     outcome = all_reduce.run(bare(kind="cuda", devices=(H200,)), Arguments({}), print)
-    assert replace(outcome, seconds=0.0) == Outcome()
+    assert replace(outcome, seconds=0.0) == CheckOutcome()
 
 
 def test_devices_that_torch_cannot_use_are_unknown_and_never_pass() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_mlhpc.node.vet.finding import Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Severity
 from pytest_mlhpc.node.vet.load import all_reduce, devices, digest, gemm, host, host_copy, memory
-from pytest_mlhpc.node.vet.load.devices import Device, Node
+from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.digest import EXACT, Digests
-from pytest_mlhpc.node.vet.load.gemm import Case
+from pytest_mlhpc.node.vet.load.gemm import GemmCase
 from pytest_mlhpc.node.vet.load.protocol import Arguments
 
 MODEL = "NVIDIA H200"
@@ -42,23 +42,23 @@ class Stand(Device):
         return gemm.by_clock(work)
 
 
-def node(*breaks: str, models: tuple[str, ...] = ()) -> Node:
+def node(*breaks: str, models: tuple[str, ...] = ()) -> LoadNode:
     """Return a node with a device for each of *breaks*, which says why it fails, or nothing."""
     names = models or (MODEL,) * len(breaks)
     found = tuple(
         Stand("cuda", number, names[number], "9.0", 132, 64 << 20, breaks=text)
         for number, text in enumerate(breaks)
     )
-    return Node(torch.__version__, "cuda", found, host.allowed_cores(), "Processor")
+    return LoadNode(torch.__version__, "cuda", found, host.allowed_cores(), "Processor")
 
 
-def run(module: Any, on: Node, **args: object) -> tuple[Outcome, list[str]]:
+def run(module: Any, on: LoadNode, **args: object) -> tuple[CheckOutcome, list[str]]:
     begun: list[str] = []
     outcome = module.run(on, Arguments({"seconds": 0.01, **args}), begun.append)
     return outcome, begun
 
 
-def shown(outcome: Outcome) -> set[tuple[str, str]]:
+def shown(outcome: CheckOutcome) -> set[tuple[str, str]]:
     """Return key and device of all readings."""
     return {(reading.key, reading.device) for reading in outcome.readings}
 
@@ -66,7 +66,11 @@ def shown(outcome: Outcome) -> set[tuple[str, str]]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep matrices and arrays small, and torch as it was."""
-    cases = (Case("fp32", "float32", 64), Case("bf16", "bfloat16", 64), Case("tf32", "float32", 64))
+    cases = (
+        GemmCase("fp32", "float32", 64),
+        GemmCase("bf16", "bfloat16", 64),
+        GemmCase("tf32", "float32", 64),
+    )
     for module in (gemm, digest):
         monkeypatch.setattr(module, "cases_of", lambda device: cases)
     for module, name, value in (
@@ -162,7 +166,7 @@ def test_a_device_that_computes_wrongly_is_named(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(digest, "compute", lambda given, device, dtype, seconds: answers[device])
     two = tuple(Told("cuda", number, MODEL, "9.0", 132) for number in range(2))
-    findings, facts = digest.of_devices(Node("2.9", "cuda", two, (0,), "Processor"), 0.0, print)
+    findings, facts = digest.of_devices(LoadNode("2.9", "cuda", two, (0,), "Processor"), 0.0, print)
     assert [(one.device, one.rule) for one in findings] == [("GPU 1", "exact")]
     assert [(one.device, one.value) for one in facts] == [("GPU 0", "a"), ("GPU 1", "b")]
 

@@ -14,7 +14,7 @@ from child_driver import PATIENCE_S, Child
 
 from pytest_mlhpc.node.agents.nodes import free_port
 from pytest_mlhpc.node.protocol.schema import from_json
-from pytest_mlhpc.node.vet.finding import Outcome
+from pytest_mlhpc.node.vet.finding import CheckOutcome
 from pytest_mlhpc.node.vet.load.link import STREAMS, Deadline, Link, Sockets, call
 from pytest_mlhpc.node.vet.load.pair import agree, measure
 from pytest_mlhpc.node.vet.load.protocol import Failed
@@ -29,12 +29,12 @@ def orders(**args: object) -> tuple[dict[str, object], dict[str, object]]:
     return {**shared, "first": True}, {**shared, "first": False}
 
 
-def exchange(pair: tuple[Child, Child], **args: object) -> list[Outcome]:
+def exchange(pair: tuple[Child, Child], **args: object) -> list[CheckOutcome]:
     for child, order in zip(pair, orders(**args), strict=True):
         child.order("pair", **order)
     answers = [child.answer() for child in pair]
     assert all("outcome" in answer for answer in answers), answers
-    return [from_json(Outcome, answer["outcome"]) for answer in answers]
+    return [from_json(CheckOutcome, answer["outcome"]) for answer in answers]
 
 
 def start_long_exchange(pair: tuple[Child, Child], backend: str, timeout_s: float) -> None:

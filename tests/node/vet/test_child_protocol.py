@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from child_driver import PATIENCE_S, ROOT, Child
 
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.load import main
 from pytest_mlhpc.node.vet.load.protocol import Answers, ArgumentError, Arguments
@@ -66,7 +66,7 @@ def test_settings_and_cores_do_not_change_what_is_voted_on(child: Child, other: 
 def test_the_engine_starts_it_and_has_it_carry_out_all_that_a_quick_vetting_orders() -> None:
     told: list[Any] = []
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    load = Load(Settings(), CHILD, environ=environ, say=told.append, loaded=lambda on: None)
+    load = Load(VetSettings(), CHILD, environ=environ, say=told.append, loaded=lambda on: None)
     load.start()
 
     def until(kind: str) -> Any:
@@ -80,7 +80,7 @@ def test_the_engine_starts_it_and_has_it_carry_out_all_that_a_quick_vetting_orde
 
     try:
         assert until("ready")["ready"]["kind"] == "cpu"
-        for number, work in enumerate(works(Settings())[0], 1):
+        for number, work in enumerate(works(VetSettings())[0], 1):
             load.do(number, work.name, {"round": 0, "nodes": 3, "seconds": 0.01}, PATIENCE_S)
             assert until("answer")["id"] == number
     finally:

@@ -16,10 +16,10 @@ import yaml
 from vet_agents import HANG_S, Vetting, vet
 
 from pytest_mlhpc.node.agents.wire import Wire
-from pytest_mlhpc.node.protocol.plan import Settings
-from pytest_mlhpc.node.vet.course import Course
+from pytest_mlhpc.node.protocol.plan import VetSettings
+from pytest_mlhpc.node.vet.course import VettingRun
 from pytest_mlhpc.node.vet.leader import Leader
-from pytest_mlhpc.node.vet.place import Place, key_of, ports_of
+from pytest_mlhpc.node.vet.place import VetPlace, key_of, ports_of
 from pytest_mlhpc.node.vet.policy import built_in
 
 pytestmark = pytest.mark.servers
@@ -191,10 +191,10 @@ def test_a_folder_that_cannot_be_used_is_a_usage_error_and_the_others_hear_that_
 
 
 def test_a_node_that_never_comes_is_named():
-    place = Place(0, 2, "node0", ("node0", "node1"), ("127.0.0.1",))
+    place = VetPlace(0, 2, "node0", ("node0", "node1"), ("127.0.0.1",))
     ours, theirs = socket.socketpair()
     leader, begun = Leader(place, b"key", Wire(ours), None), time.monotonic() - 60.0
-    course = Course(leader, Settings(budget_s=60.0), built_in(), begun=begun, deadline=begun + 60.0)
+    course = VettingRun(leader, VetSettings(budget_s=60.0), built_in(), begun=begun, deadline=begun + 60.0)
     course._gather()
     theirs.close()
     leader.close()

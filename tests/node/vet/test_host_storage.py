@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from full_disk import Limited
 
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.checks.storage import (
     PIECE,
     PREFIX,
     STALE_S,
-    Storage,
+    StorageCheck,
     _files,
     _size,
     file_system,
@@ -22,7 +22,7 @@ from pytest_mlhpc.node.vet.checks.storage import (
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine, Room
 from pytest_mlhpc.node.vet.passive import chosen
-from pytest_mlhpc.node.vet.policy import Wanted, built_in
+from pytest_mlhpc.node.vet.policy import ExpectedNode, built_in
 
 #: Measures a folder, and stops when the file is written.
 STOPPING = """
@@ -36,7 +36,7 @@ storage.measure(pathlib.Path(sys.argv[1]), 4 * storage.PIECE, 10)
 
 
 def context(folder: Path) -> Context:
-    return Context(built_in(), Wanted(paths={"storage": str(folder)}))
+    return Context(built_in(), ExpectedNode(paths={"storage": str(folder)}))
 
 
 def test_a_folder_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_nothing_is_measured_where_there_is_no_room(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_full_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     with Limited().full(PIECE + 1):
-        outcome = Storage().examine(Machine(environ={}), context(tmp_path))
+        outcome = StorageCheck().examine(Machine(environ={}), context(tmp_path))
     (finding,) = outcome.findings
     assert (finding.severity, finding.rule, outcome.readings) == (Severity.CRITICAL, "storage.failed", ())
     assert "File too large" in finding.reason
@@ -123,12 +123,12 @@ def test_the_file_system_is_that_of_the_longest_mount(tmp_path: Path, folder: st
 
 
 def test_a_relative_folder_for_temporary_files_is_not_taken_for_one_at_the_root() -> None:
-    outcome = Storage().examine(Machine(environ={"TMPDIR": "made-up"}), Context(built_in()))
+    outcome = StorageCheck().examine(Machine(environ={"TMPDIR": "made-up"}), Context(built_in()))
     assert {one.severity for one in outcome.findings} <= {Severity.PASS, Severity.WARNING}
     assert "/tmp" in outcome.findings[-1].reason
 
 
 @pytest.mark.parametrize(("no_load", "measured"), [(False, True), (True, False)])
 def test_storage_is_not_measured_where_nothing_may_load_the_node(no_load: bool, measured: bool) -> None:
-    run, _ = chosen([Storage()], Settings(no_load=no_load))
+    run, _ = chosen([StorageCheck()], VetSettings(no_load=no_load))
     assert bool(run) is measured

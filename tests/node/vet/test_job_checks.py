@@ -19,13 +19,13 @@ from pytest_mlhpc.node.vet.finding import Origin, Severity
 from pytest_mlhpc.node.vet.job_findings import numbers, size
 from pytest_mlhpc.node.vet.machine import Absent, Context, Done, Machine, Unreadable
 from pytest_mlhpc.node.vet.main import stay
-from pytest_mlhpc.node.vet.policy import Wanted, built_in
+from pytest_mlhpc.node.vet.policy import ExpectedNode, built_in
 
 JOB = {check.name: check for check in all_checks()[0] if check.purpose == "job"}
 
 
 def context(**wanted):
-    about = Wanted(purpose="job", accelerator="cpu", **wanted)
+    about = ExpectedNode(purpose="job", accelerator="cpu", **wanted)
     return Context(built_in(), about, host="n1", hosts=("n1",), python=sys.executable)
 
 

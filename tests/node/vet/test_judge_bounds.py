@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 from judge_worlds import KEY, POLICY, UNNAMED, drawn, exchanged, measured, names, node, severities, verdict_on
 
-from pytest_mlhpc.node.protocol.plan import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 from pytest_mlhpc.node.vet.finding import Reading, Report
-from pytest_mlhpc.node.vet.judge import Clock, compare_clocks
+from pytest_mlhpc.node.vet.judge import ClockOffset, compare_clocks
 from pytest_mlhpc.node.vet.policies.comparison import BOUNDS
 
 
 def of_figures(values, learned=0, host="", mad=1.0):
     """What is said of these figures, with a history of *learned* figures, of *host* alone, that says 100 and differs by *mad*."""
     past = Learned(KEY, UNNAMED, 100e12, mad * 1e12, learned, host)
-    settings = Settings(learned=(past,) if learned else ())
+    settings = VetSettings(learned=(past,) if learned else ())
     return lambda policy: severities(verdict_on(measured(values), settings, policy))
 
 
@@ -37,7 +37,7 @@ def of_pairs(hosts, slow, value, spread=0.0):
 
 def of_clocks(ahead_s):
     """What is said of three nodes of which one's clock is so far ahead."""
-    clocks = [Clock("n0", 0.0), Clock("n1", 0.0), Clock("n2", ahead_s)]
+    clocks = [ClockOffset("n0", 0.0), ClockOffset("n1", 0.0), ClockOffset("n2", ahead_s)]
     return lambda policy: [finding.severity for _, finding in compare_clocks(clocks, policy)]
 
 

@@ -3,7 +3,7 @@
 import pytest
 from judge_worlds import A100, KEY, POLICY, found, measured, severities, verdict_on
 
-from pytest_mlhpc.node.protocol.plan import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 from pytest_mlhpc.node.vet import statistics
 from pytest_mlhpc.node.vet.finding import Exit
 from pytest_mlhpc.node.vet.judge import needs_repeat
@@ -85,7 +85,7 @@ MEMORY = {"model": H100, "floor": "memory/device", "unit": "B/s"}
     ],
 )
 def test_a_figure_of_one_node_is_judged_by_its_floor_and_by_history(value, how, median, severity):
-    history = Settings(learned=(Learned(KEY, A100, median, 2e12, 30),) if median else ())
+    history = VetSettings(learned=(Learned(KEY, A100, median, 2e12, 30),) if median else ())
     assert severities(verdict_on(measured([value], **{"model": A100, **how}), history)) == {"n0": severity}
 
 

@@ -6,7 +6,7 @@ from itertools import chain, pairwise, product
 import pytest
 from judge_worlds import GOOD, POLICY, drawn, exchanged, found, names, node, severities, verdict_on
 
-from pytest_mlhpc.node.protocol.plan import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeReport, PairResult, Report, Severity
 from pytest_mlhpc.node.vet.pairs import confirm_schedule, pair_schedule
 
@@ -134,7 +134,7 @@ def test_one_failed_exchange_between_good_nodes_is_a_connections():
 
 
 def learned(rate):
-    return Settings(learned=(Learned(KEY, "", rate, 1e8, 25),))
+    return VetSettings(learned=(Learned(KEY, "", rate, 1e8, 25),))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_two_nodes_as_fast_as_history_says_are_fit():
 
 
 def test_of_two_the_one_that_did_not_answer_is_unfit_and_the_other_is_not():
-    verdict = vetted(names(2), {}, trouble={"n1": ("no answer for 4 s", "n1")}, settings=Settings(need=1))
+    verdict = vetted(names(2), {}, trouble={"n1": ("no answer for 4 s", "n1")}, settings=VetSettings(need=1))
     assert (verdict.exit, verdict.good, verdict.exclude) == (Exit.READY, ("n0",), ("n1",))
     assert "not held against this node" in found(verdict, "n0", "pairs").reason
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from judge_worlds import KEY, POLICY, UNNAMED, found, gemm, measured, node, severities, verdict_on
 
-from pytest_mlhpc.node.protocol.plan import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, Reading, Report, Severity
 from pytest_mlhpc.node.vet.judge import needs_repeat
 
@@ -17,7 +17,7 @@ WIDE = [100 - 2 / 1.4826, 100 + 2 / 1.4826] * 40 + [100.0] * 21
 
 
 def history(median, count=40):
-    return Settings(learned=(Learned(KEY, UNNAMED, median * 1e12, 1e12, count),))
+    return VetSettings(learned=(Learned(KEY, UNNAMED, median * 1e12, 1e12, count),))
 
 
 def last(report, settings=None, policy=POLICY):
@@ -131,7 +131,7 @@ def test_three_nodes_are_no_peers_and_a_lone_one_is_not_repeated_for_that():
 def test_healthy_figures_without_a_comparison_are_a_go_unless_one_is_required(
     values, settings, code, fitness
 ):
-    verdict = verdict_on(measured(values), Settings(**{"require_comparison": False, **settings}))
+    verdict = verdict_on(measured(values), VetSettings(**{"require_comparison": False, **settings}))
     assert (verdict.exit, {node.fitness for node in verdict.nodes}) == (code, {fitness})
     assert ("gemm_bf16: no peers, no floor and no history" in verdict.text) is (code is Exit.NOT_COMPARED)
 
@@ -157,7 +157,7 @@ def test_healthy_figures_without_a_comparison_are_a_go_unless_one_is_required(
 )
 def test_a_lone_node_is_compared_with_what_it_has_itself_reached(value, count, severity, said):
     own = Learned(KEY, UNNAMED, 100e12, 0.0, count, "n0")
-    verdict = verdict_on(measured([value]), Settings(learned=(own, replace(own, host="n1", median=1e15))))
+    verdict = verdict_on(measured([value]), VetSettings(learned=(own, replace(own, host="n1", median=1e15))))
     finding = found(verdict, "n0")
     assert (verdict.exit, finding.severity, finding.rule) == (Exit.READY, severity, "own_history")
     assert said in finding.reason
@@ -166,7 +166,7 @@ def test_a_lone_node_is_compared_with_what_it_has_itself_reached(value, count, s
 def test_earlier_figures_that_differ_much_let_a_lone_node_differ_as_much():
     own = Learned(KEY, UNNAMED, 100e12, 10e12, 8, "n0")
     said = [
-        found(verdict_on(measured([value]), Settings(learned=(own,))), "n0").severity
+        found(verdict_on(measured([value]), VetSettings(learned=(own,))), "n0").severity
         for value in (71.0, 69.0)
     ]
     assert said == [Severity.PASS, Severity.WARNING]

@@ -3,14 +3,14 @@
 import pytest
 from judge_worlds import GOOD, found, node, verdict_on
 
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import (
+    CheckOutcome,
     Exit,
     Finding,
     Fitness,
     NodeReport,
     Origin,
-    Outcome,
     Report,
     Severity,
 )
@@ -39,7 +39,7 @@ def allocation(*findings):
     ],
 )
 def test_exit_codes(findings, need, code):
-    verdict = verdict_on(allocation(*findings), Settings(need=need))
+    verdict = verdict_on(allocation(*findings), VetSettings(need=need))
     assert verdict.exit is code
     assert bool(verdict.text) is (code is Exit.UNKNOWN)
     assert verdict.need == (need or len(findings))
@@ -53,7 +53,7 @@ def test_unknown_nodes_are_left_out_and_named():
 
 
 def test_unknown_nodes_are_used_where_the_user_says_so_and_stay_unknown():
-    verdict = verdict_on(allocation(GOOD, UNREADABLE, BAD), Settings(need=2, unknown="warn"))
+    verdict = verdict_on(allocation(GOOD, UNREADABLE, BAD), VetSettings(need=2, unknown="warn"))
     assert (verdict.exit, verdict.good, verdict.exclude) == (Exit.READY, ("n0", "n1"), ("n2",))
     assert verdict.nodes[1].fitness is Fitness.UNKNOWN
 
@@ -68,13 +68,13 @@ def test_the_worst_comes_first_and_gives_the_reason():
 
 def test_a_missing_node_is_unfit_and_says_what_it_did():
     gone = NodeReport("n1", missing="no answer for 30 s", unfinished="gemm")
-    verdict = verdict_on(Report((node("n0", GOOD), gone)), Settings(need=1))
+    verdict = verdict_on(Report((node("n0", GOOD), gone)), VetSettings(need=1))
     assert (verdict.exit, verdict.exclude) == (Exit.READY, ("n1",))
     said = "no answer for 30 s while it did gemm; leave it out and have it looked at"
     assert verdict.nodes[1].reason == f"[node_problem] the node did not say all: {said}"
 
 
-@pytest.mark.parametrize("outcomes", [(), (Outcome(),)])
+@pytest.mark.parametrize("outcomes", [(), (CheckOutcome(),)])
 def test_a_node_that_nobody_examined_is_unknown(outcomes):
     verdict = verdict_on(Report((NodeReport("n0", outcomes=outcomes),)))
     assert (verdict.exit, found(verdict, "n0", "presence").severity) == (Exit.UNKNOWN, Severity.UNKNOWN)

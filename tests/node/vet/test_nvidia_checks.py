@@ -12,11 +12,17 @@ import yaml
 from corpus import CORPUS, Case, findings, load, machine_of, outcomes, rows
 
 from pytest_mlhpc.node.vet.checks import nvidia_load, nvidia_processes
-from pytest_mlhpc.node.vet.checks.nvidia_library import MODELS, Answer, Device, Library, Notes
+from pytest_mlhpc.node.vet.checks.nvidia_library import (
+    MODELS,
+    Answer,
+    FindingNotes,
+    NvidiaDevice,
+    NvmlLibrary,
+)
 from pytest_mlhpc.node.vet.checks.nvidia_processes import is_ours
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine
-from pytest_mlhpc.node.vet.policy import Wanted, built_in
+from pytest_mlhpc.node.vet.policy import ExpectedNode, built_in
 
 CALLS = yaml.safe_load(Path(__file__).with_name("data").joinpath("nvidia_calls.yaml").read_text())
 
@@ -61,7 +67,7 @@ def test_no_error_of_any_call_is_a_defect_of_ours(error: str) -> None:
 
 def test_text_that_is_no_text_is_unknown() -> None:
     broken = Mock(nvmlDeviceGetName=lambda handle: b"\xff\xfe".decode("utf-8"))
-    answer = Library(broken).ask("nvmlDeviceGetName", None)
+    answer = NvmlLibrary(broken).ask("nvmlDeviceGetName", None)
     assert (answer.ok, answer.absent) == (False, False)
     assert "utf-8" in answer.words
 
@@ -76,13 +82,13 @@ def test_text_that_is_no_text_is_unknown() -> None:
     ],
 )  # fmt: skip
 def test_a_models_links_are_known_by_its_name(names: list[str], links: int) -> None:
-    models = [Device(0, None, name, "", "").model for name in names]
+    models = [NvidiaDevice(0, None, name, "", "").model for name in names]
     assert set(models) <= set(MODELS)
     assert {model.links for model in models} == {links}
 
 
 def test_a_model_that_we_do_not_know_has_no_demands() -> None:
-    assert Device(0, None, "NVIDIA GeForce GTX 1080", "", "").model is None
+    assert NvidiaDevice(0, None, "NVIDIA GeForce GTX 1080", "", "").model is None
 
 
 @pytest.mark.parametrize(
@@ -94,7 +100,7 @@ def test_a_model_that_we_do_not_know_has_no_demands() -> None:
     ],
 )
 def test_a_device_is_ours_if_cuda_may_see_it(environ: dict[str, str], ours: bool) -> None:
-    assert is_ours(Machine(environ=environ), Device(1, None, "NVIDIA H200", "GPU-4a1f0c52", "")) is ours
+    assert is_ours(Machine(environ=environ), NvidiaDevice(1, None, "NVIDIA H200", "GPU-4a1f0c52", "")) is ours
 
 
 @pytest.mark.parametrize(
@@ -110,11 +116,13 @@ def test_a_device_is_ours_if_cuda_may_see_it(environ: dict[str, str], ours: bool
     ],
 )
 def test_a_slowdown_is_sustained_by_its_share_of_several_samples(slow: int, of: int, severity: str) -> None:
-    device = Device(0, None, "NVIDIA H100 80GB HBM3", "", "")
+    device = NvidiaDevice(0, None, "NVIDIA H100 80GB HBM3", "", "")
     bits = [0x8] * slow + [0x4] * (of - slow)
     answers = [{"reasons": Answer(bit), "temperature": Answer(60)} for bit in bits]
-    seen = nvidia_load.Seen(frozenset({0}), tuple(nvidia_load.Sample(device, one) for one in answers))
-    said = nvidia_load.Throttle().end(Machine(), Context(built_in(), Wanted(accelerator="cuda")), seen)
+    seen = nvidia_load.WatchedDevices(
+        frozenset({0}), tuple(nvidia_load.DeviceSample(device, one) for one in answers)
+    )
+    said = nvidia_load.Throttle().end(Machine(), Context(built_in(), ExpectedNode(accelerator="cuda")), seen)
     expected = [("nvidia_throttle", severity, "nvidia.hw_slowdown", "GPU 0")] if severity else []
     assert rows([said]) == expected
 
@@ -129,7 +137,9 @@ def test_a_dcgm_that_hangs_shows_nothing() -> None:
     hangs = Mock(side_effect=nvidia_processes.Unreadable("dcgmi did not end within 60 s"))
     with machine_of(altered("h100-healthy")) as machine, patch.object(machine, "command", hangs):
         (found,) = (
-            nvidia_processes.Dcgm().examine(machine, Context(built_in(), Wanted(accelerator="cuda"))).findings
+            nvidia_processes.Dcgm()
+            .examine(machine, Context(built_in(), ExpectedNode(accelerator="cuda")))
+            .findings
         )
     assert (found.severity, found.rule) == (Severity.WARNING, "nvidia.dcgm_no_proof")
     assert "did not end within 60 s" in found.reason
@@ -154,8 +164,8 @@ def test_a_finding_says_where_the_device_is() -> None:
 
 
 def test_a_lost_device_is_named_once_by_one_check() -> None:
-    notes = Notes("nvidia_memory", Context(built_in()))
-    device = Device(3, None, "NVIDIA H200", "", "")
+    notes = FindingNotes("nvidia_memory", Context(built_in()))
+    device = NvidiaDevice(3, None, "NVIDIA H200", "", "")
     for _ in range(3):
         notes.unread("uncorrectable", device, "anything", Answer(code=15, words="lost"))
     assert [(one.rule, one.device) for one in notes.findings] == [("nvidia.lost", "GPU 3")]

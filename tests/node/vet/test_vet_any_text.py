@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_vet_files import complaints
 
-from pytest_mlhpc.node.vet.files import Kept, environment, verdict_from_json, verdict_to_json
+from pytest_mlhpc.node.vet.files import WrittenVerdict, environment, verdict_from_json, verdict_to_json
 from pytest_mlhpc.node.vet.finding import (
     Exit,
     Finding,
@@ -17,7 +17,7 @@ from pytest_mlhpc.node.vet.finding import (
     NodeVerdict,
     Origin,
     Severity,
-    Verdict,
+    VetVerdict,
 )
 from pytest_mlhpc.node.vet.text import fold, junit, last_line, table
 from pytest_mlhpc.vetting.cordon import MOST, is_ours, sealed
@@ -34,7 +34,7 @@ FINDINGS = st.builds(
 NODES = st.builds(NodeVerdict, NAME, st.sampled_from(Fitness), ANY, st.lists(FINDINGS, max_size=3).map(tuple))
 LINKS = st.builds(LinkVerdict, NAME, NAME, ANY, st.floats(), st.floats())
 VERDICTS = st.builds(
-    Verdict, st.sampled_from(Exit), st.integers(0, 9), st.lists(NODES, max_size=3).map(tuple), NAMES,
+    VetVerdict, st.sampled_from(Exit), st.integers(0, 9), st.lists(NODES, max_size=3).map(tuple), NAMES,
     NAMES, st.lists(LINKS, max_size=2).map(tuple), st.just("quick"), st.floats(0, 1e6), ANY,
 )  # fmt: skip
 
@@ -55,7 +55,7 @@ def told(verdict):
 
 @given(VERDICTS)
 def test_a_verdict_becomes_json_by_the_schema_and_back_with_all_its_text(verdict):
-    data = json.loads(json.dumps(verdict_to_json(Kept("id", 1, verdict)), allow_nan=False))
+    data = json.loads(json.dumps(verdict_to_json(WrittenVerdict("id", 1, verdict)), allow_nan=False))
     assert complaints(data) == []
     assert told(verdict_from_json(data).verdict) == told(verdict)
 

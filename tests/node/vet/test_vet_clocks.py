@@ -10,18 +10,18 @@ import pytest
 from judge_worlds import POLICY
 
 from pytest_mlhpc.node.agents.wire import Wire
-from pytest_mlhpc.node.protocol.plan import Settings
-from pytest_mlhpc.node.vet.course import Course
+from pytest_mlhpc.node.protocol.plan import VetSettings
+from pytest_mlhpc.node.vet.course import VettingRun
 from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.judge import Clock, compare_clocks
+from pytest_mlhpc.node.vet.judge import ClockOffset, compare_clocks
 from pytest_mlhpc.node.vet.leader import Leader
-from pytest_mlhpc.node.vet.place import Place, Search, listen, version
+from pytest_mlhpc.node.vet.place import Search, VetPlace, listen, version
 
 KEY = b"of this test"
 
 
 def said(*ahead_s, error_s=0.001):
-    clocks = [Clock(f"n{i}", ahead, error_s if i else 0.0) for i, ahead in enumerate(ahead_s)]
+    clocks = [ClockOffset(f"n{i}", ahead, error_s if i else 0.0) for i, ahead in enumerate(ahead_s)]
     return [finding for _, finding in compare_clocks(clocks, POLICY)]
 
 
@@ -61,7 +61,7 @@ def test_of_two_that_differ_both_are_warned_of_and_name_each_other(apart):
 
 def seated(hello_time):
     """Return what the leader knows of a second node's clock that greets with this time, or why it was refused."""
-    place = Place(0, 2, "n0", ("n0", "n1"), ("127.0.0.1",))
+    place = VetPlace(0, 2, "n0", ("n0", "n1"), ("127.0.0.1",))
     hello = {"rank": 1, "host": "n1", "of": version(), "time": hello_time}
     (first, first_end), (second, second_end) = socket.socketpair(), socket.socketpair()
     leader = Leader(place, KEY, Wire(first), None)
@@ -83,7 +83,7 @@ def test_a_time_that_is_none_is_no_clock_and_what_is_no_number_refuses_the_greet
 def test_a_node_says_its_time_and_the_leader_compares_it():
     listening = listen([0])
     leaders = (f"127.0.0.1:{listening.getsockname()[1]}",)
-    places = [Place(rank, 3, f"n{rank}", ("n0", "n1", "n2"), leaders) for rank in range(3)]
+    places = [VetPlace(rank, 3, f"n{rank}", ("n0", "n1", "n2"), leaders) for rank in range(3)]
     ours, first = socket.socketpair()
     leader = Leader(places[0], KEY, Wire(ours), listening)
 
@@ -93,7 +93,7 @@ def test_a_node_says_its_time_and_the_leader_compares_it():
         return wire
 
     begun = time.monotonic()
-    course = Course(leader, Settings(no_load=True), POLICY, begun=begun, deadline=begun + 300.0)
+    course = VettingRun(leader, VetSettings(no_load=True), POLICY, begun=begun, deadline=begun + 300.0)
     with ThreadPoolExecutor(2) as threads:
         agents = threads.map(agent, places[1:], (0.0, 500.0))
         wires = [Wire(first)]

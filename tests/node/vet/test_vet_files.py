@@ -16,20 +16,20 @@ from full_disk import Limited
 from manifest_schemas import by_model
 
 from pytest_mlhpc.node.protocol.schema import from_json
-from pytest_mlhpc.node.vet.files import FILES, MARK, FilesError, Kept, affinity, prepare, read
+from pytest_mlhpc.node.vet.files import FILES, MARK, FilesError, WrittenVerdict, affinity, prepare, read
 from pytest_mlhpc.node.vet.finding import (
+    CheckOutcome,
     Exit,
     Finding,
     Fitness,
     LinkVerdict,
     NodeReport,
     NodeVerdict,
-    Outcome,
     PairResult,
     Reading,
     Report,
     Severity,
-    Verdict,
+    VetVerdict,
 )
 from pytest_mlhpc.node.vet.text import last_line
 
@@ -48,7 +48,7 @@ def verdict(**changes):
         "nodes": (slow, *(NodeVerdict(host, Fitness.FIT, findings=(GOOD,)) for host in ("node2", "node3"))),
         "links": (LinkVerdict("node2", "node3", "half the speed of its peers", 5e9, 1e10),),
     }  # fmt: skip
-    return Verdict(**{**given, **changes})
+    return VetVerdict(**{**given, **changes})
 
 
 def written(out, *arguments, **changes):
@@ -97,7 +97,7 @@ def test_every_finding_has_all_fields_and_null_where_one_does_not_apply(tmp_path
 def test_a_verdict_is_read_as_it_was_written(tmp_path):
     folder = prepare(tmp_path)
     folder.write(verdict(), now_ns=7)
-    assert read(tmp_path) == Kept(folder.id, 7, verdict())
+    assert read(tmp_path) == WrittenVerdict(folder.id, 7, verdict())
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_the_affinity_is_one_by_the_clients_own_model():
 
 
 def test_what_was_measured_is_kept_beside_the_verdict(tmp_path):
-    outcome = Outcome((SLOW,), (Reading("gemm", "gemm", "gemm/bf16", "H100", 7e14, "FLOP/s"),))
+    outcome = CheckOutcome((SLOW,), (Reading("gemm", "gemm", "gemm/bf16", "H100", 7e14, "FLOP/s"),))
     node = NodeReport("node1", "boot", {"H100": 4}, (outcome,))
     report = Report((node,), (PairResult(0, "node1", "node2", 1e9),))
     written(tmp_path, report)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.node.child_process import ChildProcess
-from pytest_mlhpc.node.vet.workers import Held
+from pytest_mlhpc.node.vet.workers import RunningCommand
 
 pytestmark = pytest.mark.servers
 
@@ -98,7 +98,7 @@ def test_a_module_in_the_working_directory_takes_nobodys_place(ask, tmp_path, mo
 
 def test_what_does_not_vanish_is_left_behind_and_named(ask, monkeypatch):
     leash, _ = ask("path")
-    held = Held(leash)
+    held = RunningCommand(leash)
     monkeypatch.setattr("pytest_mlhpc.node.vet.workers.VANISH_S", 0.1)
     with monkeypatch.context() as patch:
         # nothing here can make a process that SIGKILL does not end

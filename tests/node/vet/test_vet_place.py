@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pytest_mlhpc.node.vet.place import Place, PlaceError, expand, place_of
+from pytest_mlhpc.node.vet.place import PlaceError, VetPlace, expand, place_of
 
 STEP = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_STEP_ID": "0",
@@ -15,11 +15,11 @@ STEP = {
 
 def test_without_a_launcher_it_is_alone():
     here = os.uname().nodename
-    assert place_of({}) == Place(host=here, hosts=(here,))
+    assert place_of({}) == VetPlace(host=here, hosts=(here,))
 
 
 def test_a_step_of_slurm_tells_everything():
-    assert place_of(STEP) == Place(1, 3, "n3", ("n2", "n3", "n4"), ("n2",))
+    assert place_of(STEP) == VetPlace(1, 3, "n3", ("n2", "n3", "n4"), ("n2",))
 
 
 def test_the_second_task_on_a_node_has_nothing_to_do():
@@ -34,7 +34,7 @@ def test_the_batch_script_itself_is_alone_and_says_how_to_vet_all():
 
 
 def test_alone_if_told_so_whatever_the_launcher_says():
-    assert place_of(STEP, single=True) == Place(host="n3", hosts=("n3",))
+    assert place_of(STEP, single=True) == VetPlace(host="n3", hosts=("n3",))
 
 
 def test_open_mpis_daemons_are_tasks_of_slurm_and_mean_nothing():
@@ -74,7 +74,7 @@ def test_pods_find_the_first_by_its_address_and_are_called_as_the_caller_says():
 def test_variables_of_our_own_come_first():
     own = {"RANK": "0", "NODES": "2", "NODELIST": "a, b", "LEADER": "10.0.0.1:77"}
     environ = STEP | {f"MLHPC_VET_{name}": value for name, value in own.items()}
-    assert place_of(environ) == Place(0, 2, "a", ("a", "b"), ("10.0.0.1:77",))
+    assert place_of(environ) == VetPlace(0, 2, "a", ("a", "b"), ("10.0.0.1:77",))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mlhpc.node.vet.files import Kept, verdict_to_json
+from pytest_mlhpc.node.vet.files import WrittenVerdict, verdict_to_json
 from pytest_mlhpc.node.vet.finding import (
     Exit,
     Finding,
@@ -16,7 +16,7 @@ from pytest_mlhpc.node.vet.finding import (
     NodeVerdict,
     Origin,
     Severity,
-    Verdict,
+    VetVerdict,
 )
 from pytest_mlhpc.node.vet.output import checked, show, show_json
 from pytest_mlhpc.node.vet.text import fold, last_line, safe, table
@@ -32,7 +32,7 @@ def node(host, *findings, fitness=Fitness.FIT, reason=""):
 
 def verdict(nodes, exclude=(), code=Exit.READY, need=0, *, seconds=41.0, text="", links=(), level="quick"):
     good = tuple(one.host for one in nodes if one.host not in exclude)
-    return Verdict(code, need, tuple(nodes), good, tuple(exclude), links, level, seconds, text)
+    return VetVerdict(code, need, tuple(nodes), good, tuple(exclude), links, level, seconds, text)
 
 
 def hosts(count):
@@ -238,6 +238,6 @@ def test_checks_are_a_table_with_values_and_verdicts(nodes, rows):
 
 
 def test_for_programs_the_verdict_is_one_object_with_the_schema_of_the_command():
-    kept, stream = Kept("1", 2, verdict(hosts(2), level="deep")), io.StringIO()
+    kept, stream = WrittenVerdict("1", 2, verdict(hosts(2), level="deep")), io.StringIO()
     show_json(kept, stream)
     assert json.loads(stream.getvalue()) == {**verdict_to_json(kept), "schema": "mlhpc/vet-deep/1"}

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.course import FEW, PASSES, Turns, _keep, joined
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Reading, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Reading, Severity
 from pytest_mlhpc.node.vet.leader import Seat
 from pytest_mlhpc.node.vet.workers import WORKS
 
@@ -20,7 +20,7 @@ def reading(value: float, *, key: str = "gemm/fp32", better: str = "higher", rou
 
 def order(nodes: int, level: str = "quick", machines: int = 1) -> list[str]:
     seats = [Seat(n, f"n{n}", boot_id=f"m{n % machines}") for n in range(nodes)]
-    turns = Turns(SimpleNamespace(seats=seats), Settings(level=level), [GEMM, HASH], seats, 0)
+    turns = Turns(SimpleNamespace(seats=seats), VetSettings(level=level), [GEMM, HASH], seats, 0)
     return [f"{work.name} {seat.host}" for left in turns._turns.values() for work, seat in left]
 
 
@@ -38,8 +38,8 @@ def test_others_do_each_work_once(nodes, level, machines):
 
 def test_of_several_turns_the_better_figure_counts():
     found = joined(
-        Outcome(readings=(reading(3.0), reading(0.2, key="latency", better="lower"))),
-        Outcome(readings=(reading(4.0), reading(0.3, key="latency", better="lower"))),
+        CheckOutcome(readings=(reading(3.0), reading(0.2, key="latency", better="lower"))),
+        CheckOutcome(readings=(reading(4.0), reading(0.3, key="latency", better="lower"))),
     )
     assert {one.key: one.value for one in found.readings} == {"gemm/fp32": 4.0, "latency": 0.2}
 
@@ -47,14 +47,14 @@ def test_of_several_turns_the_better_figure_counts():
 def test_what_is_said_in_any_turn_is_kept_once():
     wrong = Finding("gemm", Severity.CRITICAL, "it computes wrong")
     fact = Fact("gemm", "torch", "2.13")
-    found = joined(Outcome(facts=(fact,)), Outcome((wrong,), facts=(fact,)))
+    found = joined(CheckOutcome(facts=(fact,)), CheckOutcome((wrong,), facts=(fact,)))
     assert (found.findings, found.facts) == ((wrong,), (fact,))
 
 
 def test_turns_of_one_round_make_one_outcome_and_a_repetition_another():
     seat = Seat(0, "n0")
     for value, round_ in ((3.0, 0), (4.0, 0), (2.0, 1), (5.0, 1)):
-        _keep(seat, GEMM, Outcome(readings=(reading(value, round_=round_),)), round_)
+        _keep(seat, GEMM, CheckOutcome(readings=(reading(value, round_=round_),)), round_)
     assert [[one.value for one in outcome.readings] for outcome in seat.outcomes] == [[4.0], [5.0]]
     assert seat.works["gemm"] == seat.outcomes
 
@@ -62,7 +62,7 @@ def test_turns_of_one_round_make_one_outcome_and_a_repetition_another():
 def test_who_had_a_turn_when_the_time_is_over_is_not_said_to_have_had_none():
     seats = [Seat(n, f"n{n}", boot_id="m") for n in range(FEW + 1)]
     leader = SimpleNamespace(seats=seats, until=lambda _what, _until: False)
-    _keep(seats[0], GEMM, Outcome(readings=(reading(3.0),)), 0)
-    Turns(leader, Settings(), [GEMM], seats, 0).run(0.0)
+    _keep(seats[0], GEMM, CheckOutcome(readings=(reading(3.0),)), 0)
+    Turns(leader, VetSettings(), [GEMM], seats, 0).run(0.0)
     said = [[one.reason for outcome in seat.outcomes for one in outcome.findings] for seat in seats]
     assert said == [[], *[["gemm was not begun: the time for vetting was over"]] * FEW]

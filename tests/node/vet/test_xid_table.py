@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_mlhpc.node.vet.kernel_log import Message, events
+from pytest_mlhpc.node.vet.kernel_log import KernelMessage, events
 from pytest_mlhpc.node.vet.policies.kernel_log import (
     SXID_ALWAYS_FATAL,
     SXID_FATAL,
@@ -44,14 +44,14 @@ RULES = {
 def xid(code: int, rest: str = "to 0x1 (GPU Reset Required)") -> tuple[str, str]:
     """Return rule and device of the kernel's message of an Xid."""
     text = f"NVRM: Xid (PCI:0000:65:00): {code}, {rest}"
-    [event] = events([Message(text, 1.0)], lambda _: True)
+    [event] = events([KernelMessage(text, 1.0)], lambda _: True)
     return event.rule, event.device
 
 
 def sxids(codes: set[int], rest: str) -> set[str]:
     """Return the rules of the kernel's messages of switch errors."""
     texts = [f"nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): {code}, {rest}" for code in codes]
-    found = [events([Message(text, 1.0)], lambda _: False) for text in texts]
+    found = [events([KernelMessage(text, 1.0)], lambda _: False) for text in texts]
     assert all(len(each) == 1 for each in found)
     return {event.rule for each in found for event in each}
 

@@ -46,10 +46,10 @@ def limited(run: str, folder: str) -> None:
     from pytest_mlhpc.node.protocol.schema import from_json
     from pytest_mlhpc.node.worker.distributed import Group
     from pytest_mlhpc.node.worker.environment import WorkerFailure
-    from pytest_mlhpc.node.worker.probes.base import Place
+    from pytest_mlhpc.node.worker.probes.base import ProbePlace
     from pytest_mlhpc.node.worker.probes.lowering import probe
 
-    found = probe(Place(from_json(RunPlan, json.loads(run), "run"), Group(), None, Path(folder)))
+    found = probe(ProbePlace(from_json(RunPlan, json.loads(run), "run"), Group(), None, Path(folder)))
     found._limit_s = 0.5
     try:
         found.repeat()

@@ -19,7 +19,7 @@ from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.node.worker.probes.base import Place
+    from pytest_mlhpc.node.worker.probes.base import ProbePlace
     from pytest_mlhpc.node.worker.workloads.base import Task
 
 NAMED = {workload.name: workload for workload in WORKLOADS}
@@ -65,13 +65,13 @@ def plan(workload: str, *, parameters: dict[str, Any] | None = None, **changes: 
 
 def place_of(
     workload: str, folder: Path, group: tuple[int, int, int] = (0, 0, 1), **parameters: Any
-) -> Place:
+) -> ProbePlace:
     """Return where a probe runs in this process: rank, local rank and number of ranks are those of *group*."""
     from pytest_mlhpc.node.worker.accelerators.base import open_device
     from pytest_mlhpc.node.worker.distributed import Group
-    from pytest_mlhpc.node.worker.probes.base import Place
+    from pytest_mlhpc.node.worker.probes.base import ProbePlace
 
-    return Place(plan(workload, parameters=parameters), Group(*group), open_device("cpu", 0), folder)
+    return ProbePlace(plan(workload, parameters=parameters), Group(*group), open_device("cpu", 0), folder)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from rank_helpers import run_plan
 from pytest_mlhpc.node.protocol.combine import combine
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
-from pytest_mlhpc.node.worker.data.files import Layout
+from pytest_mlhpc.node.worker.data.files import SetLayout
 from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.quality.measure import measure
 
@@ -61,5 +61,5 @@ def values(measurement: Measurement, key: str) -> list[Any]:
 
 def make_small_set(root: Path, train: int, validation: int) -> Path:
     """Make a set of so many samples of 8 voxels."""
-    make_set(Layout("cosmoflow", "tfrecord-gzip", {"edge": 8, "learnable": 1}, train, validation, 0), root)
+    make_set(SetLayout("cosmoflow", "tfrecord-gzip", {"edge": 8, "learnable": 1}, train, validation, 0), root)
     return root

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pytest_mlhpc.node.agents.wire import key_of_run
-from pytest_mlhpc.node.batch.server import Connection
+from pytest_mlhpc.node.batch.server import RankConnection
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import RankReport, from_json, to_json
 
@@ -38,7 +38,7 @@ class Batch:
         self.key = b""  #: of the run whose ranks may come
         self._messages: list[tuple[int, str, Any]] = []
         self._listener = socket.socket(socket.AF_UNIX)
-        self._connections: list[Connection] = []
+        self._connections: list[RankConnection] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work)
@@ -77,7 +77,7 @@ class Batch:
         with self._lock:
             with contextlib.suppress(OSError):  # until there is nothing more
                 while True:
-                    self._connections.append(Connection(self._listener.accept()[0], self.key))
+                    self._connections.append(RankConnection(self._listener.accept()[0], self.key))
             for one in self._connections:
                 while heard := [] if one.ended else one.read():
                     said = [message for message in heard if message.kind != "hello"]

@@ -19,7 +19,7 @@ from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.reporting import on_meta
 from pytest_mlhpc.node.worker.workloads.fields import arithmetic
 from pytest_mlhpc.node.worker.workloads.fields import parallel as fields
-from pytest_mlhpc.node.worker.workloads.fields.parallel import Layout
+from pytest_mlhpc.node.worker.workloads.fields.parallel import MeshLayout
 
 SHARDED = {"parallel": {"replicate": 1, "shard": 4}}
 
@@ -58,7 +58,7 @@ def test_tuning_leaves_out_what_shards_cannot_have(name, device):
     ],
 )
 def test_ranks_are_replicas_unless_the_field_says_otherwise(asked, ranks, layout):
-    assert parallel.layout_of(asked, ranks) == Layout(*layout)
+    assert parallel.layout_of(asked, ranks) == MeshLayout(*layout)
 
 
 @pytest.mark.parametrize(

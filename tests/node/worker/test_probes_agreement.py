@@ -87,6 +87,6 @@ def test_neither_weights_nor_their_twin_are_updated_and_nothing_is_dropped(tmp_p
 
 
 def test_errors_are_relative_and_taken_over_all_parameters_together():
-    expected = agreement.Step(2.0, {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])})
-    found = agreement.Step(2.5, {"a": torch.tensor([3.0, 0.5]), "b": torch.tensor([4.0])})
+    expected = agreement.StepResult(2.0, {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])})
+    found = agreement.StepResult(2.5, {"a": torch.tensor([3.0, 0.5]), "b": torch.tensor([4.0])})
     assert [agreement.errors(one, expected) for one in (found, expected)] == [(0.25, 0.1), (0.0, 0.0)]

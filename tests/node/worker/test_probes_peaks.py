@@ -9,7 +9,7 @@ from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import peaks
 
 
-def peaks_of(tmp_path, **parameters) -> peaks.Peaks:
+def peaks_of(tmp_path, **parameters) -> peaks.PeaksProbe:
     return peaks.probe(place_of("peaks", tmp_path, **{"matrix": 64, "vector": 4096, **parameters}))
 
 

@@ -40,7 +40,7 @@ ONE, OTHER, ROWS, COLUMNS = (torch.ones(shape) for shape in (10, 10, (2, 3), (3,
     ],
 )  # fmt: skip
 def test_an_operator_reads_each_tensor_once_and_writes_each_result_once(operation, found):
-    with kernels.Counter() as counter:
+    with kernels.OperatorCounter() as counter:
         operation()
     assert counter.found == found
 

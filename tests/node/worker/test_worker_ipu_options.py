@@ -7,7 +7,7 @@ import poptorch_stand_in
 import pytest
 import torch
 
-from pytest_mlhpc.node.worker.accelerators.ipu.options import Settings, make
+from pytest_mlhpc.node.worker.accelerators.ipu.options import IpuSettings, make
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.workloads.fields import ipu
 
@@ -18,7 +18,7 @@ def poptorch():
 
 
 def made(poptorch, *, world=1, cache=None, data="memory", **parameters):
-    return make(poptorch, Settings.of(parameters, data), seed=7, world=world, cache=cache)
+    return make(poptorch, IpuSettings.of(parameters, data), seed=7, world=world, cache=cache)
 
 
 def numbers(options):

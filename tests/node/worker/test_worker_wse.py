@@ -15,7 +15,7 @@ from pytest_mlhpc.node.worker.accelerators.wse import Wse, failing, lower, measu
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import lowering
-from pytest_mlhpc.node.worker.probes.base import Place
+from pytest_mlhpc.node.worker.probes.base import ProbePlace
 
 
 def refused(workload="cosmoflow", **changes):
@@ -130,7 +130,7 @@ def test_what_the_package_writes_lies_where_it_goes_with_the_run(csx, kind, monk
 
 def test_graphs_lie_where_they_go_with_the_run_and_go_before_it_where_nobody_is_killed(tmp_path):
     run = run_of("lowering", parameters={"of": "cosmoflow"}, steps=1, warmup_steps=0)
-    probe = lowering.probe(Place(run, Group(), WAFER, tmp_path))
+    probe = lowering.probe(ProbePlace(run, Group(), WAFER, tmp_path))
     (folder,) = (tmp_path / "data").iterdir()
     assert folder.name.startswith("lowering-run-lowering-")
     probe.close()

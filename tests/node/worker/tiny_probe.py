@@ -1,6 +1,6 @@
 """A probe that only counts, and fails on request; a rank imports it by MLHPC_WORKLOAD_MODULE."""
 
-from pytest_mlhpc.node.protocol.schema import Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Rate, TimedOperation
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 
@@ -9,7 +9,9 @@ class Tiny:
         self.parameters = place.run.parameters
         self.calls = self.parameters["calls"]
         self.kernel_works = bool(self.parameters.get("kernel_works"))
-        self.operations = (Timed("count", (), (Rate("count_rate", "items/s", 10.0),), ("count_time",)),)
+        self.operations = (
+            TimedOperation("count", (), (Rate("count_rate", "items/s", 10.0),), ("count_time",)),
+        )
 
     def verify(self):
         self.calls.append("verify")

@@ -9,7 +9,7 @@ import pytest
 from cli_calls import refusals
 from trained_runs import BEGUN, FACTS, SECOND, events, record, with_value
 
-from pytest_mlhpc.node.protocol.schema import Event
+from pytest_mlhpc.node.protocol.schema import RunEvent
 from pytest_mlhpc.papers.mlperf.logs import write_logs
 from pytest_mlhpc.papers.mlperf.rules import departures
 from pytest_mlhpc.papers.mlperf.trained import trained
@@ -179,9 +179,9 @@ def stating(**facts):
                      id="no run that told anything"),
         pytest.param([record(benchmark="test_a", definition="resnet50 devices=2 nodes=1", **SILENT)],
                      [], 0, "ended before it told anything", id="no benchmark of MLPerf"),
-        pytest.param(telling(*RUN[:-1], Event("epoch_stop", BEGUN + 900 * SECOND), RUN[-1]),
+        pytest.param(telling(*RUN[:-1], RunEvent("epoch_stop", BEGUN + 900 * SECOND), RUN[-1]),
                      [], 0, "epoch_stop without epoch_start", id="a phase that stops twice"),
-        pytest.param(telling(*RUN, Event("run_start", BEGUN + 901 * SECOND)),
+        pytest.param(telling(*RUN, RunEvent("run_start", BEGUN + 901 * SECOND)),
                      [], 0, "there are 2 run_start, not one", id="two runs in one"),
         pytest.param(telling(RUN[0], *RUN), [], 0, "init_start twice without init_stop", id="init_start twice"),
         pytest.param(stating(number_of_nodes=64),

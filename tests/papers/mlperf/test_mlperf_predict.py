@@ -6,9 +6,9 @@ from unittest.mock import ANY
 import pytest
 from trained_runs import events, record
 
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.papers.mlperf import predict
-from pytest_mlhpc.papers.mlperf.predict import FITTED, MEASURED, Place, held_back, points, predictions
+from pytest_mlhpc.papers.mlperf.predict import FITTED, MEASURED, ScalePlace, held_back, points, predictions
 from pytest_mlhpc.papers.mlperf.trained import sort_out
 
 #: A machine that is as the model says: a step takes so long, plus so long for each sample of a device.
@@ -33,7 +33,7 @@ def model_of(*records):
 
 def predicted(model, devices, batch, machine="cirrus:standard"):
     training = next(one.place.training for one in model.points if one.place.machine == machine)
-    return model.predict(Place(machine, training, devices, batch))
+    return model.predict(ScalePlace(machine, training, devices, batch))
 
 
 def test_a_scale_not_run_is_predicted_from_two_others():
@@ -61,7 +61,7 @@ def test_epochs_of_a_batch_never_run_come_from_a_line_in_the_batch():
 def test_a_window_of_steps_gives_the_epoch_time_of_a_scale():
     rate = SAMPLES / epoch_s(8, 32) * 2  # another machine than the model's: what is measured wins
     run = record(3, devices=8, parameters={"global_batch": 32, "until": None}, told=())
-    throughput = Metric("effective_throughput", rate, "samples/s", "higher")
+    throughput = MetricValue("effective_throughput", rate, "samples/s", "higher")
     measured = replace(run.measurement, metrics=(throughput,))
     window = replace(run, measurement=measured)
     model = model_of(run_at(1, 1, 32), run_at(2, 4, 32), window)

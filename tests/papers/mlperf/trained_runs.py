@@ -6,7 +6,7 @@ from pathlib import Path
 
 import worlds
 
-from pytest_mlhpc.node.protocol.schema import Event, Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue, RunEvent
 from pytest_mlhpc.store.definition import text_of
 
 SECOND = 1_000_000_000
@@ -39,24 +39,24 @@ def events(
     """Return what such a run tells; evaluations lie behind the training epochs."""
     train, evaluated = counts or COUNTS[workload]
     now = BEGUN
-    found = [Event("init_start", now)]
+    found = [RunEvent("init_start", now)]
     told = {"train_samples": train, "eval_samples": evaluated, "quality_target": TARGETS[workload]}
     told |= FACTS[workload] if facts is None else facts
-    found += [Event(key, now, value) for key, value in told.items()]
+    found += [RunEvent(key, now, value) for key, value in told.items()]
     now += SECOND
-    found += [Event("init_stop", now), Event("run_start", now), Event("staging_start", now)]
+    found += [RunEvent("init_stop", now), RunEvent("run_start", now), RunEvent("staging_start", now)]
     now += int(staging_s * SECOND)
-    found.append(Event("staging_stop", now))
+    found.append(RunEvent("staging_stop", now))
     for epoch in range(1, epochs + 1):
         at = {"epoch_num": epoch}
-        found.append(Event("epoch_start", now, None, at))
+        found.append(RunEvent("epoch_start", now, None, at))
         now += int(epoch_s * SECOND)
-        found += [Event("epoch_stop", now, None, at), Event("eval_start", now, None, at)]
+        found += [RunEvent("epoch_stop", now, None, at), RunEvent("eval_start", now, None, at)]
         now += int(eval_s * SECOND)
         good = reached and epoch == epochs
         quality = GOOD[workload] if good else BAD[workload]
-        found += [Event(WORDS[workload], now, quality, at), Event("eval_stop", now, None, at)]
-    found.append(Event("run_stop", now, None, {"status": "success" if reached else "aborted"}))
+        found += [RunEvent(WORDS[workload], now, quality, at), RunEvent("eval_stop", now, None, at)]
+    found.append(RunEvent("run_stop", now, None, {"status": "success" if reached else "aborted"}))
     return tuple(found)
 
 
@@ -90,7 +90,7 @@ def record(
     measured = {
         "workload": workload, "nodes": hosts, "ranks": devices, "devices": devices, "device_type": device_type,
         "data_kind": data_kind, "data_source": "files", "cache": cache,
-        "more": (Metric("epochs", float(epochs), "1", "lower"),),
+        "more": (MetricValue("epochs", float(epochs), "1", "lower"),),
         "per_rank": tuple(worlds.rank(at, **fields) for at, fields in enumerate(of_ranks)),
     }  # fmt: skip
     computed = {field: value for field, value in chosen.items() if value is not None}

@@ -22,7 +22,7 @@ from manifests import (
 )
 
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.protocol.plan import Plan, Settings
+from pytest_mlhpc.node.protocol.plan import Plan, VetSettings
 from pytest_mlhpc.node.protocol.schema import from_json
 from pytest_mlhpc.provision.kubernetes.manifest import preview, preview_plan, render
 from pytest_mlhpc.provision.kubernetes.objects import label_safe, label_selector
@@ -178,11 +178,11 @@ TOLERATION = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
             id="time limits of pod and job cover what each counts",
         ),
         pytest.param(
-            {"patience": {"image": 60}, "grace": 5}, {"time_limit_s": 600.5, "vetting": Settings(budget_s=30)},
+            {"patience": {"image": 60}, "grace": 5}, {"time_limit_s": 600.5, "vetting": VetSettings(budget_s=30)},
             {f"{POD} activeDeadlineSeconds": 666 + 30 + 60}, id="the time that a probe may vet is the pod's too",
         ),
         pytest.param(
-            {"patience": {"image": 60}, "grace": 5, "probe": False}, {"time_limit_s": 600.5, "vetting": Settings(budget_s=30)},
+            {"patience": {"image": 60}, "grace": 5, "probe": False}, {"time_limit_s": 600.5, "vetting": VetSettings(budget_s=30)},
             {f"{POD} activeDeadlineSeconds": 666}, id="without a probe nothing is vetted",
         ),
         pytest.param(

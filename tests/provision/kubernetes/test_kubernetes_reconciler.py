@@ -10,7 +10,7 @@ from pod_worlds import ID
 
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.provisioner import LineArrived
-from pytest_mlhpc.node.protocol.plan import Settings
+from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.provision.kubernetes.creation import note_unfit, read_unfit, unfit_messages
 from pytest_mlhpc.provision.kubernetes.reconciler import NO_ROOM_RETRY_S
 
@@ -76,7 +76,7 @@ def test_a_run_without_unfit_nodes_gets_no_message(world):
 
 def test_only_the_first_runs_message_says_that_probes_found_it(plan):
     runs = (*plan.runs, replace(plan.runs[0], run_id="run-b"))
-    plan = replace(plan, runs=runs, vetting=Settings(level="deep"))
+    plan = replace(plan, runs=runs, vetting=VetSettings(level="deep"))
     note(plan, 0, n1="dead", n2="")
     first, other = unfit_messages(plan)
     assert first.run_id == "run-a"

@@ -9,7 +9,7 @@ from alert_messages import HOSTILE, message
 from alertmanager_service import Alertmanager
 
 from pytest_mlhpc.alert.channels import alertmanager as module
-from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message, State
+from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, DeliveryError, IncidentState
 
 pytestmark = pytest.mark.servers
 
@@ -21,11 +21,11 @@ def open_alertmanager(url: str, **more: object) -> Channel:
     return channel
 
 
-def incident(name: str = "night-1") -> tuple[Message, Message]:
+def incident(name: str = "night-1") -> tuple[AlertMessage, AlertMessage]:
     """Return a message of an incident that began a while ago, and its end."""
     now = time.time_ns()
     new = message(id=f"{name}-new", incident=name, started_ns=now - 3600 * _S, created_ns=now)
-    return new, replace(new, id=f"{name}-resolved", state=State.RESOLVED, ended_ns=now - _S)
+    return new, replace(new, id=f"{name}-resolved", state=IncidentState.RESOLVED, ended_ns=now - _S)
 
 
 def seconds(text: str) -> float:
@@ -57,7 +57,7 @@ def test_an_open_incident_keeps_its_start_and_gets_a_later_end_each_night(alertm
     open_alertmanager(alertmanager.url, hold_h=1).send(new)
     (first,) = alertmanager.alerts("night-1")
 
-    open_alertmanager(alertmanager.url).resend_open([replace(new, state=State.ACKNOWLEDGED)])
+    open_alertmanager(alertmanager.url).resend_open([replace(new, state=IncidentState.ACKNOWLEDGED)])
 
     (second,) = alertmanager.alerts("night-1")
     assert (
@@ -75,7 +75,7 @@ def test_a_crash_forgets_all_alerts_and_the_next_night_brings_them_back(alertman
     for new in news:
         channel.send(new)
     alertmanager.service.kill("alertmanager")
-    with pytest.raises(ChannelError, match=r"^alerts: http://127.0.0.1:[0-9]+: no answer") as caught:
+    with pytest.raises(DeliveryError, match=r"^alerts: http://127.0.0.1:[0-9]+: no answer") as caught:
         channel.resend_open(news)
     assert caught.value.retry
     alertmanager.service.start()
@@ -132,7 +132,7 @@ def test_an_incident_that_began_in_the_future_can_be_told_and_resolved(alertmana
 
 
 def test_what_went_to_a_wrong_address_is_kept_until_it_is_mended(alertmanager: Alertmanager) -> None:
-    with pytest.raises(ChannelError, match="answered 404") as caught:
+    with pytest.raises(DeliveryError, match="answered 404") as caught:
         open_alertmanager(f"{alertmanager.url}/prefix").send(incident()[0])
 
     assert caught.value.retry
@@ -143,7 +143,7 @@ def test_says_in_its_words_what_it_refuses(
 ) -> None:
     monkeypatch.setattr(module, "label_name", lambda name: f"{name}-")
 
-    with pytest.raises(ChannelError, match=r"answered 400: .*invalid label") as caught:
+    with pytest.raises(DeliveryError, match=r"answered 400: .*invalid label") as caught:
         open_alertmanager(alertmanager.url).send(incident()[0])
 
     assert not caught.value.retry

@@ -8,7 +8,7 @@ from alert_messages import HOSTILE, NEW, RESOLVED
 from http_sink import HANG, HttpSink, Reply
 
 from pytest_mlhpc.alert.channels import apprise
-from pytest_mlhpc.alert.channels.base import Channel, ChannelError
+from pytest_mlhpc.alert.channels.base import Channel, DeliveryError
 from pytest_mlhpc.errors import UsageError
 
 pytestmark = pytest.mark.servers
@@ -46,7 +46,7 @@ def test_delivers_hostile_text_as_text(sink: HttpSink) -> None:
 def test_says_why_a_service_did_not_take_it_without_the_token_of_its_address(sink: HttpSink) -> None:
     sink.answer = lambda _request: Reply(500, b"no")
 
-    with pytest.raises(ChannelError, match=r"^chat: json://: Failed to send JSON.*500") as caught:
+    with pytest.raises(DeliveryError, match=r"^chat: json://: Failed to send JSON.*500") as caught:
         open_apprise(f"json://me:s3cr3t-word@127.0.0.1:{sink.port}/T0K3N-4711").send(NEW)
 
     assert caught.value.retry
@@ -57,14 +57,14 @@ def test_says_why_a_service_did_not_take_it_without_the_token_of_its_address(sin
 def test_ends_a_service_that_hangs(sink: HttpSink) -> None:
     sink.answer = lambda _request: Reply(fault=HANG)
 
-    with pytest.raises(ChannelError, match=r"^chat: json://: ") as caught:
+    with pytest.raises(DeliveryError, match=r"^chat: json://: ") as caught:
         open_apprise(f"json://127.0.0.1:{sink.port}/?rto=600&cto=600", limit_s=1.0).send(NEW)
 
     assert caught.value.retry
 
 
 def test_says_so_when_apprise_knows_no_such_service() -> None:
-    with pytest.raises(ChannelError, match=r"^chat: nosuch://: ") as caught:
+    with pytest.raises(DeliveryError, match=r"^chat: nosuch://: ") as caught:
         open_apprise("nosuch://s3cr3t-token/x").send(NEW)
 
     assert caught.value.retry

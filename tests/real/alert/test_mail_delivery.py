@@ -9,7 +9,7 @@ from certificates import certificate
 from mail_sink import MailSink
 
 from pytest_mlhpc.alert.channels import smtp
-from pytest_mlhpc.alert.channels.base import Channel, ChannelError
+from pytest_mlhpc.alert.channels.base import Channel, DeliveryError
 
 pytestmark = pytest.mark.servers
 
@@ -42,7 +42,7 @@ def test_one_receiver_whom_the_server_refuses_costs_the_other_nothing(server: Ma
     server.behaviour.receivers[_ANNE] = "550 5.1.1 no such user here"
     anne, bob = open_mail(server)
 
-    with pytest.raises(ChannelError) as caught:
+    with pytest.raises(DeliveryError) as caught:
         anne.send(NEW)
     bob.send(NEW)
 
@@ -57,7 +57,7 @@ def test_a_receiver_who_is_to_wait_is_tried_again(server: MailSink) -> None:
     server.behaviour.receivers[_ANNE] = "450 4.2.0 greylisted, come back later"
     anne, _bob = open_mail(server)
 
-    with pytest.raises(ChannelError, match=r"450 4.2.0 greylisted") as caught:
+    with pytest.raises(DeliveryError, match=r"450 4.2.0 greylisted") as caught:
         anne.send(NEW)
     assert caught.value.retry
     del server.behaviour.receivers[_ANNE]
@@ -80,7 +80,7 @@ def test_says_in_the_servers_words_what_it_refuses(
 ) -> None:
     setattr(server.behaviour, field, answer)
 
-    with pytest.raises(ChannelError, match=words) as caught:
+    with pytest.raises(DeliveryError, match=words) as caught:
         open_mail(server)[0].send(NEW)
 
     assert caught.value.retry is retry
@@ -91,7 +91,7 @@ def test_says_in_the_servers_words_what_it_refuses(
 def test_waits_no_longer_than_its_limit_for_a_server_that_hangs(step: str, server: MailSink) -> None:
     server.behaviour.hang_at = step
 
-    with pytest.raises(ChannelError, match=r"no answer within 1 s$") as caught:
+    with pytest.raises(DeliveryError, match=r"no answer within 1 s$") as caught:
         open_mail(server, limit_s=1.0)[0].send(NEW)
 
     assert caught.value.retry
@@ -102,7 +102,7 @@ def test_a_server_that_is_down_may_come_back(server: MailSink) -> None:
     channel = open_mail(server)[0]
     server.close()
 
-    with pytest.raises(ChannelError, match=r"no answer: .*refused") as caught:
+    with pytest.raises(DeliveryError, match=r"no answer: .*refused") as caught:
         channel.send(NEW)
 
     assert caught.value.retry
@@ -111,7 +111,7 @@ def test_a_server_that_is_down_may_come_back(server: MailSink) -> None:
 def test_a_mail_whose_receipt_was_lost_has_the_same_id_when_it_comes_again(server: MailSink) -> None:
     server.behaviour.lost = True
     channel = open_mail(server)[0]
-    with pytest.raises(ChannelError, match="no answer") as caught:
+    with pytest.raises(DeliveryError, match="no answer") as caught:
         channel.send(NEW)
     assert caught.value.retry
     server.behaviour.lost = False
@@ -136,7 +136,7 @@ def test_encrypts_and_logs_in_before_it_says_anything(tmp_path: Path) -> None:
     with MailSink(starttls=context, login=("bench", "s3cr3t")) as server:
         more = {"security": "starttls", "user": "bench", "ca_file": str(trusted)}
         open_mail(server, password="s3cr3t", **more)[0].send(NEW)
-        with pytest.raises(ChannelError, match="refuses user or password: 535") as caught:
+        with pytest.raises(DeliveryError, match="refuses user or password: 535") as caught:
             open_mail(server, password="s3cr3t-but-wrong", **more)[0].send(NEW)
 
     assert len(server.mails) == 1
@@ -148,7 +148,7 @@ def test_encrypts_from_the_first_byte(tmp_path: Path) -> None:
     context, trusted = certificate(tmp_path)
     with MailSink(tls=context) as server:
         open_mail(server, security="tls", ca_file=str(trusted))[0].send(NEW)
-        with pytest.raises(ChannelError, match="certificate is not trusted") as caught:
+        with pytest.raises(DeliveryError, match="certificate is not trusted") as caught:
             open_mail(server, security="tls")[0].send(NEW)
 
     assert len(server.mails) == 1
@@ -156,7 +156,7 @@ def test_encrypts_from_the_first_byte(tmp_path: Path) -> None:
 
 
 def test_sends_nothing_to_a_server_that_cannot_encrypt(server: MailSink) -> None:
-    with pytest.raises(ChannelError, match="cannot do what the settings ask for: STARTTLS") as caught:
+    with pytest.raises(DeliveryError, match="cannot do what the settings ask for: STARTTLS") as caught:
         open_mail(server, security="starttls")[0].send(NEW)
 
     assert caught.value.retry

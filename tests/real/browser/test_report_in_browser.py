@@ -7,7 +7,7 @@ from made_nights import DAY_NS, FIRST_NS, GivenSource, a_year, benchmark, night,
 
 from pytest_mlhpc.history.events import new_event
 from pytest_mlhpc.judge.baseline_files import Entry
-from pytest_mlhpc.report.html.gather import Wanted, gather
+from pytest_mlhpc.report.html.gather import PageQuery, gather
 from pytest_mlhpc.report.html.page import html_of
 
 VIEWS = ("overview", "benchmarks", "time", "scaling", "nodes")
@@ -17,7 +17,7 @@ NOW_NS = FIRST_NS + NIGHTS * DAY_NS
 
 
 def write(path, source, entries=None, events=(), **wanted):
-    page = gather(source, Wanted(**{"now_ns": NOW_NS, **wanted}), entries or {}, events)
+    page = gather(source, PageQuery(**{"now_ns": NOW_NS, **wanted}), entries or {}, events)
     assert page is not None
     path.write_text(html_of(page), encoding="ascii")
     return path

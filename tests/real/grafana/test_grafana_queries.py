@@ -10,7 +10,7 @@ from over_time_services import Influx
 from worlds import measurement, record
 
 from pytest_mlhpc.influx.schema import lines_of
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.report.grafana.dashboards import all_dashboards
 from pytest_mlhpc.store.record import Vetted
 
@@ -49,16 +49,19 @@ def world():
     for system, benchmark in (("cirrus", PLAIN), ("eidf", PLAIN), ("cirrus", HOSTILE)):
         for night, verdict in enumerate(verdicts):
             number += 1
-            more = [Metric(name, 0.25, "s", "lower") for name in SECONDS]
+            more = [MetricValue(name, 0.25, "s", "lower") for name in SECONDS]
             more += [
-                Metric(name, 50.0 + night, "samples/s", "higher")
+                MetricValue(name, 50.0 + night, "samples/s", "higher")
                 for name in ("compute_throughput", "effective_throughput")
             ]
             more += [
-                Metric("compute_fraction", 0.5, "1", "higher"),
-                Metric("energy_efficiency", 0.1, "samples/J", "higher"),
+                MetricValue("compute_fraction", 0.5, "1", "higher"),
+                MetricValue("energy_efficiency", 0.1, "samples/J", "higher"),
             ]
-            more += [Metric("peak_memory", 1e9, "B", "lower"), Metric("energy", 640.0, "J", "lower")]
+            more += [
+                MetricValue("peak_memory", 1e9, "B", "lower"),
+                MetricValue("energy", 640.0, "J", "lower"),
+            ]
             yield record(
                 number,
                 system=system,

@@ -13,7 +13,7 @@ from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.influx.credentials import server_of
 from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.influx.source import InfluxSource
-from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.record import Record, Vetted
 
 pytestmark = pytest.mark.servers
@@ -75,7 +75,8 @@ def test_time_spans_and_filters_give_the_same_from_both(
             created_ns=moment,
             system=("a", "b")[number % 2],
             measurement=measurement(
-                float(number), more=(Metric(f"m{number % 3}", number / 7, "s", "lower", first=1.0, last=2.0),)
+                float(number),
+                more=(MetricValue(f"m{number % 3}", number / 7, "s", "lower", first=1.0, last=2.0),),
             ),
         )
         for number, moment in enumerate(moments)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pytest_mlhpc.node.vet.files import prepare
-from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, Verdict
+from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, VetVerdict
 from pytest_mlhpc.provision.kubernetes.connect import connect
 from pytest_mlhpc.provision.kubernetes.objects import NODE, ObjectRef
 from pytest_mlhpc.vetting.cordon import ANNOTATION, KubernetesNodes, apply, is_ours, undo
@@ -23,7 +23,7 @@ def unfit(host=HOST, text='row remap "failure"', origin=Origin.NODE):
 
 
 def verdict(*nodes):
-    return Verdict(Exit.TOO_FEW, 1, nodes, (), tuple(node.host for node in nodes))
+    return VetVerdict(Exit.TOO_FEW, 1, nodes, (), tuple(node.host for node in nodes))
 
 
 @pytest.fixture

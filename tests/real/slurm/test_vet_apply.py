@@ -10,7 +10,7 @@ import pytest
 from services import wait_until
 
 from pytest_mlhpc.node.vet.files import prepare
-from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, Verdict
+from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, VetVerdict
 from pytest_mlhpc.provision.slurm.commands import CliClient
 from pytest_mlhpc.vetting.cordon import SlurmNodes, apply, is_ours, undo
 
@@ -29,7 +29,7 @@ def verdict(*nodes):
     exclude = tuple(node.host for node in nodes)
     good = tuple(host for host in ("node1", "node2", "node3", "node4") if host not in exclude)
     fit = tuple(NodeVerdict(host, Fitness.FIT) for host in good)
-    return Verdict(Exit.READY, 1, (*nodes, *fit), good, exclude)
+    return VetVerdict(Exit.READY, 1, (*nodes, *fit), good, exclude)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_mlhpc.influx.schema import MEASUREMENTS, METRIC, RUN
 from pytest_mlhpc.report.grafana.dashboards import all_dashboards
-from pytest_mlhpc.report.grafana.query import Chosen, Column, OneOf, select, values_of
+from pytest_mlhpc.report.grafana.query import ChosenValue, OneOf, QueryColumn, select, values_of
 
 DASHBOARDS = all_dashboards()
 ONE = pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
@@ -68,12 +68,15 @@ def test_the_file_is_called_as_the_dashboard_which_an_import_replaces():
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda: select(RUN, [Column("verdikt")], {}), "mlhpc_run has no verdikt"),
-        (lambda: select(METRIC, [Column("value")], {"colour": Chosen("x")}), "mlhpc_metric has no colour"),
-        (lambda: select(METRIC, [Column("value")], {"id": Chosen("x")}), "mlhpc_metric has no id"),
-        (lambda: select(METRIC, [Column("value")], {}, by=("commit",)), "mlhpc_metric has no commit"),
-        (lambda: select(METRIC, [Column("system")], {}), "no field among system"),
-        (lambda: select(METRIC, [Column("value", "drop")], {}), "drop is none of"),
+        (lambda: select(RUN, [QueryColumn("verdikt")], {}), "mlhpc_run has no verdikt"),
+        (
+            lambda: select(METRIC, [QueryColumn("value")], {"colour": ChosenValue("x")}),
+            "mlhpc_metric has no colour",
+        ),
+        (lambda: select(METRIC, [QueryColumn("value")], {"id": ChosenValue("x")}), "mlhpc_metric has no id"),
+        (lambda: select(METRIC, [QueryColumn("value")], {}, by=("commit",)), "mlhpc_metric has no commit"),
+        (lambda: select(METRIC, [QueryColumn("system")], {}), "no field among system"),
+        (lambda: select(METRIC, [QueryColumn("value", "drop")], {}), "drop is none of"),
         (lambda: values_of(RUN, "failure", {}), "mlhpc_run has no failure"),
     ],
 )
@@ -83,8 +86,8 @@ def test_a_query_for_what_is_not_there_cannot_be_made(ask, said):
 
 
 def test_a_query_reads_as_influxql():
-    chosen = {"system": Chosen("system"), "metric": OneOf(("io_time", "compute_time"))}
-    found = select(METRIC, [Column("value", "median", "m")], chosen, by=("system",), every="1d")
+    chosen = {"system": ChosenValue("system"), "metric": OneOf(("io_time", "compute_time"))}
+    found = select(METRIC, [QueryColumn("value", "median", "m")], chosen, by=("system",), every="1d")
     assert found.text == (
         'SELECT median("value") AS "m" FROM "mlhpc_metric" WHERE $timeFilter AND "system" =~ /^${system:regex}$/ AND'
         ' "metric" =~ /^(io_time|compute_time)$/ GROUP BY time(1d), "system" fill(none)'

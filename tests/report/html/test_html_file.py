@@ -9,7 +9,7 @@ import pytest
 from made_nights import GivenSource, a_year, benchmark, series
 from page_content import content_of, nights, page_of
 
-from pytest_mlhpc.report.html.gather import Wanted, gather
+from pytest_mlhpc.report.html.gather import PageQuery, gather
 from pytest_mlhpc.report.html.page import SCRIPTS, html_of
 
 HOSTILE = json.loads(Path(__file__).with_name("hostile.json").read_text(encoding="utf-8"))
@@ -73,11 +73,11 @@ def test_the_same_history_makes_the_same_file():
 
 
 def test_an_empty_history_makes_no_page():
-    assert gather(GivenSource([]), Wanted(now_ns=1), {}) is None
+    assert gather(GivenSource([]), PageQuery(now_ns=1), {}) is None
 
 
 def test_a_chosen_system_or_benchmark_leaves_out_the_others():
     source = a_year(10, names=("test_a", "test_b"), scales=(1,))
-    page = gather(source, Wanted(now_ns=2**62, system="eidf", benchmark="test_b"), {})
+    page = gather(source, PageQuery(now_ns=2**62, system="eidf", benchmark="test_b"), {})
     assert [(bench.key.system, bench.label) for bench in page.benches] == [("eidf", "test_b")]
     assert benchmark("test_a") not in html_of(page)

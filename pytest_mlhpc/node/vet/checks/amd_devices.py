@@ -30,7 +30,7 @@ _TURN = threading.Lock()
 TURN_S = 6.0
 
 
-class Library:
+class AmdLibrary:
     """``amdsmi``, initialised, for one thread at a time; to be closed.
 
     Raises:
@@ -140,7 +140,7 @@ DISPLAY = 0x0300
 
 
 @dataclass(frozen=True)
-class Device:
+class AmdDevice:
     """One device as programs see it: its PCI address, model, folder in sysfs ("" if there is none), handle of ``amdsmi``."""
 
     name: str
@@ -153,8 +153,8 @@ class Device:
 class Sight:
     """What there is: devices, the library if it works, else why not. To be closed."""
 
-    devices: Tuple[Device, ...] = ()
-    library: Optional[Library] = None
+    devices: Tuple[AmdDevice, ...] = ()
+    library: Optional[AmdLibrary] = None
     without: str = ""
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class Sight:
         if self.library is not None:
             self.library.close()
 
-    def ask(self, name: str, device: Device) -> Any:
+    def ask(self, name: str, device: AmdDevice) -> Any:
         """Return what the library says of a device.
 
         Raises:
@@ -172,7 +172,7 @@ class Sight:
             raise Unreadable(self.without or "amdsmi does not know this device")
         return self.library.ask(name, device.handle)
 
-    def maybe(self, name: str, device: Device) -> Any:
+    def maybe(self, name: str, device: AmdDevice) -> Any:
         """Return the same, or None."""
         try:
             return self.ask(name, device)
@@ -191,16 +191,16 @@ def sight(machine: Machine, accelerator: str) -> Sight:
     displays = accelerator == "rocm"
     library, devices, without = _opened(machine, folders)
     if not devices:
-        devices = [Device(name, _model(machine, folder), folder) for name, folder in folders.items()]
+        devices = [AmdDevice(name, _model(machine, folder), folder) for name, folder in folders.items()]
     kept = tuple(device for device in devices if displays or not _is_display(machine, device))
     return Sight(kept, library, without)
 
 
-def _opened(machine: Machine, folders: Dict[str, str]) -> Tuple[Optional[Library], List[Device], str]:
+def _opened(machine: Machine, folders: Dict[str, str]) -> Tuple[Optional[AmdLibrary], List[AmdDevice], str]:
     """Return the library and the devices that it has, or why there is none."""
-    library: Optional[Library] = None
+    library: Optional[AmdLibrary] = None
     try:
-        library = Library(machine)
+        library = AmdLibrary(machine)
         handles = enumerate(library.handles())
         return (
             library,
@@ -240,14 +240,14 @@ def _address(machine: Machine, folder: str) -> str:
 
 
 def _by_library(
-    machine: Machine, library: Library, handle: Any, place: int, folders: Dict[str, str]
-) -> Device:
+    machine: Machine, library: AmdLibrary, handle: Any, place: int, folders: Dict[str, str]
+) -> AmdDevice:
     name = text(library.maybe("gpu_device_bdf", handle)).lower() or f"device {place}"
     folder = folders.get(name, "")
     if not folder and re.search(r"\.[1-7]$", name):  # a partition of a device: its package's files tell of it
         folder = folders.get(name[:-1] + "0", "")
     asic = library.maybe("gpu_asic_info", handle)
-    return Device(
+    return AmdDevice(
         name,
         _named(text(entry(asic, "market_name")), entry(asic, "device_id")) or _model(machine, folder),
         folder,
@@ -276,7 +276,7 @@ def _model(machine: Machine, folder: str) -> str:
     return MODELS.get(number, f"AMD device {number:#06x}")
 
 
-def _is_display(machine: Machine, device: Device) -> bool:
+def _is_display(machine: Machine, device: AmdDevice) -> bool:
     if device.model in MODELS.values():
         return False
     if not device.folder:
@@ -287,7 +287,7 @@ def _is_display(machine: Machine, device: Device) -> bool:
         return False
 
 
-def busy(machine: Machine, seen: Sight, device: Device) -> Optional[int]:
+def busy(machine: Machine, seen: Sight, device: AmdDevice) -> Optional[int]:
     """Return how much of the time a device computes, in per cent; None if nobody tells."""
     told = number(entry(seen.maybe("gpu_activity", device), "gfx_activity"), 16)
     if told is not None or not device.folder:
@@ -339,7 +339,7 @@ NOT_OF_AMD = ("power_limit", "nvlinks", "ecc", "mig")
 EXPECTABLE = (*TOLD, *SAME, "device_memory")
 
 
-def property_of(machine: Machine, seen: Sight, device: Device, key: str) -> str:
+def property_of(machine: Machine, seen: Sight, device: AmdDevice, key: str) -> str:
     """Return one of ``EXPECTABLE``; memory in whole GiB.
 
     Raises:
@@ -357,7 +357,7 @@ def property_of(machine: Machine, seen: Sight, device: Device, key: str) -> str:
     return machine.text(f"{device.folder}/{file}")
 
 
-def told_property(machine: Machine, seen: Sight, device: Device, key: str) -> str:
+def told_property(machine: Machine, seen: Sight, device: AmdDevice, key: str) -> str:
     """Return the same, or "" if nobody tells."""
     try:
         return property_of(machine, seen, device, key)
@@ -365,7 +365,7 @@ def told_property(machine: Machine, seen: Sight, device: Device, key: str) -> st
         return ""
 
 
-def memory_mib(machine: Machine, seen: Sight, device: Device) -> int:
+def memory_mib(machine: Machine, seen: Sight, device: AmdDevice) -> int:
     """Return the size of a device's memory in MiB.
 
     Raises:

@@ -13,7 +13,7 @@ from pytest_mlhpc.node.vet.checks.amd_devices import (
     OF_TWO_DIES,
     TOLD,
     VENDOR,
-    Device,
+    AmdDevice,
     Sight,
     busy,
     driver_version,
@@ -26,7 +26,7 @@ from pytest_mlhpc.node.vet.checks.amd_devices import (
     unknown,
     wanted,
 )
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Done, Machine, Unreadable
 
 #: Modes in which one package shows as several devices (AMD Instinct documentation, compute partitioning).
@@ -48,20 +48,20 @@ class AmdInventory:
     )
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look, and say what was seen."""
         if not wanted(context):
-            return Outcome()
+            return CheckOutcome()
         seen = sight(machine, context.wanted.accelerator)
         try:
             lost = _lost(machine, seen)
             if not seen.devices and not lost and context.wanted.accelerator == "auto":
-                return Outcome()
+                return CheckOutcome()
             findings = [*self._count(machine, context, seen), *self._lost(context, lost)]
             for device in seen.devices:
                 findings += self._device(machine, context, seen, device)
             findings += self._driver(machine, context, seen)
-            return Outcome((*findings, *_summary(seen)), facts=_facts(machine, seen))
+            return CheckOutcome((*findings, *_summary(seen)), facts=_facts(machine, seen))
         finally:
             seen.close()
 
@@ -108,7 +108,7 @@ class AmdInventory:
             )
         return findings
 
-    def _device(self, machine: Machine, context: Context, seen: Sight, device: Device) -> List[Finding]:
+    def _device(self, machine: Machine, context: Context, seen: Sight, device: AmdDevice) -> List[Finding]:
         findings: List[Finding] = []
         model = context.wanted.device_model
         differs = _bare(model) not in _bare(device.model)
@@ -128,7 +128,7 @@ class AmdInventory:
         return findings
 
     def _property(
-        self, machine: Machine, context: Context, seen: Sight, device: Device, key: str
+        self, machine: Machine, context: Context, seen: Sight, device: AmdDevice, key: str
     ) -> List[Finding]:
         expected = str(context.wanted.expect[key])
         try:
@@ -219,7 +219,7 @@ def _facts(machine: Machine, seen: Sight) -> Tuple[Fact, ...]:
     return tuple(facts)
 
 
-def _memory(machine: Machine, seen: Sight, device: Device) -> str:
+def _memory(machine: Machine, seen: Sight, device: AmdDevice) -> str:
     try:
         return f"{memory_mib(machine, seen, device)} MiB"
     except Unreadable:
@@ -260,21 +260,21 @@ class AmdRvs:
     reads: Tuple[str, ...] = (f"rvs -r {LEVEL}",)
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look, and say what was seen."""
         if not wanted(context):
-            return Outcome()
+            return CheckOutcome()
         seen = sight(machine, context.wanted.accelerator)
         seen.close()
         if not seen.devices:
-            return Outcome()
+            return CheckOutcome()
         for program in PROGRAMS:
             try:
                 done = machine.command([program, "-r", LEVEL], TIMEOUT_S)
             except Absent:
                 continue
-            return Outcome(tuple(self._judge(context, done)))
-        return Outcome(
+            return CheckOutcome(tuple(self._judge(context, done)))
+        return CheckOutcome(
             (Finding(self.name, Severity.INFO, "the ROCm Validation Suite (rvs) is not installed"),)
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Tuple
 
 from pytest_mlhpc.node.vet.checks.amd_devices import (
-    Device,
+    AmdDevice,
     Sight,
     Untold,
     entry,
@@ -17,7 +17,7 @@ from pytest_mlhpc.node.vet.checks.amd_devices import (
     unknown,
     wanted,
 )
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable, Watch
 
 #: The widest PCIe link; sysfs writes 0, 63 or 255 for a link that there is not (MI300A).
@@ -29,12 +29,12 @@ Rate = Tuple[float, float]
 
 
 @dataclass
-class State:
+class LinkState:
     """``asks``: whether sysfs lacks PCIe rates of some device; ``down``: links that are down, by device; ``troubles``: why that is not known; ``lanes``, ``rates``: PCIe at its best."""
 
     accelerator: str = ""
     asks: bool = False
-    devices: List[Device] = field(default_factory=list)
+    devices: List[AmdDevice] = field(default_factory=list)
     up: Dict[str, int] = field(default_factory=dict)
     down: Dict[str, int] = field(default_factory=dict)
     troubles: Dict[str, str] = field(default_factory=dict)
@@ -57,23 +57,23 @@ class AmdLinks:
 
     def begin(self, machine: Machine, context: Context) -> object:
         """Return the links before the load."""
-        state = State(context.wanted.accelerator)
+        state = LinkState(context.wanted.accelerator)
         return self._look(machine, state, all_links=True) if wanted(context) else state
 
     def sample(self, machine: Machine, state: object) -> object:
         """Look at PCIe, which is at its full rate only now."""
-        assert isinstance(state, State)  # noqa: S101 - what begin returned
+        assert isinstance(state, LinkState)  # noqa: S101 - what begin returned
         for device in state.devices:
             _best(state, device.name, pcie(machine, Sight(), device))
         if state.asks:
             self._look(machine, state, all_links=False)
         return state
 
-    def end(self, machine: Machine, context: Context, state: object) -> Outcome:
+    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:
         """Look again, and say what the load has shown."""
-        assert isinstance(state, State)  # noqa: S101 - what begin returned
+        assert isinstance(state, LinkState)  # noqa: S101 - what begin returned
         if not state.devices:
-            return Outcome()
+            return CheckOutcome()
         self._look(machine, state, all_links=True)
         findings: List[Finding] = []
         for device in state.devices:
@@ -82,14 +82,14 @@ class AmdLinks:
             findings = [
                 Finding(self.name, Severity.PASS, f"no link of {len(state.devices)} devices is down or slow")
             ]
-        return Outcome(tuple(findings), facts=_facts(state))
+        return CheckOutcome(tuple(findings), facts=_facts(state))
 
-    def _look(self, machine: Machine, state: State, *, all_links: bool) -> State:
+    def _look(self, machine: Machine, state: LinkState, *, all_links: bool) -> LinkState:
         seen = sight(machine, state.accelerator)
         try:
             for device in seen.devices:
                 if all(device.name != known.name for known in state.devices):
-                    state.devices.append(Device(device.name, device.model, device.folder))
+                    state.devices.append(AmdDevice(device.name, device.model, device.folder))
                     state.asks = state.asks or _rate_of_sysfs(machine, device) is None
                 _best(state, device.name, pcie(machine, seen, device))
                 if all_links:
@@ -98,7 +98,7 @@ class AmdLinks:
             seen.close()
         return state
 
-    def _judge(self, context: Context, state: State, name: str) -> List[Finding]:
+    def _judge(self, context: Context, state: LinkState, name: str) -> List[Finding]:
         findings: List[Finding] = []
         if name in state.troubles:
             findings.append(unknown(self.name, "amd.xgmi_down", Unreadable(state.troubles[name]), name))
@@ -122,7 +122,7 @@ class AmdLinks:
         return findings
 
 
-def _count(state: State, seen: Sight, device: Device) -> None:
+def _count(state: LinkState, seen: Sight, device: AmdDevice) -> None:
     """Count links; a link that was down once stays so. What a device never tells (MI200) is no trouble."""
     try:
         answer = seen.ask("gpu_xgmi_link_status", device)
@@ -142,7 +142,7 @@ def _count(state: State, seen: Sight, device: Device) -> None:
     state.down[device.name] = max(sum(one == "D" for one in told), state.down.get(device.name, 0))
 
 
-def pcie(machine: Machine, seen: Sight, device: Device) -> Tuple[Optional[Lanes], Optional[Rate]]:
+def pcie(machine: Machine, seen: Sight, device: AmdDevice) -> Tuple[Optional[Lanes], Optional[Rate]]:
     """Return a device's PCIe lanes and rate now; None for what it does not have, or nobody tells.
 
     sysfs comes first: it costs nothing under load, and amdsmi reads the same.
@@ -160,7 +160,7 @@ def pcie(machine: Machine, seen: Sight, device: Device) -> Tuple[Optional[Lanes]
     )
 
 
-def _lanes_of_sysfs(machine: Machine, device: Device) -> Optional[Lanes]:
+def _lanes_of_sysfs(machine: Machine, device: AmdDevice) -> Optional[Lanes]:
     if not device.folder:
         return None
     try:
@@ -170,7 +170,7 @@ def _lanes_of_sysfs(machine: Machine, device: Device) -> Optional[Lanes]:
     return (found[0], found[1]) if all(0 < lanes <= MOST_LANES for lanes in found) else None
 
 
-def _rate_of_sysfs(machine: Machine, device: Device) -> Optional[Rate]:
+def _rate_of_sysfs(machine: Machine, device: AmdDevice) -> Optional[Rate]:
     """Read such as "32.0 GT/s PCIe"; "Unknown" where there is no link."""
     if not device.folder:
         return None
@@ -186,7 +186,7 @@ def _rate_of_sysfs(machine: Machine, device: Device) -> Optional[Rate]:
     return (found[0], found[1]) if all(found) else None
 
 
-def _best(state: State, name: str, now: Tuple[Optional[Lanes], Optional[Rate]]) -> None:
+def _best(state: LinkState, name: str, now: Tuple[Optional[Lanes], Optional[Rate]]) -> None:
     """Keep the best that was seen: a link that was as wide and fast as it can be is well."""
     lanes, rate = now
     if lanes and lanes[0] / lanes[1] > _share(state.lanes.get(name)):
@@ -199,7 +199,7 @@ def _share(known: Optional[Tuple[float, float]]) -> float:
     return known[0] / known[1] if known else 0.0
 
 
-def _facts(state: State) -> Tuple[Fact, ...]:
+def _facts(state: LinkState) -> Tuple[Fact, ...]:
     """Return how many links each device has: the same as that in its place on other nodes."""
     return tuple(
         Fact(AmdLinks.name, "amd xgmi links", f"{state.up[name]} up", f"{device.model} {name}", name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
 from pytest_mlhpc.node.vet.checks.amd_devices import (
-    Device,
+    AmdDevice,
     Sight,
     entry,
     number,
@@ -16,7 +16,7 @@ from pytest_mlhpc.node.vet.checks.amd_devices import (
     unknown,
     wanted,
 )
-from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Severity
 from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine, Unreadable
 
 #: amdsmi_memory_page_status_t, and the letters of sysfs.
@@ -50,10 +50,10 @@ class AmdMemory:
     )
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look, and say what was seen."""
         if not wanted(context):
-            return Outcome()
+            return CheckOutcome()
         seen = sight(machine, context.wanted.accelerator)
         try:
             findings: List[Finding] = []
@@ -65,11 +65,11 @@ class AmdMemory:
                 findings = [
                     Finding(self.name, Severity.PASS, f"the memory of {len(seen.devices)} devices is well")
                 ]
-            return Outcome(tuple(findings))
+            return CheckOutcome(tuple(findings))
         finally:
             seen.close()
 
-    def _errors(self, machine: Machine, context: Context, seen: Sight, device: Device) -> List[Finding]:
+    def _errors(self, machine: Machine, context: Context, seen: Sight, device: AmdDevice) -> List[Finding]:
         try:
             errors = count_errors(machine, seen, device)
         except Unreadable as error:
@@ -106,7 +106,7 @@ class AmdMemory:
             ),
         ]
 
-    def _pages(self, machine: Machine, context: Context, seen: Sight, device: Device) -> List[Finding]:
+    def _pages(self, machine: Machine, context: Context, seen: Sight, device: AmdDevice) -> List[Finding]:
         try:
             pages = bad_pages(machine, seen, device)
         except Unreadable as error:
@@ -149,7 +149,7 @@ class AmdMemory:
             findings = [Finding(self.name, Severity.INFO, reason, name, metric="pages", value=float(total))]
         return findings
 
-    def _guarded(self, machine: Machine, context: Context, seen: Sight, device: Device) -> List[Finding]:
+    def _guarded(self, machine: Machine, context: Context, seen: Sight, device: AmdDevice) -> List[Finding]:
         """Say whether the memory controller's errors are counted; what nobody tells is no fault beside counts."""
         guarded = is_guarded(machine, seen, device)
         if guarded is None:
@@ -158,7 +158,7 @@ class AmdMemory:
         return said(context, self.name, "amd.ras_disabled", not guarded, reason, device=device.name)
 
 
-def count_errors(machine: Machine, seen: Sight, device: Device) -> Errors:
+def count_errors(machine: Machine, seen: Sight, device: AmdDevice) -> Errors:
     """Return a device's counts over all blocks.
 
     Raises:
@@ -177,7 +177,7 @@ def count_errors(machine: Machine, seen: Sight, device: Device) -> Errors:
     return Errors(uncorrectable, corrected, number(entry(answer, "deferred_count")) or 0)
 
 
-def _counts_of_sysfs(machine: Machine, device: Device, before: Unreadable) -> Errors:
+def _counts_of_sysfs(machine: Machine, device: AmdDevice, before: Unreadable) -> Errors:
     """Add up the files of all blocks; newer drivers have ``aca_umc`` in the place of ``umc_err_count``."""
     if not device.folder:
         raise Unreadable(f"memory errors cannot be counted: {before}")
@@ -197,7 +197,7 @@ def _counts_of_sysfs(machine: Machine, device: Device, before: Unreadable) -> Er
     return Errors(total["ue"], total["ce"], total["de"])
 
 
-def bad_pages(machine: Machine, seen: Sight, device: Device) -> Dict[int, int]:
+def bad_pages(machine: Machine, seen: Sight, device: AmdDevice) -> Dict[int, int]:
     """Return how many bad pages a device has in each state.
 
     Raises:
@@ -221,7 +221,7 @@ def bad_pages(machine: Machine, seen: Sight, device: Device) -> Dict[int, int]:
     return counted
 
 
-def allowed_pages(machine: Machine, seen: Sight, device: Device) -> Optional[int]:
+def allowed_pages(machine: Machine, seen: Sight, device: AmdDevice) -> Optional[int]:
     """Return after how many bad pages the driver gives a device up; None if nobody can tell."""
     told = number(seen.maybe("gpu_bad_page_threshold", device), 32)
     if told:
@@ -239,7 +239,7 @@ def allowed_pages(machine: Machine, seen: Sight, device: Device) -> Optional[int
         return None
 
 
-def is_guarded(machine: Machine, seen: Sight, device: Device) -> Optional[bool]:
+def is_guarded(machine: Machine, seen: Sight, device: AmdDevice) -> Optional[bool]:
     """Return whether the memory controller's errors are looked for; None if nobody tells."""
     answer = seen.maybe("gpu_ras_block_features_enabled", device)
     for block in answer if isinstance(answer, list) else ():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.vet.checks.amd_devices import (
-    Device,
+    AmdDevice,
     Sight,
     busy,
     entry,
@@ -17,7 +17,7 @@ from pytest_mlhpc.node.vet.checks.amd_devices import (
     unknown,
     wanted,
 )
-from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable, Watch
 
 #: Accumulators of ``amdsmi_violation_status_t``: key -> words.
@@ -50,7 +50,7 @@ Accumulators = Dict[str, int]
 Shares = Tuple[float, float, str]
 
 
-def accumulators(machine: Machine, seen: Sight, device: Device) -> Accumulators:
+def accumulators(machine: Machine, seen: Sight, device: AmdDevice) -> Accumulators:
     """Return the time spent at each limit, and all time as ``acc_counter``, in the firmware's units.
 
     Raises:
@@ -66,7 +66,7 @@ def accumulators(machine: Machine, seen: Sight, device: Device) -> Accumulators:
     return counted
 
 
-def accumulators_of_sysfs(machine: Machine, device: Device) -> Optional[Accumulators]:
+def accumulators_of_sysfs(machine: Machine, device: AmdDevice) -> Optional[Accumulators]:
     """Return them as gpu_metrics has them; None where it has none."""
     found = _unpacked(machine, device, COUNTS, COUNTS_AT)
     return _told({key: number(value, 32) for key, value in zip(COUNTED, found)}) if found else None
@@ -78,7 +78,7 @@ def _told(found: Mapping[str, Optional[int]]) -> Optional[Accumulators]:
     return counted if "acc_counter" in counted and set(counted) & set(HEAT) else None
 
 
-def bits(machine: Machine, seen: Sight, device: Device) -> int:
+def bits(machine: Machine, seen: Sight, device: AmdDevice) -> int:
     """Return the bits that hold now, or ``UNEXPLAINED``.
 
     Raises:
@@ -96,14 +96,14 @@ def bits(machine: Machine, seen: Sight, device: Device) -> int:
     return counted
 
 
-def bits_of_sysfs(machine: Machine, device: Device) -> Optional[int]:
+def bits_of_sysfs(machine: Machine, device: AmdDevice) -> Optional[int]:
     """Return the bits as gpu_metrics has them; None where it has none."""
     found = _unpacked(machine, device, BITS, BITS_AT)
     return number(found[0]) if found else None
 
 
 def _unpacked(
-    machine: Machine, device: Device, layout: struct.Struct, places: Mapping[Tuple[int, int], int]
+    machine: Machine, device: AmdDevice, layout: struct.Struct, places: Mapping[Tuple[int, int], int]
 ) -> Tuple[int, ...]:
     """Return the values at the place that a format of gpu_metrics has for them; nothing in formats without."""
     if not device.folder:
@@ -170,15 +170,15 @@ BUSY = 50
 
 
 @dataclass
-class Watched:
+class WatchedDevice:
     """What is known of one device: accumulators, or bits, each with whether it was busy; and why there is nothing new."""
 
-    device: Device
+    device: AmdDevice
     points: List[Tuple[Accumulators, bool]] = field(default_factory=list)
     samples: List[Tuple[int, bool]] = field(default_factory=list)
     trouble: str = ""
 
-    def add(self, machine: Machine, seen: Sight, device: Device) -> None:
+    def add(self, machine: Machine, seen: Sight, device: AmdDevice) -> None:
         """Add what is told now, of the kind that was told first."""
         under_load = (busy(machine, seen, device) or 0) >= BUSY
         try:
@@ -206,12 +206,12 @@ class Watched:
 
 
 @dataclass
-class State:
+class ThrottleState:
     """All devices of a node; ``asks`` whether the library is needed to watch them."""
 
     accelerator: str = ""
     asks: bool = False
-    devices: List[Watched] = field(default_factory=list)
+    devices: List[WatchedDevice] = field(default_factory=list)
 
 
 class AmdThrottle:
@@ -225,7 +225,7 @@ class AmdThrottle:
 
     def begin(self, machine: Machine, context: Context) -> object:
         """Return what is to be watched."""
-        state = State(context.wanted.accelerator)
+        state = ThrottleState(context.wanted.accelerator)
         if not wanted(context):
             return state
         seen = sight(machine, state.accelerator)
@@ -240,8 +240,8 @@ class AmdThrottle:
             seen.close()
         return state
 
-    def _first(self, machine: Machine, seen: Sight, device: Device) -> Watched:
-        watched = Watched(Device(device.name, device.model, device.folder))
+    def _first(self, machine: Machine, seen: Sight, device: AmdDevice) -> WatchedDevice:
+        watched = WatchedDevice(AmdDevice(device.name, device.model, device.folder))
         try:
             watched.points.append((accumulators(machine, seen, device), False))
         except Unreadable as error:
@@ -250,12 +250,12 @@ class AmdThrottle:
 
     def sample(self, machine: Machine, state: object) -> object:
         """Add what is told now."""
-        assert isinstance(state, State)  # noqa: S101 - what begin returned
+        assert isinstance(state, ThrottleState)  # noqa: S101 - what begin returned
         if state.devices:
             self._add(machine, state, state.devices)
         return state
 
-    def _add(self, machine: Machine, state: State, devices: List[Watched]) -> None:
+    def _add(self, machine: Machine, state: ThrottleState, devices: List[WatchedDevice]) -> None:
         seen = sight(machine, state.accelerator) if state.asks else Sight()
         try:
             now = {device.name: device for device in seen.devices}
@@ -264,11 +264,11 @@ class AmdThrottle:
         finally:
             seen.close()
 
-    def end(self, machine: Machine, context: Context, state: object) -> Outcome:
+    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:
         """Look again at accumulators, not at bits, as the load is over; and say what it has shown."""
-        assert isinstance(state, State)  # noqa: S101 - what begin returned
+        assert isinstance(state, ThrottleState)  # noqa: S101 - what begin returned
         if not state.devices:
-            return Outcome()
+            return CheckOutcome()
         counting = [one for one in state.devices if one.points]
         if counting:
             self._add(machine, state, counting)
@@ -278,9 +278,9 @@ class AmdThrottle:
         if not findings:
             reason = "no device was slowed down by heat or from outside"
             findings = [Finding(self.name, Severity.PASS, reason)]
-        return Outcome(tuple(findings))
+        return CheckOutcome(tuple(findings))
 
-    def _judge(self, context: Context, one: Watched) -> List[Finding]:
+    def _judge(self, context: Context, one: WatchedDevice) -> List[Finding]:
         name = one.device.name
         try:
             heat, outside, words = one.shares()

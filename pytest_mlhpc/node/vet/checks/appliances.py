@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Tuple
 
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine, Unreadable
 
 #: The attribute by which an IPU tells how it is, and what it says when it is well.
@@ -27,21 +27,21 @@ class GraphcoreIpus:
     reads: Tuple[str, ...] = ("gc-inventory -j", "gc-info --device-info")
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look, and say what was seen."""
         accelerator = context.wanted.accelerator
         if accelerator not in ("auto", "ipu"):
-            return Outcome()
+            return CheckOutcome()
         try:
             ipus = inventory(machine, context.wanted.devices or 1)
         except Absent:
             if accelerator == "auto":
-                return Outcome()
+                return CheckOutcome()
             raise
         findings = [*self._count(context, ipus), *self._states(context, ipus)]
         if not findings and ipus:
             findings = [Finding(self.name, Severity.PASS, f"{len(ipus)} IPUs without errors")]
-        return Outcome(tuple(findings), facts=_facts(ipus))
+        return CheckOutcome(tuple(findings), facts=_facts(ipus))
 
     def _count(self, context: Context, ipus: List[Dict[str, str]]) -> List[Finding]:
         least = context.wanted.devices
@@ -136,23 +136,23 @@ class CerebrasClient:
     reads: Tuple[str, ...] = (" ".join(COMMAND),)
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look, and say what was seen."""
         accelerator = context.wanted.accelerator
         if accelerator not in ("auto", "wse"):
-            return Outcome()
+            return CheckOutcome()
         try:
             done = machine.command(COMMAND, TIMEOUT_S)
         except Absent:
             if accelerator == "auto":
-                return Outcome()
+                return CheckOutcome()
             raise
         bound = context.policy["cerebras.client"]
         words = " ".join((done.errors if done.code else done.output).split())[:300]
         if bound.reached(done.code != 0, bound.fail):
             reason = f"the appliance does not answer csctl (exit code {done.code}): {words or 'no words'}; ask its operators"
-            return Outcome((Finding(self.name, Severity.CRITICAL, reason, rule=bound.key),))
-        return Outcome((Finding(self.name, Severity.PASS, f"the appliance answers: {words}"),))
+            return CheckOutcome((Finding(self.name, Severity.CRITICAL, reason, rule=bound.key),))
+        return CheckOutcome((Finding(self.name, Severity.PASS, f"the appliance answers: {words}"),))
 
 
 CHECKS: Tuple[Check, ...] = (

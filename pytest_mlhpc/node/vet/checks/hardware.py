@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine, Unreadable, Watch
-from pytest_mlhpc.node.vet.policy import Wanted, summed, unknown, weigh
+from pytest_mlhpc.node.vet.policy import ExpectedNode, summed, unknown, weigh
 
 _CPU = "/sys/devices/system/cpu"
 _COUNTS = ("core_throttle_count", "package_throttle_count")
@@ -26,7 +26,7 @@ _TICKS = 10
 
 
 @dataclass(frozen=True)
-class State:
+class ProcessorState:
     """Counters at the begin, by processor and name; when that was; busy and total ticks at the last sample; clocks as shares of the base clock."""
 
     counters: Mapping[Tuple[str, str], int]
@@ -49,13 +49,13 @@ class CpuThrottle:
     )
     purpose = ""
 
-    def begin(self, machine: Machine, _context: Context) -> State:
+    def begin(self, machine: Machine, _context: Context) -> ProcessorState:
         """Read all counters."""
-        return State(_counters(machine), machine.clock(), _ticks(machine))
+        return ProcessorState(_counters(machine), machine.clock(), _ticks(machine))
 
-    def sample(self, machine: Machine, state: object) -> State:
+    def sample(self, machine: Machine, state: object) -> ProcessorState:
         """Read the clocks of processors that were busy since the last sample."""
-        assert isinstance(state, State)  # noqa: S101 - what begin returned
+        assert isinstance(state, ProcessorState)  # noqa: S101 - what begin returned
         ticks = _ticks(machine)
         busy = [name for name in sorted(ticks) if _busy(state.ticks.get(name), ticks[name])]
         step = max(1, len(busy) // MOST_CLOCKS)
@@ -64,9 +64,9 @@ class CpuThrottle:
             state, ticks=ticks, clocks=state.clocks + tuple(one for one in clocks if one is not None)
         )
 
-    def end(self, machine: Machine, context: Context, state: object) -> Outcome:
+    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:
         """Read the counters again, and weigh what has changed."""
-        assert isinstance(state, State)  # noqa: S101 - what begin returned
+        assert isinstance(state, ProcessorState)  # noqa: S101 - what begin returned
         elapsed = max(1.0, machine.clock() - state.since)
         caps = _caps(machine)
         found = [
@@ -74,7 +74,7 @@ class CpuThrottle:
             *_held(context, state.clocks, caps),
         ]
         if not found:
-            return Outcome(
+            return CheckOutcome(
                 (
                     Finding(
                         self.name, Severity.INFO, "this node shows neither heat nor clocks of its processors"
@@ -83,7 +83,7 @@ class CpuThrottle:
             )
         facts = (Fact(self.name, "lowest limit of the clock", f"{min(caps):.2f} x base"),) if caps else ()
         passed = f"not throttled in {elapsed:.0f} s; {len(state.clocks)} clocks of busy processors looked at"
-        return Outcome(summed(self.name, found, passed), facts=facts)
+        return CheckOutcome(summed(self.name, found, passed), facts=facts)
 
 
 def _heat(
@@ -223,7 +223,7 @@ class Edac:
     )
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Read all counters, and weigh those of each module."""
         try:
             controllers = [
@@ -235,12 +235,12 @@ class Edac:
             controllers = []
         if not controllers:
             text = "no driver counts memory errors on this node (EDAC), as in most VMs"
-            return Outcome((Finding(self.name, Severity.INFO, text),))
+            return CheckOutcome((Finding(self.name, Severity.INFO, text),))
         found: List[Finding] = []
         for name in controllers:
             found += self._controller(machine, context, name)
         passed = f"no errors that count on {len(controllers)} memory controllers"
-        return Outcome(summed(self.name, found, passed))
+        return CheckOutcome(summed(self.name, found, passed))
 
     def _controller(self, machine: Machine, context: Context, name: str) -> List[Finding]:
         folder = f"{_EDAC_ROOT}/{name}"
@@ -310,7 +310,7 @@ _ON_BUS = ("auto", "cuda", "rocm", "xpu")
 
 
 @dataclass(frozen=True)
-class Device:
+class PciDevice:
     """A device: sysfs name, kind (empty: a switch), and vendor:device."""
 
     name: str
@@ -327,13 +327,13 @@ class Pci:
     reads: Tuple[str, ...] = (f"{_PCI_ROOT}/*/{{vendor,device,class,config,power_state}}",)
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look at every device of a vendor that makes accelerators."""
         try:
             names = machine.names_in(_PCI_ROOT)
         except Absent:
             text = "no PCI bus to look at; drivers alone tell which accelerators there are"
-            return Outcome((Finding(self.name, Severity.INFO, text),))
+            return CheckOutcome((Finding(self.name, Severity.INFO, text),))
         devices = [device for device in (_device(machine, name) for name in names) if device is not None]
         accelerators = [device for device in devices if device.kind]
         counted = Counter(device.model for device in accelerators)
@@ -342,10 +342,10 @@ class Pci:
         facts: Tuple[Fact, ...] = ()
         if context.wanted.accelerator != "cpu":
             facts = (Fact(self.name, "accelerators on PCI", value, severity=Severity.CRITICAL),)
-        return Outcome(summed(self.name, found, f"on the PCI bus: {value}"), facts=facts)
+        return CheckOutcome(summed(self.name, found, f"on the PCI bus: {value}"), facts=facts)
 
     def _missing(
-        self, machine: Machine, context: Context, devices: List[Device], value: str
+        self, machine: Machine, context: Context, devices: List[PciDevice], value: str
     ) -> List[Finding]:
         wanted = context.wanted
         if not wanted.devices or wanted.accelerator not in _ON_BUS or _divided(machine):
@@ -355,7 +355,7 @@ class Pci:
         text = f"{missing} of {wanted.devices} accelerators are not on the PCI bus (there: {value}); restart the node, or correct the number"
         return [weigh(self.name, context.policy["pci.missing"], missing, text)]
 
-    def _dead(self, machine: Machine, context: Context, devices: List[Device]) -> List[Finding]:
+    def _dead(self, machine: Machine, context: Context, devices: List[PciDevice]) -> List[Finding]:
         found = []
         bound = context.policy["pci.dead"]
         for device in devices:
@@ -369,7 +369,7 @@ class Pci:
         return found
 
 
-def _device(machine: Machine, name: str) -> Optional[Device]:
+def _device(machine: Machine, name: str) -> Optional[PciDevice]:
     """Return an accelerator or switch; virtual functions are parts of another, and read as all ones."""
     try:
         vendor, kind = (
@@ -383,10 +383,10 @@ def _device(machine: Machine, name: str) -> Optional[Device]:
     switch = (vendor, kind[:6]) == _SWITCH
     if (kind[:6] not in classes and not switch) or machine.exists(f"{_PCI_ROOT}/{name}/physfn"):
         return None
-    return Device(name, "" if switch else accelerator, f"{vendor[2:]}:{model[2:]}")
+    return PciDevice(name, "" if switch else accelerator, f"{vendor[2:]}:{model[2:]}")
 
 
-def _serves(device: Device, wanted: Wanted) -> bool:
+def _serves(device: PciDevice, wanted: ExpectedNode) -> bool:
     return wanted.accelerator in ("auto", device.kind)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine, Unreadable
 from pytest_mlhpc.node.vet.policy import summed, unknown, weigh
 
@@ -36,7 +36,7 @@ class Inventory:
     )
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look at each, and compare with what is described."""
         found = [
             *_cores(machine, context),
@@ -46,7 +46,7 @@ class Inventory:
             *_expected(machine, context),
         ]
         facts = _facts(machine)
-        return Outcome(summed(self.name, found, _describe(facts)), facts=facts)
+        return CheckOutcome(summed(self.name, found, _describe(facts)), facts=facts)
 
 
 def cores(machine: Machine) -> Tuple[int, int]:

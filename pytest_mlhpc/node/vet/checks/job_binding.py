@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.vet.checks.job_processes import cgroup, pids, variables
-from pytest_mlhpc.node.vet.finding import Finding, Outcome
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding
 from pytest_mlhpc.node.vet.job_findings import is_number, judged, numbers, outcome, some
 from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
 from pytest_mlhpc.node.vet.policy import Policy
@@ -15,7 +15,7 @@ CHECK = "job_binding"
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankBinding:
     """What one rank was given: processors, NUMA nodes of memory, and what its variable says of devices (None: nothing).
 
     ``group`` is its cgroup: ranks of different ones may count different devices from 0.
@@ -49,7 +49,7 @@ class Board:
         return frozenset(number for number, members in self.numa.items() if members & cpus)
 
 
-def judge(ranks: Sequence[Rank], wanted: int, board: Board, policy: Policy) -> Tuple[Finding, ...]:
+def judge(ranks: Sequence[RankBinding], wanted: int, board: Board, policy: Policy) -> Tuple[Finding, ...]:
     """Return what is wrong with the binding of *ranks*, all on one node.
 
     A single one may stand for a launcher that starts *wanted* ranks itself, such as torchrun.
@@ -61,14 +61,14 @@ def judge(ranks: Sequence[Rank], wanted: int, board: Board, policy: Policy) -> T
     )
 
 
-def _alike(ranks: Sequence[Rank]) -> Dict[FrozenSet[int], List[Rank]]:
-    groups: Dict[FrozenSet[int], List[Rank]] = {}
+def _alike(ranks: Sequence[RankBinding]) -> Dict[FrozenSet[int], List[RankBinding]]:
+    groups: Dict[FrozenSet[int], List[RankBinding]] = {}
     for rank in ranks:
         groups.setdefault(rank.cpus, []).append(rank)
     return groups
 
 
-def _cores(ranks: Sequence[Rank], wanted: int, board: Board, policy: Policy) -> Tuple[Finding, ...]:
+def _cores(ranks: Sequence[RankBinding], wanted: int, board: Board, policy: Policy) -> Tuple[Finding, ...]:
     groups = _alike(ranks)
     key = "job.cores_per_rank" if board.devices else "job.cores_per_cpu_rank"
     found: List[Finding] = []
@@ -99,7 +99,7 @@ def _cores(ranks: Sequence[Rank], wanted: int, board: Board, policy: Policy) -> 
     return tuple(found)
 
 
-def _memory(ranks: Sequence[Rank], board: Board, policy: Policy) -> Tuple[Finding, ...]:
+def _memory(ranks: Sequence[RankBinding], board: Board, policy: Policy) -> Tuple[Finding, ...]:
     far = max(len(board.nodes(rank.cpus) - rank.memories) if rank.memories else 0 for rank in ranks)
     return judged(
         CHECK,
@@ -110,7 +110,7 @@ def _memory(ranks: Sequence[Rank], board: Board, policy: Policy) -> Tuple[Findin
     )
 
 
-def _index(rank: Rank, board: Board) -> Optional[Tuple[int, ...]]:
+def _index(rank: RankBinding, board: Board) -> Optional[Tuple[int, ...]]:
     """Return the devices that a rank sees by their number; None where they are named in another way."""
     if rank.visible is None:
         return tuple(range(len(board.devices)))
@@ -119,7 +119,9 @@ def _index(rank: Rank, board: Board) -> Optional[Tuple[int, ...]]:
     return tuple(int(word) for word in rank.visible if int(word) < len(board.devices))
 
 
-def _device_problems(ranks: Sequence[Rank], wanted: int, board: Board, policy: Policy) -> Tuple[Finding, ...]:
+def _device_problems(
+    ranks: Sequence[RankBinding], wanted: int, board: Board, policy: Policy
+) -> Tuple[Finding, ...]:
     one_view = len({rank.group for rank in ranks}) == 1
     seen = [_index(rank, board) for rank in ranks]
     found: List[Finding] = []
@@ -153,7 +155,7 @@ def _device_problems(ranks: Sequence[Rank], wanted: int, board: Board, policy: P
     return tuple(found)
 
 
-def _twice(ranks: Sequence[Rank], *, one_view: bool) -> Tuple[str, ...]:
+def _twice(ranks: Sequence[RankBinding], *, one_view: bool) -> Tuple[str, ...]:
     """Return the ranks whose only device is another's, too; numbers count only where all see the same devices."""
     first: Dict[Tuple[str, ...], str] = {}
     twice = []
@@ -165,7 +167,9 @@ def _twice(ranks: Sequence[Rank], *, one_view: bool) -> Tuple[str, ...]:
     return tuple(twice)
 
 
-def _far(ranks: Sequence[Rank], seen: Sequence[Optional[Tuple[int, ...]]], board: Board) -> Tuple[str, ...]:
+def _far(
+    ranks: Sequence[RankBinding], seen: Sequence[Optional[Tuple[int, ...]]], board: Board
+) -> Tuple[str, ...]:
     """Return the devices that no core of their rank is near; a rank that sees all devices has all of them."""
     far = []
     for rank, devices in zip(ranks, seen):
@@ -221,7 +225,7 @@ class Binding:
     )
     purpose = "job"
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look at this process and the other tasks of its job step."""
         kind, places = _devices(machine, context.wanted.accelerator)
         me = _rank(machine, machine.environ.get("SLURM_LOCALID") or "0", "self", machine.environ, kind)
@@ -232,11 +236,11 @@ class Binding:
         return outcome(self.name, said, f"{len(ranks)} tasks, bound as they should be")
 
 
-def _rank(machine: Machine, name: str, pid: object, environ: Mapping[str, str], kind: str) -> Rank:
+def _rank(machine: Machine, name: str, pid: object, environ: Mapping[str, str], kind: str) -> RankBinding:
     status = machine.key_values(f"/proc/{pid}/status")
     if "Cpus_allowed_list" not in status:
         raise Unreadable(f"/proc/{pid}/status does not say Cpus_allowed_list")
-    return Rank(
+    return RankBinding(
         name,
         numbers(status["Cpus_allowed_list"]),
         numbers(status.get("Mems_allowed_list", "")),
@@ -252,12 +256,12 @@ def _visible(environ: Mapping[str, str], kind: str) -> Optional[Tuple[str, ...]]
     return None
 
 
-def _tasks(machine: Machine, kind: str) -> List[Rank]:
+def _tasks(machine: Machine, kind: str) -> List[RankBinding]:
     """Return the tasks of our own job step on this node, by local rank; empty where there is only one, or no step."""
     job, step = machine.environ.get("SLURM_JOB_ID"), machine.environ.get("SLURM_STEP_ID")
     if not job or not step:
         return []
-    found: Dict[str, Rank] = {}
+    found: Dict[str, RankBinding] = {}
     for pid in pids(machine):
         environ = variables(machine, pid)
         local = environ.get("SLURM_LOCALID")
@@ -269,7 +273,9 @@ def _tasks(machine: Machine, kind: str) -> List[Rank]:
     return [found[local] for local in sorted(found, key=int)] if len(found) > 1 else []
 
 
-def _gone_or(machine: Machine, local: str, pid: int, environ: Mapping[str, str], kind: str) -> Optional[Rank]:
+def _gone_or(
+    machine: Machine, local: str, pid: int, environ: Mapping[str, str], kind: str
+) -> Optional[RankBinding]:
     try:
         return _rank(machine, local, pid, environ, kind) if is_number(local) else None
     except Absent:

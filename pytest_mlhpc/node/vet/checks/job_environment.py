@@ -7,7 +7,7 @@ import os
 from typing import Any, Dict, List, Mapping, Tuple
 
 from pytest_mlhpc.node.files import may_be_secret, read_json
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Origin, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Origin, Severity
 from pytest_mlhpc.node.vet.job_findings import judged, outcome
 from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
 from pytest_mlhpc.node.vet.ports import library_folders
@@ -31,7 +31,7 @@ def safe(name: str, value: str) -> str:
     return f"{name}={value}"
 
 
-class Environment:
+class EnvironmentCheck:
     """Variables of communication libraries."""
 
     name = "job_environment"
@@ -40,7 +40,7 @@ class Environment:
     reads = tuple(f"{prefix}*" for prefix in PREFIXES)
     purpose = "job"
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Give one fact for each prefix, empty ones too, so that a variable missing on one node is seen."""
         facts = [
             Fact(self.name, f"environment.{prefix}", _all(machine.environ, prefix), origin=Origin.USER)
@@ -54,7 +54,7 @@ class Environment:
         text = f"{', '.join(left)}: for debugging, and slow; unset for a real run"
         said = judged(self.name, context.policy, "job.debug_variables", len(left), text)
         found = outcome(self.name, said, "no variables are left from debugging")
-        return Outcome(found.findings, facts=tuple(facts))
+        return CheckOutcome(found.findings, facts=tuple(facts))
 
 
 def _all(environ: Mapping[str, str], prefix: str) -> str:
@@ -109,7 +109,7 @@ class Software:
     )
     purpose = "job"
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Return facts; the vote over nodes is the judge's."""
         values = {**_python(machine, context.python or "python3"), **_files(machine)}
         values["libraries"] = _libraries(machine)
@@ -120,7 +120,7 @@ class Software:
             Fact(self.name, f"software.{name}", value, origin=Origin.USER) for name, value in values.items()
         )
         said = Finding(self.name, Severity.PASS, f"{len(facts)} versions are known", origin=Origin.USER)
-        return Outcome((said,), facts=facts)
+        return CheckOutcome((said,), facts=facts)
 
 
 def _python(machine: Machine, python: str) -> Dict[str, str]:
@@ -178,7 +178,7 @@ def _libraries(machine: Machine) -> str:
 MOST_NAMES = 20000
 
 
-class Data:
+class DataCheck:
     """Data that every rank reads: there, readable, the same listing on all nodes."""
 
     name = "job_data"
@@ -187,7 +187,7 @@ class Data:
     reads = ("each path of the data: its names, the first bytes of one file",)
     purpose = "job"
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look at ``data``, and at all paths whose names begin so."""
         facts: List[Fact] = []
         troubles: List[str] = []
@@ -206,7 +206,7 @@ class Data:
         found = outcome(
             self.name, said, f"{len(paths)} paths can be read" if paths else "nobody said which data is read"
         )
-        return Outcome(found.findings, facts=tuple(facts))
+        return CheckOutcome(found.findings, facts=tuple(facts))
 
 
 def _look(machine: Machine, path: str) -> str:
@@ -247,7 +247,7 @@ def _names(machine: Machine, path: str) -> Tuple[str, ...]:
 
 
 CHECKS = (
-    Environment(),
+    EnvironmentCheck(),
     Software(),
-    Data(),
+    DataCheck(),
 )

@@ -7,7 +7,7 @@ import re
 from typing import Dict, Optional, Tuple
 
 from pytest_mlhpc.node.vet.checks.job_processes import cgroup, parse
-from pytest_mlhpc.node.vet.finding import Finding, Outcome
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding
 from pytest_mlhpc.node.vet.job_findings import is_number, judged, outcome, size
 from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
 from pytest_mlhpc.node.vet.ports import fabric_of
@@ -27,7 +27,7 @@ def soft_limits(text: str) -> Dict[str, float]:
     return found
 
 
-class Limits:
+class LimitsCheck:
     """Limits that ranks inherit."""
 
     name = NAME
@@ -41,7 +41,7 @@ class Limits:
     )
     purpose = "job"
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Compare the soft limits with what the ranks of this node, and of the job, need."""
         limits = soft_limits(machine.text("/proc/self/limits"))
         if not limits:
@@ -189,7 +189,7 @@ class WallTime:
     reads = ("SLURM_JOB_END_TIME", "squeue", ANNOTATIONS)
     purpose = "job"
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Ask Slurm, or the pod's annotations."""
         if context.wanted.hours <= 0:
             return outcome(self.name, (), "nobody said how long the run takes (--hours)")
@@ -240,6 +240,6 @@ def _of_pod(machine: Machine) -> Optional[float]:
 
 
 CHECKS = (
-    Limits(),
+    LimitsCheck(),
     WallTime(),
 )

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from typing import Tuple
 
-from pytest_mlhpc.node.vet.finding import Finding, Outcome
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding
 from pytest_mlhpc.node.vet.job_findings import is_number, judged, outcome
 from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 
@@ -72,7 +72,7 @@ class Names:
     reads = ("MASTER_ADDR", "MASTER_PORT", "getent ahosts", "a TCP connection", "GLOO_SOCKET_IFNAME")
     purpose = "job"
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Resolve and reach the rendezvous (MASTER_ADDR, else the first node), and resolve this node."""
         master = (
             machine.environ.get("MASTER_ADDR") or (context.hosts[0] if context.hosts else "") or context.host

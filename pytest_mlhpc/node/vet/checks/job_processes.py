@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Optional, Set, Tuple
 
-from pytest_mlhpc.node.vet.finding import Outcome
+from pytest_mlhpc.node.vet.finding import CheckOutcome
 from pytest_mlhpc.node.vet.job_findings import is_number, judged, numbers, outcome, some
 from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 
@@ -139,7 +139,7 @@ class Leftovers:
     reads = ("/proc/*/stat", "/proc/*/status", "/proc/*/cgroup", "/proc/*/fd")
     purpose = "job"
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look once at all processes that may be seen."""
         me = parse(machine.text("/proc/self/stat"))
         found = processes(machine)

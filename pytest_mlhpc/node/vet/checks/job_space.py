@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import List, Tuple
 
-from pytest_mlhpc.node.vet.finding import Finding, Outcome
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding
 from pytest_mlhpc.node.vet.job_findings import is_number, judged, outcome, size, some, unknown
 from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
 
@@ -174,7 +174,7 @@ class Checkpoints:
     )
     purpose = "job"
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look at the folder first: what does not exist has no space."""
         path = context.wanted.paths.get("checkpoint", "")
         if not path:
@@ -182,7 +182,7 @@ class Checkpoints:
         trouble = _folder(machine, path)
         said = judged(self.name, context.policy, "job.checkpoint_path", int(bool(trouble)), trouble)
         if said:
-            return Outcome(said)
+            return CheckOutcome(said)
         found = space(machine, path)
         said = (
             *_space(self.name, context, path, found),
@@ -255,7 +255,7 @@ class Temporary:
     reads = ("TMPDIR or /tmp: stat -f",)
     purpose = "job"
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Ask the file system of TMPDIR."""
         path = machine.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - where libraries write without being told
         try:
@@ -278,7 +278,7 @@ class SharedMemory:
     reads = ("/dev/shm: stat -f, names",)  # noqa: S108 - words for the manual
     purpose = "job"
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Ask its file system, and name what dead ranks have left."""
         path = "/dev/shm"  # noqa: S108 - shm_overview(7)
         found = space(machine, path)

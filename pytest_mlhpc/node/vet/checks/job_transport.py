@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
 from pytest_mlhpc.node.vet.job_findings import judged, outcome, some
 from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.policy import Policy
@@ -238,7 +238,7 @@ class TransportAhead:
     )
     purpose = "job"
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look at variables first, then at what is missing."""
         if len(context.hosts) == 1:
             return outcome(self.name, (), "one node sends over no network")

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import DefaultDict, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Severity
-from pytest_mlhpc.node.vet.kernel_log import Event, KernelLog, events
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
+from pytest_mlhpc.node.vet.kernel_log import KernelEvent, KernelLog, events
 from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Unreadable
 from pytest_mlhpc.node.vet.policies.kernel_log import C2C_DEVICES
 from pytest_mlhpc.node.vet.policy import Bound, summed, weigh
@@ -46,17 +46,17 @@ class KernelLogCheck:
     )
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Read the log, and say what is in it."""
         try:
             log = machine.kernel_log()
         except Unreadable as error:
-            return Outcome((_closed(context.policy["kernel_log.closed"], error),))
+            return CheckOutcome((_closed(context.policy["kernel_log.closed"], error),))
         found = [
             weigh(self.name, context.policy["kernel_log.closed"], 0, f"the log can be read by {log.source}")
         ]
         now = machine.clock()
-        groups: DefaultDict[Tuple[str, str], List[Event]] = defaultdict(list)
+        groups: DefaultDict[Tuple[str, str], List[KernelEvent]] = defaultdict(list)
         mentioned: DefaultDict[str, int] = defaultdict(int)
         for event in events(log.messages, lambda device: _is_c2c(machine, device)):
             if event.rule:
@@ -71,7 +71,7 @@ class KernelLogCheck:
             Finding(self.name, Severity.INFO, f"the kernel log has {count} x {what}", origin=Origin.USER)
             for what, count in mentioned.items()
         ]
-        return Outcome(summed(self.name, found, _reach(log, now)))
+        return CheckOutcome(summed(self.name, found, _reach(log, now)))
 
 
 def _is_c2c(machine: Machine, device: str) -> bool:
@@ -101,7 +101,9 @@ def _reach(log: KernelLog, now: float) -> str:
     return f"{len(log.messages)} messages of the kernel by {log.source}{since}, nothing that counts"
 
 
-def _judged(bound: Bound, group: List[Event], up_s: Optional[float], now: float, window_s: float) -> Finding:
+def _judged(
+    bound: Bound, group: List[KernelEvent], up_s: Optional[float], now: float, window_s: float
+) -> Finding:
     """Return what these events of one kind on one device come to."""
     device = group[0].device
     undated_count = up_s is not None and up_s <= window_s

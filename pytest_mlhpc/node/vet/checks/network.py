@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, Iterator, List, Mapping, Tuple
 
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine, Watch
 from pytest_mlhpc.node.vet.policy import Policy, summed, weigh
 from pytest_mlhpc.node.vet.ports import Port, read_ports, spell_fabric
@@ -41,7 +41,7 @@ _RULES: Dict[str, Tuple[Tuple[str, ...], float, str]] = {
 
 
 @dataclass(frozen=True)
-class State:
+class PortState:
     """Ports at the begin, when that was, and which were down since."""
 
     ports: Mapping[str, Port]
@@ -62,19 +62,19 @@ class Network:
     )
     purpose = ""
 
-    def begin(self, machine: Machine, _context: Context) -> State:
+    def begin(self, machine: Machine, _context: Context) -> PortState:
         """Read all ports with their counters."""
-        return State(read_ports(machine), machine.clock())
+        return PortState(read_ports(machine), machine.clock())
 
-    def sample(self, machine: Machine, state: object) -> State:
+    def sample(self, machine: Machine, state: object) -> PortState:
         """See which ports are down under load."""
-        assert isinstance(state, State)  # noqa: S101 - what begin returned
+        assert isinstance(state, PortState)  # noqa: S101 - what begin returned
         now = read_ports(machine, counters=False)
-        return State(state.ports, state.since, state.lost | _lost(state.ports, now))
+        return PortState(state.ports, state.since, state.lost | _lost(state.ports, now))
 
-    def end(self, machine: Machine, context: Context, state: object) -> Outcome:
+    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:
         """Read them again, and weigh what has changed."""
-        assert isinstance(state, State)  # noqa: S101 - what begin returned
+        assert isinstance(state, PortState)  # noqa: S101 - what begin returned
         now = read_ports(machine)
         lost = state.lost | _lost(state.ports, now)
         elapsed = max(1.0, machine.clock() - state.since)
@@ -85,7 +85,7 @@ class Network:
                 found += _counters(context.policy, port, now[name], elapsed)
         fabric = spell_fabric(state.ports)
         passed = f"{len(state.ports)} ports, fabric {fabric}: nothing lost and no errors that count in {elapsed:.0f} s"
-        return Outcome(summed(self.name, found, passed), facts=tuple(_facts(state.ports, fabric)))
+        return CheckOutcome(summed(self.name, found, passed), facts=tuple(_facts(state.ports, fabric)))
 
 
 def _lost(before: Mapping[str, Port], now: Mapping[str, Port]) -> FrozenSet[str]:

@@ -16,16 +16,16 @@ from pytest_mlhpc.node.vet.checks.nvidia_library import (
     NO_PERMISSION,
     NOT_SUPPORTED,
     Answer,
-    Closed,
-    Device,
-    Library,
-    Notes,
+    FindingNotes,
+    NvidiaDevice,
+    NvmlLibrary,
+    NvmlUnavailable,
     opened,
     usable,
     wants_none,
 )
 from pytest_mlhpc.node.vet.checks.nvidia_memory import link_states
-from pytest_mlhpc.node.vet.finding import Fact, Outcome
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact
 from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 
 #: There as soon as NVIDIA's kernel module is loaded (driver README, "procfs interface").
@@ -44,7 +44,7 @@ EXPECTED = {
 }
 
 
-class Inventory:
+class NvidiaInventory:
     """Counts and names devices, and reads what nodes should have in common."""
 
     name = "nvidia_inventory"
@@ -57,19 +57,19 @@ class Inventory:
     )
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Compare what there is with what the partition has."""
-        notes = Notes(self.name, context)
+        notes = FindingNotes(self.name, context)
         if wants_none(context):
-            return Outcome()
+            return CheckOutcome()
         try:
             library = opened(machine)
             handles = list(library.devices())
-        except Closed as closed:
+        except NvmlUnavailable as closed:
             _explain(notes, machine, context, closed)
-            return Outcome(tuple(notes.findings))
+            return CheckOutcome(tuple(notes.findings))
         if not handles and context.wanted.accelerator == "auto" and not context.wanted.devices:
-            return Outcome()
+            return CheckOutcome()
         devices = [
             library.described(index, handle.value)
             for index, handle in handles
@@ -81,10 +81,10 @@ class Inventory:
         for device in devices:
             facts += _device_facts(notes, context, library, device)
         notes.passed(f"{len(devices)} devices, as they should be")
-        return Outcome(tuple(notes.findings), facts=tuple(facts))
+        return CheckOutcome(tuple(notes.findings), facts=tuple(facts))
 
 
-def _explain(notes: Notes, machine: Machine, context: Context, closed: Closed) -> None:
+def _explain(notes: FindingNotes, machine: Machine, context: Context, closed: NvmlUnavailable) -> None:
     """Say what it means that NVML cannot be asked."""
     wanted = context.wanted.accelerator == "cuda"
     loaded = _is_loaded(machine)
@@ -129,9 +129,9 @@ def _cards(machine: Machine) -> List[str]:
     return found
 
 
-def _refused(notes: Notes, index: int, handle: Answer) -> bool:
+def _refused(notes: FindingNotes, index: int, handle: Answer) -> bool:
     """Say why a device gives no handle; one that is closed to us is none of ours."""
-    device = Device(index, None, "", "", "")
+    device = NvidiaDevice(index, None, "", "", "")
     if handle.code == NO_PERMISSION:
         notes.info(f"{device.label} is closed to us", device.label)
     else:
@@ -139,7 +139,7 @@ def _refused(notes: Notes, index: int, handle: Answer) -> bool:
     return False
 
 
-def _count(notes: Notes, context: Context, devices: List[Device], there: int) -> None:
+def _count(notes: FindingNotes, context: Context, devices: List[NvidiaDevice], there: int) -> None:
     """Compare the number of devices. Those that NVML shows and that do not answer have their own findings."""
     wanted = context.wanted.devices
     if context.wanted.accelerator == "cuda" and not wanted and not there:
@@ -151,10 +151,10 @@ def _count(notes: Notes, context: Context, devices: List[Device], there: int) ->
         notes.info(f"{len(devices)} devices, more than the {wanted} that are wanted")
 
 
-def _identify(notes: Notes, context: Context, devices: List[Device]) -> None:
+def _identify(notes: FindingNotes, context: Context, devices: List[NvidiaDevice]) -> None:
     """Compare models and UUIDs."""
     wanted = context.wanted.device_model
-    seen: Dict[str, Device] = {}
+    seen: Dict[str, NvidiaDevice] = {}
     for device in devices:
         if not device.name:
             answer = Answer(code=999, words="nvmlDeviceGetName failed")
@@ -176,7 +176,7 @@ def _is_model(wanted: str, name: str) -> bool:
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9])", name, re.IGNORECASE) is not None
 
 
-def _system_facts(notes: Notes, context: Context, library: Library) -> List[Fact]:
+def _system_facts(notes: FindingNotes, context: Context, library: NvmlLibrary) -> List[Fact]:
     driver = library.ask("nvmlSystemGetDriverVersion")
     cuda = library.ask("nvmlSystemGetCudaDriverVersion")
     _compare(notes, context, "driver", driver, what="the driver")
@@ -188,7 +188,9 @@ def _system_facts(notes: Notes, context: Context, library: Library) -> List[Fact
     return facts
 
 
-def _device_facts(notes: Notes, context: Context, library: Library, device: Device) -> List[Fact]:
+def _device_facts(
+    notes: FindingNotes, context: Context, library: NvmlLibrary, device: NvidiaDevice
+) -> List[Fact]:
     """Return what should be equal on all devices of a model, compared with ``expect:`` on the way."""
     properties = _properties(library, device)
     for key, name in EXPECTED.items():
@@ -200,7 +202,7 @@ def _device_facts(notes: Notes, context: Context, library: Library, device: Devi
     ]
 
 
-def _properties(library: Library, device: Device) -> Dict[str, Answer]:
+def _properties(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]:
     """Return a device's properties as texts, by a fact's name."""
     memory = library.ask("nvmlDeviceGetMemoryInfo", device.handle)
     power = library.ask("nvmlDeviceGetEnforcedPowerLimit", device.handle)
@@ -214,7 +216,9 @@ def _properties(library: Library, device: Device) -> Dict[str, Answer]:
     }
 
 
-def _compare(notes: Notes, context: Context, key: str, found: Answer, *, what: str, device: str = "") -> None:
+def _compare(
+    notes: FindingNotes, context: Context, key: str, found: Answer, *, what: str, device: str = ""
+) -> None:
     """Compare a property with the partition's ``expect:``, if that has it."""
     expected = context.wanted.expect.get(key, "")
     if not expected:
@@ -251,12 +255,12 @@ class Modes:
     reads = ("NVML: ECC mode, MIG mode, persistence mode",)
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Judge each device's modes, now and after the next reset."""
         library = usable(machine, context)
         if library is None:
-            return Outcome()
-        notes = Notes(self.name, context)
+            return CheckOutcome()
+        notes = FindingNotes(self.name, context)
         devices = library.answering()
         ecc = str(context.wanted.expect.get("ecc", "on")).lower()
         sliced = machine.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
@@ -267,10 +271,10 @@ class Modes:
             _persistence(notes, library, device)
         if devices:
             notes.passed("the devices' modes are as they should be")
-        return Outcome(tuple(notes.findings))
+        return CheckOutcome(tuple(notes.findings))
 
 
-def _judge_mode(notes: Notes, device: Device, mode: Mode, answer: Answer, expected: str) -> None:
+def _judge_mode(notes: FindingNotes, device: NvidiaDevice, mode: Mode, answer: Answer, expected: str) -> None:
     """Judge a mode that is changed by a reset; a device that does not have it passes unless its model should."""
     if not answer.ok:
         essential = mode.essential and expected != "any" and device.model is not None
@@ -286,7 +290,7 @@ def _judge_mode(notes: Notes, device: Device, mode: Mode, answer: Answer, expect
         notes.judge("pending_mode", int(later != now), text, device.label)
 
 
-def _persistence(notes: Notes, library: Library, device: Device) -> None:
+def _persistence(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
     answer = library.ask("nvmlDeviceGetPersistenceMode", device.handle)
     if answer.ok:
         text = f"persistence mode of {device.place} is off; start nvidia-persistenced"
@@ -294,6 +298,6 @@ def _persistence(notes: Notes, library: Library, device: Device) -> None:
 
 
 CHECKS = (
-    Inventory(),
+    NvidiaInventory(),
     Modes(),
 )

@@ -51,7 +51,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Model:
+class GpuModel:
     """What is special to a model. ``links``: NVLinks that each device has, 0: none that must be up.
 
     ``rows``: rows are remapped (Ampere and newer, Memory: Supported GPUs), else pages are retired. ``direct``: links go to
@@ -70,20 +70,20 @@ class Model:
 
 #: Models that we know, the first that matches counts; NVLinks from NVIDIA's data sheets of the four architectures.
 MODELS = (
-    Model(r"GH200", links=18, optional=True, shared_memory=True),
-    Model(r"V100-SXM", links=6, rows=False, direct=True),
-    Model(r"V100", rows=False),
-    Model(r"A100-SXM", links=12),
-    Model(r"A100"),
-    Model(r"H100 80GB HBM3|H100[- ]SXM", links=18, fabric=True),
-    Model(r"H100"),
-    Model(r"H200$", links=18, fabric=True),
-    Model(r"H200"),
+    GpuModel(r"GH200", links=18, optional=True, shared_memory=True),
+    GpuModel(r"V100-SXM", links=6, rows=False, direct=True),
+    GpuModel(r"V100", rows=False),
+    GpuModel(r"A100-SXM", links=12),
+    GpuModel(r"A100"),
+    GpuModel(r"H100 80GB HBM3|H100[- ]SXM", links=18, fabric=True),
+    GpuModel(r"H100"),
+    GpuModel(r"H200$", links=18, fabric=True),
+    GpuModel(r"H200"),
 )
 
 
 @dataclass(frozen=True)
-class Device:
+class NvidiaDevice:
     """One device that answers. ``model`` is None for one that we do not know."""
 
     index: int
@@ -104,12 +104,12 @@ class Device:
         return f"{self.label} ({', '.join(known)})" if known else self.label
 
     @property
-    def model(self) -> Optional[Model]:
+    def model(self) -> Optional[GpuModel]:
         """What is special to its model."""
         return next((model for model in MODELS if re.search(model.pattern, self.name)), None)
 
 
-class Closed(Unreadable):
+class NvmlUnavailable(Unreadable):
     """NVML cannot be asked at all; ``nvml`` is the error's code."""
 
     def __init__(self, text: str, nvml: int = DEFECT) -> None:
@@ -117,7 +117,7 @@ class Closed(Unreadable):
         self.nvml = nvml
 
 
-class Library:
+class NvmlLibrary:
     """NVML, ready to be asked."""
 
     def __init__(self, module: Any) -> None:
@@ -143,18 +143,18 @@ class Library:
         """
         count = self.ask("nvmlDeviceGetCount")
         if not count.ok:
-            raise Closed(f"NVML does not say how many devices there are: {count.words}", count.code)
+            raise NvmlUnavailable(f"NVML does not say how many devices there are: {count.words}", count.code)
         for index in range(count.value):
             yield index, self.ask("nvmlDeviceGetHandleByIndex", index)
 
-    def described(self, index: int, handle: Any) -> Device:
+    def described(self, index: int, handle: Any) -> NvidiaDevice:
         """Return a device with what it says of itself; empty where it does not."""
         name, uuid, info = (self.ask(f"nvmlDeviceGet{what}", handle) for what in ("Name", "UUID", "PciInfo"))
         bus = getattr(info.value, "busId", "") if info.ok else ""
         bus = bus.decode("ascii", "replace") if isinstance(bus, bytes) else str(bus)
-        return Device(index, handle, name.value if name.ok else "", uuid.value if uuid.ok else "", bus)
+        return NvidiaDevice(index, handle, name.value if name.ok else "", uuid.value if uuid.ok else "", bus)
 
-    def answering(self) -> List[Device]:
+    def answering(self) -> List[NvidiaDevice]:
         """Return the devices that have a handle; ``nvidia_inventory`` speaks of the others."""
         return [self.described(index, handle.value) for index, handle in self.devices() if handle.ok]
 
@@ -164,33 +164,33 @@ def wants_none(context: Context) -> bool:
     return context.wanted.accelerator not in ("auto", "cuda")
 
 
-def opened(machine: Machine) -> Library:
+def opened(machine: Machine) -> NvmlLibrary:
     """Return NVML, initialised. It stays so until this process ends: without persistence mode each start takes seconds.
 
     Raises:
         Closed: it cannot be initialised.
     """
     try:
-        library = Library(machine.module("pynvml"))
+        library = NvmlLibrary(machine.module("pynvml"))
     except Unreadable as error:
-        raise Closed(str(error), NO_FUNCTION) from error
+        raise NvmlUnavailable(str(error), NO_FUNCTION) from error
     begun = library.ask("nvmlInit")
     if not begun.ok:
-        raise Closed(f"NVML cannot be initialised: {begun.words}", begun.code)
+        raise NvmlUnavailable(f"NVML cannot be initialised: {begun.words}", begun.code)
     return library
 
 
-def usable(machine: Machine, context: Context) -> Optional[Library]:
+def usable(machine: Machine, context: Context) -> Optional[NvmlLibrary]:
     """Return NVML where GPUs are wanted and it answers; else nothing, as ``nvidia_inventory`` says why."""
     if wants_none(context):
         return None
     try:
         return opened(machine)
-    except Closed:
+    except NvmlUnavailable:
         return None
 
 
-class Notes:
+class FindingNotes:
     """Gathers findings of one check. Whatever is counted is judged by the bound of its key."""
 
     def __init__(self, check: str, context: Context) -> None:
@@ -231,7 +231,9 @@ class Notes:
         """Say something that nobody needs to act on."""
         self.findings.append(Finding(self.check, Severity.INFO, reason, device, value=value, unit=unit))
 
-    def unread(self, key: str, device: Device, what: str, answer: Answer, *, essential: bool = False) -> None:
+    def unread(
+        self, key: str, device: NvidiaDevice, what: str, answer: Answer, *, essential: bool = False
+    ) -> None:
         """Say what a failed call means: a lost device, nothing for what is absent (unless *essential*), else UNKNOWN."""
         if any(one.rule == "nvidia.lost" and one.device == device.label for one in self.findings):
             return

@@ -7,14 +7,14 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from pytest_mlhpc.node.vet.checks.nvidia_library import (
     Answer,
-    Closed,
-    Device,
-    Library,
-    Notes,
+    FindingNotes,
+    NvidiaDevice,
+    NvmlLibrary,
+    NvmlUnavailable,
     opened,
     wants_none,
 )
-from pytest_mlhpc.node.vet.finding import Outcome
+from pytest_mlhpc.node.vet.finding import CheckOutcome
 from pytest_mlhpc.node.vet.machine import Context, Machine
 
 #: nvmlClocksEventReasonGpuIdle (NVML API reference).
@@ -28,52 +28,52 @@ REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocks
 
 
 @dataclass(frozen=True)
-class Sample:
+class DeviceSample:
     """What a watch saw of one device under load; ``values`` are answers by their name."""
 
-    device: Device
+    device: NvidiaDevice
     values: Dict[str, Answer]
 
 
 @dataclass(frozen=True)
-class Seen:
+class WatchedDevices:
     """What a watch has seen: devices that answered before the load, samples under load, devices lost since, and NVML's refusals."""
 
     before: FrozenSet[int] = frozenset()
-    samples: Tuple[Sample, ...] = ()
-    lost: Tuple[Tuple[Device, Answer], ...] = ()
+    samples: Tuple[DeviceSample, ...] = ()
+    lost: Tuple[Tuple[NvidiaDevice, Answer], ...] = ()
     closed: Tuple[str, ...] = ()
 
-    def by_device(self) -> Dict[int, List[Sample]]:
+    def by_device(self) -> Dict[int, List[DeviceSample]]:
         """Return samples by the device's number."""
-        found: Dict[int, List[Sample]] = {}
+        found: Dict[int, List[DeviceSample]] = {}
         for sample in self.samples:
             found.setdefault(sample.device.index, []).append(sample)
         return found
 
 
-Look = Callable[[Library, Device], Dict[str, Answer]]
+Look = Callable[[NvmlLibrary, NvidiaDevice], Dict[str, Answer]]
 
 
-def begin(machine: Machine, context: Context) -> Optional[Seen]:
+def begin(machine: Machine, context: Context) -> Optional[WatchedDevices]:
     """Return the state of a watch before the load; None where there is nothing to watch (``nvidia_inventory`` says why)."""
     if wants_none(context):
         return None
     try:
         answering = opened(machine).answering()
-    except Closed:
+    except NvmlUnavailable:
         return None
-    return Seen(frozenset(device.index for device in answering)) if answering else None
+    return WatchedDevices(frozenset(device.index for device in answering)) if answering else None
 
 
-def sample(machine: Machine, seen: Optional[Seen], look: Look) -> Optional[Seen]:
+def sample(machine: Machine, seen: Optional[WatchedDevices], look: Look) -> Optional[WatchedDevices]:
     """Return the state with what *look* sees of each device that computes now."""
     if seen is None:
         return None
     try:
         library = opened(machine)
         handles = list(library.devices())
-    except Closed as closed:
+    except NvmlUnavailable as closed:
         return replace(seen, closed=(*seen.closed, str(closed)))
     samples, lost = list(seen.samples), {device.index: (device, why) for device, why in seen.lost}
     for index, handle in handles:
@@ -81,7 +81,7 @@ def sample(machine: Machine, seen: Optional[Seen], look: Look) -> Optional[Seen]
             continue
         if not handle.ok:
             if handle.lost:
-                lost.setdefault(index, (Device(index, None, "", "", ""), handle))
+                lost.setdefault(index, (NvidiaDevice(index, None, "", "", ""), handle))
             continue
         device = library.described(index, handle.value)
         values = {"reasons": ask_reasons(library, device), **look(library, device)}
@@ -89,11 +89,11 @@ def sample(machine: Machine, seen: Optional[Seen], look: Look) -> Optional[Seen]
         if gone is not None:
             lost.setdefault(index, (device, gone))
         elif is_busy(library, device, values["reasons"]):
-            samples.append(Sample(replace(device, handle=None), values))
+            samples.append(DeviceSample(replace(device, handle=None), values))
     return replace(seen, samples=tuple(samples), lost=tuple(lost.values()))
 
 
-def is_busy(library: Library, device: Device, reasons: Answer) -> bool:
+def is_busy(library: NvmlLibrary, device: NvidiaDevice, reasons: Answer) -> bool:
     """Return whether a device computes: it does not say that it idles, and is in use as far as it says that."""
     if reasons.ok and reasons.value & IDLE:
         return False
@@ -103,7 +103,7 @@ def is_busy(library: Library, device: Device, reasons: Answer) -> bool:
     return reasons.ok and device.model is not None  # a device split by MIG does not say how busy it is
 
 
-def ask_reasons(library: Library, device: Device) -> Answer:
+def ask_reasons(library: NvmlLibrary, device: NvidiaDevice) -> Answer:
     """Return the bits that say what holds the clocks back."""
     new, old = REASONS
     answer = library.ask(new, device.handle)
@@ -113,9 +113,9 @@ def ask_reasons(library: Library, device: Device) -> Answer:
     return answer if older.absent else older
 
 
-def seen_of(state: object) -> Optional[Seen]:
+def seen_of(state: object) -> Optional[WatchedDevices]:
     """Return a watch's state as what it is."""
-    return state if isinstance(state, Seen) else None
+    return state if isinstance(state, WatchedDevices) else None
 
 
 #: nvmlClocksEventReason (NVML API reference); those that are not here are normal, or set by somebody.
@@ -147,11 +147,11 @@ class Throttle:
         """Return the state with what is seen now."""
         return sample(machine, seen_of(state), _look_at_clocks)
 
-    def end(self, machine: Machine, context: Context, state: object) -> Outcome:  # noqa: ARG002 - of the protocol
+    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:  # noqa: ARG002 - of the protocol
         """Judge the shares of samples with each reason."""
-        seen, notes = seen_of(state), Notes(self.name, context)
+        seen, notes = seen_of(state), FindingNotes(self.name, context)
         if seen is None:
-            return Outcome()
+            return CheckOutcome()
         for device, why in seen.lost:
             notes.unread("lost", device, "anything", why)
         if seen.closed and not seen.samples:
@@ -165,14 +165,14 @@ class Throttle:
             notes.passed("clocks were not held back under load")
         elif not notes.findings:
             notes.info("there was no load to watch")
-        return Outcome(tuple(notes.findings))
+        return CheckOutcome(tuple(notes.findings))
 
 
-def _look_at_clocks(library: Library, device: Device) -> Dict[str, Answer]:
+def _look_at_clocks(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]:
     return {"temperature": library.ask("nvmlDeviceGetTemperature", device.handle, TEMPERATURE)}
 
 
-def _judge_clocks(notes: Notes, samples: List[Sample]) -> None:
+def _judge_clocks(notes: FindingNotes, samples: List[DeviceSample]) -> None:
     device = samples[-1].device
     _tell_temperature(notes, device, samples)
     answers = [one.values["reasons"] for one in samples]
@@ -198,7 +198,7 @@ def _judge_clocks(notes: Notes, samples: List[Sample]) -> None:
     notes.judge("sw_thermal", share, text, device.label)
 
 
-def _tell_temperature(notes: Notes, device: Device, samples: List[Sample]) -> None:
+def _tell_temperature(notes: FindingNotes, device: NvidiaDevice, samples: List[DeviceSample]) -> None:
     """Tell the highest temperature. It is no reading: rooms and places in a rack differ, and slowdowns say when it matters."""
     seen = [one.values["temperature"].value for one in samples if one.values["temperature"].ok]
     if seen:
@@ -223,21 +223,21 @@ class Pcie:
         """Return the state with what is seen now."""
         return sample(machine, seen_of(state), _look_at_link)
 
-    def end(self, machine: Machine, context: Context, state: object) -> Outcome:  # noqa: ARG002 - of the protocol
+    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:  # noqa: ARG002 - of the protocol
         """Judge the best that each link has shown."""
-        seen, notes = seen_of(state), Notes(self.name, context)
+        seen, notes = seen_of(state), FindingNotes(self.name, context)
         if seen is None:
-            return Outcome()
+            return CheckOutcome()
         for samples in seen.by_device().values():
             _judge_link(notes, samples)
         if seen.samples:
             notes.passed("PCIe links were at their best under load")
         elif not notes.findings:
             notes.info("there was no load to watch")
-        return Outcome(tuple(notes.findings))
+        return CheckOutcome(tuple(notes.findings))
 
 
-def _look_at_link(library: Library, device: Device) -> Dict[str, Answer]:
+def _look_at_link(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]:
     return {
         what: library.ask(f"nvmlDeviceGet{what}", device.handle)
         for what in (
@@ -249,7 +249,7 @@ def _look_at_link(library: Library, device: Device) -> Dict[str, Answer]:
     }
 
 
-def _judge_link(notes: Notes, samples: List[Sample]) -> None:
+def _judge_link(notes: FindingNotes, samples: List[DeviceSample]) -> None:
     device = samples[-1].device
     for key, what, word in (
         ("pcie_width", "PcieLinkWidth", "lanes"),

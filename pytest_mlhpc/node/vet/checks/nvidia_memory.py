@@ -6,8 +6,15 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from pytest_mlhpc.node.vet.checks.nvidia_library import NOT_SUPPORTED, Answer, Device, Library, Notes, usable
-from pytest_mlhpc.node.vet.finding import Outcome
+from pytest_mlhpc.node.vet.checks.nvidia_library import (
+    NOT_SUPPORTED,
+    Answer,
+    FindingNotes,
+    NvidiaDevice,
+    NvmlLibrary,
+    usable,
+)
+from pytest_mlhpc.node.vet.finding import CheckOutcome
 from pytest_mlhpc.node.vet.machine import Context, Machine
 
 #: Most NVLinks of a device that we know (Hopper; NVIDIA H100 data sheet), for models that we do not know.
@@ -32,7 +39,7 @@ class LinkStates:
     trouble: Optional[Answer] = None
 
 
-def link_states(library: Library, device: Device) -> LinkStates:
+def link_states(library: NvmlLibrary, device: NvidiaDevice) -> LinkStates:
     """Return the states of all NVLinks that the device has."""
     model = device.model
     up = down = 0
@@ -52,7 +59,7 @@ def link_states(library: Library, device: Device) -> LinkStates:
     return LinkStates(up, down, trouble or (None if up or down else none))
 
 
-def is_split(library: Library, device: Device) -> bool:
+def is_split(library: NvmlLibrary, device: NvidiaDevice) -> bool:
     """Return whether MIG is on: then NVLinks and memory's rows are out of sight."""
     mode = library.ask("nvmlDeviceGetMigMode", device.handle)
     return bool(mode.ok and mode.value[0])
@@ -67,12 +74,12 @@ class Links:
     reads = ("NVML: state of each NVLink, state of the fabric",)
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Judge the links of devices of which we know how many they have."""
         library = usable(machine, context)
         if library is None:
-            return Outcome()
-        notes = Notes(self.name, context)
+            return CheckOutcome()
+        notes = FindingNotes(self.name, context)
         devices = library.answering()
         states = {
             device.index: link_states(library, device)
@@ -89,10 +96,10 @@ class Links:
                 _judge_fabric(notes, library, device)
         if devices:
             notes.passed("NVLinks are up, as far as the devices have some")
-        return Outcome(tuple(notes.findings))
+        return CheckOutcome(tuple(notes.findings))
 
 
-def _judge_links(notes: Notes, device: Device, states: LinkStates, *, alone: bool) -> None:
+def _judge_links(notes: FindingNotes, device: NvidiaDevice, states: LinkStates, *, alone: bool) -> None:
     """Judge one device's links; *alone*: none may lead anywhere, as there is no other device or no link between them."""
     if states.trouble is not None:
         essential = not alone or not states.trouble.absent  # NVLink may be switched off in the driver
@@ -114,7 +121,7 @@ def _judge_links(notes: Notes, device: Device, states: LinkStates, *, alone: boo
     notes.judge(key, most - states.up, text, device.label)
 
 
-def _judge_fabric(notes: Notes, library: Library, device: Device) -> None:
+def _judge_fabric(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
     """Ask for the registration with the fabric: until it is completed, CUDA does not start (error 802)."""
     make = getattr(library.module, "c_nvmlGpuFabricInfo_v2_t", None)
     if make is None:
@@ -162,7 +169,7 @@ MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVa
 INVALID_ARGUMENT = 2
 
 
-class Memory:
+class MemoryCheck:
     """Reads recovery action, error counters, remapped rows or retired pages of each device."""
 
     name = "nvidia_memory"
@@ -171,12 +178,12 @@ class Memory:
     reads = ("NVML: recovery action (field 230), ECC counters, remapped rows, retired pages, SRAM threshold",)
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Judge each device's memory."""
         library = usable(machine, context)
         if library is None:
-            return Outcome()
-        notes = Notes(self.name, context)
+            return CheckOutcome()
+        notes = FindingNotes(self.name, context)
         devices = library.answering()
         for device in devices:
             _judge_action(notes, library, device)
@@ -185,10 +192,10 @@ class Memory:
             _judge_threshold(notes, library, device)
         if devices:
             notes.passed("no device's memory has had errors that matter")
-        return Outcome(tuple(notes.findings))
+        return CheckOutcome(tuple(notes.findings))
 
 
-def field(library: Library, handle: Any, ident: int) -> Answer:
+def field(library: NvmlLibrary, handle: Any, ident: int) -> Answer:
     """Return the value of one NVML field."""
     answer = library.ask("nvmlDeviceGetFieldValues", handle, [ident])
     if not answer.ok:
@@ -203,7 +210,7 @@ def field(library: Library, handle: Any, ident: int) -> Answer:
     return Answer(getattr(found.value, member))
 
 
-def _judge_action(notes: Notes, library: Library, device: Device) -> None:
+def _judge_action(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
     action = field(library, device.handle, RECOVERY_ACTION)
     if not action.ok:
         notes.unread("recovery_action", device, "what it needs to recover", action)
@@ -213,7 +220,7 @@ def _judge_action(notes: Notes, library: Library, device: Device) -> None:
     notes.judge("recovery_action", int(action.value), text, device.label)
 
 
-def _judge_rows(notes: Notes, library: Library, device: Device) -> None:
+def _judge_rows(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
     """Judge remapped rows, from Ampere on, or retired pages before."""
     if device.model is not None and not device.model.rows:
         _judge_pages(notes, library, device)
@@ -231,7 +238,7 @@ def _judge_rows(notes: Notes, library: Library, device: Device) -> None:
         notes.judge("remap_pending", pending, text, device.label)
 
 
-def _judge_pages(notes: Notes, library: Library, device: Device) -> None:
+def _judge_pages(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
     answers = [library.ask("nvmlDeviceGetRetiredPages", device.handle, cause) for cause in CAUSES]
     pending = library.ask("nvmlDeviceGetRetiredPagesPendingStatus", device.handle)
     for answer in [*answers, pending]:
@@ -246,13 +253,13 @@ def _judge_pages(notes: Notes, library: Library, device: Device) -> None:
     notes.judge("retired_pending", pending.value, text, device.label)
 
 
-def has_ecc(library: Library, device: Device) -> bool:
+def has_ecc(library: NvmlLibrary, device: NvidiaDevice) -> bool:
     """Return whether ECC is on, as far as the device says it (``nvidia_modes`` judges that)."""
     mode = library.ask("nvmlDeviceGetEccMode", device.handle)
     return bool(not mode.ok and not mode.absent) or bool(mode.ok and mode.value[0])
 
 
-def _judge_errors(notes: Notes, library: Library, device: Device) -> None:
+def _judge_errors(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
     """Judge errors since the driver was loaded. The total leaves SRAM out on some devices, hence its own counter."""
     total = library.ask("nvmlDeviceGetTotalEccErrors", device.handle, UNCORRECTED, VOLATILE)
     places = [_counter(library, device, UNCORRECTED, place) for place in (DRAM, SRAM)]
@@ -269,11 +276,11 @@ def _judge_errors(notes: Notes, library: Library, device: Device) -> None:
             notes.judge(key, corrected.value, text, device.label)
 
 
-def _counter(library: Library, device: Device, kind: int, place: int) -> Answer:
+def _counter(library: NvmlLibrary, device: NvidiaDevice, kind: int, place: int) -> Answer:
     return library.ask("nvmlDeviceGetMemoryErrorCounter", device.handle, kind, VOLATILE, place)
 
 
-def _judge_threshold(notes: Notes, library: Library, device: Device) -> None:
+def _judge_threshold(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
     make = getattr(library.module, "c_nvmlEccSramErrorStatus_v1_t", None)
     if make is None:
         return
@@ -284,6 +291,6 @@ def _judge_threshold(notes: Notes, library: Library, device: Device) -> None:
 
 
 CHECKS = (
-    Memory(),
+    MemoryCheck(),
     Links(),
 )

@@ -6,9 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.checks.nvidia_library import NO_PERMISSION, Device, Library, Notes, usable
+from pytest_mlhpc.node.vet.checks.nvidia_library import (
+    NO_PERMISSION,
+    FindingNotes,
+    NvidiaDevice,
+    NvmlLibrary,
+    usable,
+)
 from pytest_mlhpc.node.vet.checks.nvidia_memory import is_split
-from pytest_mlhpc.node.vet.finding import Origin, Outcome
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Origin
 from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
 
 #: Services that hold a context and compute nothing of their own (NVIDIA: Multi-Process Service, DCGM, driver persistence).
@@ -27,21 +33,21 @@ class Processes:
     reads = ("NVML: processes and used memory of each device", "/proc/PID/status", "CUDA_VISIBLE_DEVICES")
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Judge whose processes there are."""
         library = usable(machine, context)
         if library is None:
-            return Outcome()
-        notes = Notes(self.name, context)
+            return CheckOutcome()
+        notes = FindingNotes(self.name, context)
         ours = [device for device in library.answering() if is_ours(machine, device)]
         for device in ours:
             _judge(notes, machine, library, device)
         if ours:
             notes.passed("nobody else is on the devices")
-        return Outcome(tuple(notes.findings))
+        return CheckOutcome(tuple(notes.findings))
 
 
-def is_ours(machine: Machine, device: Device) -> bool:
+def is_ours(machine: Machine, device: NvidiaDevice) -> bool:
     """Return whether CUDA_VISIBLE_DEVICES leaves us this device; unset, it leaves all (CUDA programming guide).
 
     Numbers in it count in the order of PCI addresses, as NVML's do, which is what schedulers set.
@@ -58,7 +64,7 @@ def is_ours(machine: Machine, device: Device) -> bool:
     )
 
 
-def _judge(notes: Notes, machine: Machine, library: Library, device: Device) -> None:
+def _judge(notes: FindingNotes, machine: Machine, library: NvmlLibrary, device: NvidiaDevice) -> None:
     answer = library.ask("nvmlDeviceGetComputeRunningProcesses", device.handle)
     if answer.code == NO_PERMISSION and is_split(library, device):
         return  # of a device split by MIG only root may see all processes
@@ -82,7 +88,9 @@ def _judge(notes: Notes, machine: Machine, library: Library, device: Device) -> 
     _judge_memory(notes, library, device, unseen, held)
 
 
-def _name_them(notes: Notes, machine: Machine, device: Device, foreign: List[int], left: List[int]) -> None:
+def _name_them(
+    notes: FindingNotes, machine: Machine, device: NvidiaDevice, foreign: List[int], left: List[int]
+) -> None:
     def spelt(pids: List[int]) -> str:
         return ", ".join(f"{_status(machine, pid, 'Name') or '?'} ({pid})" for pid in pids[:5])
 
@@ -92,7 +100,9 @@ def _name_them(notes: Notes, machine: Machine, device: Device, foreign: List[int
     notes.judge("own_process", len(left), text, device.label, Origin.USER)
 
 
-def _judge_memory(notes: Notes, library: Library, device: Device, unseen: int, held: int) -> None:
+def _judge_memory(
+    notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice, unseen: int, held: int
+) -> None:
     """Judge memory beside the *held* bytes of processes in sight: left over, or of processes outside of our container."""
     if device.model is not None and device.model.shared_memory:
         return  # the kernel puts pages of the host there
@@ -130,7 +140,7 @@ def _descends(machine: Machine, pid: int, ancestor: Optional[str]) -> bool:
     return False
 
 
-def _is_service(machine: Machine, library: Library, pid: int) -> bool:
+def _is_service(machine: Machine, library: NvmlLibrary, pid: int) -> bool:
     named = library.ask("nvmlSystemGetProcessName", pid)
     names = (named.value.rpartition("/")[2] if named.ok else "", _status(machine, pid, "Name") or "")
     return any(name.startswith(SERVICES) for name in names)
@@ -168,25 +178,25 @@ class Dcgm:
     reads = ("dcgmi diag -r 1 -j",)
     purpose = ""
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Judge what it says; without it nothing is said."""
         if usable(machine, context) is None:
-            return Outcome()
-        notes = Notes(self.name, context)
+            return CheckOutcome()
+        notes = FindingNotes(self.name, context)
         try:
             done = machine.command(["dcgmi", "diag", "-r", "1", "-j"], LIMIT_S)
         except Absent:
-            return Outcome()
+            return CheckOutcome()
         except Unreadable as error:
             notes.judge(
                 "dcgm_no_proof",
                 1,
                 f"dcgmi diag shows nothing: {error}; do without, or look at its host engine",
             )
-            return Outcome(tuple(notes.findings))
+            return CheckOutcome(tuple(notes.findings))
         if "unable to establish a connection" in (done.output + done.errors).lower():
             notes.info("dcgmi is installed, but its host engine does not run; not used")
-            return Outcome(tuple(notes.findings))
+            return CheckOutcome(tuple(notes.findings))
         results = list(read(done.output))
         for result in results:
             _judge_test(notes, result)
@@ -195,7 +205,7 @@ class Dcgm:
             notes.judge("dcgm_no_proof", 1, text)
         if not notes.findings:
             notes.info(f"dcgmi diag passed {len(results)} tests of level 1, which proves little")
-        return Outcome(tuple(notes.findings))
+        return CheckOutcome(tuple(notes.findings))
 
 
 def read(text: str) -> Iterator[Result]:
@@ -236,7 +246,7 @@ def _result(test: str, result: Dict[str, Any]) -> Result:
     )
 
 
-def _judge_test(notes: Notes, result: Result) -> None:
+def _judge_test(notes: FindingNotes, result: Result) -> None:
     words = " ".join(result.warnings) or "without a reason"
     what = f"dcgmi diag: {result.test}" + (f" on {result.device}" if result.device else "")
     failed = result.status == "fail"

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Reading
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Reading
 from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Room, Unreadable
 from pytest_mlhpc.node.vet.policy import summed, weigh
 
@@ -166,7 +166,7 @@ _MEMORY = ("tmpfs", "ramfs")
 _REFUSED = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class Storage:
+class StorageCheck:
     """Measures one folder."""
 
     name = "storage"
@@ -176,7 +176,7 @@ class Storage:
     purpose = ""
     loads = True
 
-    def examine(self, machine: Machine, context: Context) -> Outcome:
+    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Write, read, remove."""
         named = context.wanted.paths.get("storage", "")
         temporary = machine.environ.get("TMPDIR", "")
@@ -187,11 +187,11 @@ class Storage:
             found = [*_works(context, folder), *_room(context, folder, room)]
             measured = measure(machine.path(folder), _size(machine, room, kind), _files(room))
         except Unreadable as error:
-            return Outcome((_failed(context, folder, named, str(error), error.code),))
+            return CheckOutcome((_failed(context, folder, named, str(error), error.code),))
         except OSError as error:
-            return Outcome((_failed(context, folder, named, f"{error.strerror}", error.errno),))
+            return CheckOutcome((_failed(context, folder, named, f"{error.strerror}", error.errno),))
         passed = f"{folder} ({kind}) can be written and read, {room.free / 2**30:.1f} GiB are free"
-        return Outcome(summed(self.name, found, passed), readings=tuple(_readings(measured, kind)))
+        return CheckOutcome(summed(self.name, found, passed), readings=tuple(_readings(measured, kind)))
 
 
 def file_system(machine: Machine, folder: str) -> str:
@@ -263,4 +263,4 @@ def _readings(measured: Measured, kind: str) -> List[Reading]:
     ]
 
 
-CHECKS: Tuple[Check, ...] = (Storage(),)
+CHECKS: Tuple[Check, ...] = (StorageCheck(),)

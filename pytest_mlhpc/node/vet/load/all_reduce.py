@@ -16,8 +16,8 @@ from typing import Any, Callable, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from pytest_mlhpc.node.vet.finding import Finding, Outcome, Reading, Severity
-from pytest_mlhpc.node.vet.load.devices import Device, Node, median_rate, not_computed
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Reading, Severity
+from pytest_mlhpc.node.vet.load.devices import Device, LoadNode, median_rate, not_computed
 from pytest_mlhpc.node.vet.load.host import at_once
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
 
@@ -42,7 +42,7 @@ def bus_factor(ranks: int) -> float:
     return 2.0 * (ranks - 1) / ranks
 
 
-def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
     """Measure the devices; where there are none, the cores. One device alone exchanges nothing."""
     began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
     findings: Tuple[Finding, ...] = not_computed("all_reduce", node)
@@ -60,7 +60,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
         findings += () if right else (_wrong(f"gloo between {ranks} threads of this node"),)
         readings = (_reading("gloo", ranks, CORE_BYTES, node.cpu_model, value),)
     readings = tuple(replace(one, round=arguments.round) for one in readings)
-    return Outcome(findings, readings, seconds=time.monotonic() - began)
+    return CheckOutcome(findings, readings, seconds=time.monotonic() - began)
 
 
 def library(kind: str) -> str:
@@ -132,7 +132,7 @@ def _rate(amount: float, one: Callable[[], None], seconds: float) -> float:
     return median_rate(amount, times)
 
 
-def of_cores(node: Node, ranks: int, seconds: float, size: int = CORE_BYTES) -> Tuple[float, bool]:
+def of_cores(node: LoadNode, ranks: int, seconds: float, size: int = CORE_BYTES) -> Tuple[float, bool]:
     """Return bytes per second of bus bandwidth by gloo on loopback, and whether the sums were right.
 
     Raises:

@@ -14,7 +14,7 @@ import os
 import time
 from typing import Iterator, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Reading, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Reading, Severity
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun
 
 #: Bytes by level, unless the order says how many.
@@ -41,13 +41,13 @@ _USER = {
 }
 
 
-def run(_node: object, arguments: Arguments, begun: Begun) -> Outcome:
+def run(_node: object, arguments: Arguments, begun: Begun) -> CheckOutcome:
     """Write, sync, read back, compare. What goes wrong with the folder is a finding, and no error of the order."""
     began = time.monotonic()
     path = arguments.text("path", "")
     if not path:
         text = "nobody has said where checkpoints are to be written: that was not measured"
-        return Outcome((Finding("checkpoint", Severity.INFO, text, rule="checkpoint.path"),))
+        return CheckOutcome((Finding("checkpoint", Severity.INFO, text, rule="checkpoint.path"),))
     size = arguments.whole("size", QUICK_BYTES if arguments.level == "quick" else DEEP_BYTES, 1, MOST_BYTES)
     blocks = max(1, -(-min(size, MOST_WRITTEN) // BLOCK))
     begun(f"checkpoint below {path}")
@@ -55,7 +55,7 @@ def run(_node: object, arguments: Arguments, begun: Begun) -> Outcome:
         require_room(path, max(size, blocks * BLOCK))
         write_s, read_s, same = write_and_read(path, blocks)
     except OSError as error:
-        return Outcome((_trouble(path, error),), seconds=time.monotonic() - began)
+        return CheckOutcome((_trouble(path, error),), seconds=time.monotonic() - began)
     findings: Tuple[Finding, ...] = ()
     if not same:
         text = f"a file of {blocks * BLOCK >> 20} MiB below {path} does not read back as it was written: the storage corrupts data"
@@ -67,7 +67,7 @@ def run(_node: object, arguments: Arguments, begun: Begun) -> Outcome:
         readings.append(
             Reading("checkpoint", f"checkpoint_{what}", key, "storage", rate, "B/s", round=arguments.round)
         )
-    return Outcome(findings, tuple(readings), seconds=time.monotonic() - began)
+    return CheckOutcome(findings, tuple(readings), seconds=time.monotonic() - began)
 
 
 def _trouble(path: str, error: OSError) -> Finding:

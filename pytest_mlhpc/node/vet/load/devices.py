@@ -75,7 +75,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Node:
+class LoadNode:
     """This node. ``trouble`` says why accelerators that it has are not in ``devices``."""
 
     torch: str
@@ -101,7 +101,7 @@ class Node:
         return tuple(device.model for device in self.devices) or (self.cpu_model,)
 
 
-def open_node(wanted: str, begun: Begun) -> Node:
+def open_node(wanted: str, begun: Begun) -> LoadNode:
     """Return what torch finds here, with every device in use, so that no measurement waits for drivers and libraries to load.
 
     Raises:
@@ -121,7 +121,7 @@ def open_node(wanted: str, begun: Begun) -> Node:
     model = cpu_model() or platform.machine()
     if found.get(kind):
         on_all(found[kind], _first_use, begun, "opening devices")  # who fails is named when it is to compute
-    return Node(str(torch.__version__), kind, tuple(found.get(kind, ())), allowed, model, trouble)
+    return LoadNode(str(torch.__version__), kind, tuple(found.get(kind, ())), allowed, model, trouble)
 
 
 def _first_use(device: Device, _meet: Callable[[], None]) -> float:
@@ -266,7 +266,7 @@ def split(
     return figures, [failure(check, device, one) for device, one in results if isinstance(one, Exception)]
 
 
-def not_computed(check: str, node: Node) -> Tuple[Finding, ...]:
+def not_computed(check: str, node: LoadNode) -> Tuple[Finding, ...]:
     """Return an UNKNOWN where accelerators are here that torch cannot use: what was not looked at never passes."""
     if not node.trouble:
         return ()

@@ -14,9 +14,9 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.load import devices
-from pytest_mlhpc.node.vet.load.devices import Device, Meet, Node, on_all
+from pytest_mlhpc.node.vet.load.devices import Device, LoadNode, Meet, on_all
 from pytest_mlhpc.node.vet.load.gemm import allow_tf32, cases_of
 from pytest_mlhpc.node.vet.load.host import at_once
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun
@@ -135,7 +135,7 @@ CORE_SIZE, DEVICE_SIZE = 256, 2048
 NAMED = 8
 
 
-def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
     """Compute on every core, then on all devices at once."""
     began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
     findings: List[Finding] = list(devices.not_computed("hash", node))
@@ -149,10 +149,10 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
         found, facts_found = of_devices(node, seconds, begun)
         findings += found
         facts += facts_found
-    return Outcome(tuple(findings), (), tuple(facts), time.monotonic() - began)
+    return CheckOutcome(tuple(findings), (), tuple(facts), time.monotonic() - began)
 
 
-def of_cores(node: Node, seconds: float) -> Tuple[List[Finding], List[Fact]]:
+def of_cores(node: LoadNode, seconds: float) -> Tuple[List[Finding], List[Fact]]:
     """Return what the cores' results say."""
 
     def work(_number: int, _barrier: threading.Barrier) -> Digests:
@@ -173,7 +173,7 @@ def of_cores(node: Node, seconds: float) -> Tuple[List[Finding], List[Fact]]:
     return findings, [Fact("hash", name, common, scope, severity=Severity.CRITICAL)] if common else []
 
 
-def of_devices(node: Node, seconds: float, begun: Begun) -> Tuple[List[Finding], List[Fact]]:
+def of_devices(node: LoadNode, seconds: float, begun: Begun) -> Tuple[List[Finding], List[Fact]]:
     """Return what the devices' results say."""
 
     def work(device: Device, _meet: Meet) -> Digests:

@@ -14,8 +14,16 @@ from typing import Callable, List, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Origin, Outcome, Reading
-from pytest_mlhpc.node.vet.load.devices import Device, Meet, Node, median_rate, not_computed, on_all, split
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Origin, Reading
+from pytest_mlhpc.node.vet.load.devices import (
+    Device,
+    LoadNode,
+    Meet,
+    median_rate,
+    not_computed,
+    on_all,
+    split,
+)
 from pytest_mlhpc.node.vet.load.host import cpu_flags
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun
 
@@ -47,7 +55,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Case:
+class GemmCase:
     """One kind of product: ``dtype`` is torch's name of the numbers, ``size`` the edge of the square matrices."""
 
     precision: str
@@ -60,7 +68,7 @@ class Case:
         return 2.0 * self.size**3
 
 
-def cases_of(device: Device) -> Tuple[Case, ...]:
+def cases_of(device: Device) -> Tuple[GemmCase, ...]:
     """Return what one device can compute fast. Below 12 GiB (older GPUs, slices of large ones) matrices are smaller."""
     size = 8192 if device.memory >= 12 * _GIB else 4096
     names: List[Tuple[str, str]] = [("fp32", "float32")]
@@ -73,19 +81,19 @@ def cases_of(device: Device) -> Tuple[Case, ...]:
         names.append(("bf16", "bfloat16"))
     if capability >= 8.0:
         names.append(("tf32", "float32"))
-    return tuple(Case(precision, dtype, size) for precision, dtype in names)
+    return tuple(GemmCase(precision, dtype, size) for precision, dtype in names)
 
 
-def cases_of_cores(threads: int, flags: Sequence[str]) -> Tuple[Case, ...]:
+def cases_of_cores(threads: int, flags: Sequence[str]) -> Tuple[GemmCase, ...]:
     """Return what so many cores with such instructions can compute fast."""
     size = 1024 if threads <= 8 else 2048 if threads <= 32 else 4096
-    found = [Case("fp32", "float32", size)]
+    found = [GemmCase("fp32", "float32", size)]
     if any(flag in flags for flag in _FAST_BF16):
-        found.append(Case("bf16", "bfloat16", size))
+        found.append(GemmCase("bf16", "bfloat16", size))
     return tuple(found)
 
 
-def operands(case: Case, device: torch.device) -> Tuple[Tensor, Tensor, Tensor]:
+def operands(case: GemmCase, device: torch.device) -> Tuple[Tensor, Tensor, Tensor]:
     """Return two matrices of numbers between -1 and 1, the same in every run, and room for their product."""
     generator = torch.Generator(device=device)
     generator.manual_seed(SEED)
@@ -98,7 +106,7 @@ def operands(case: Case, device: torch.device) -> Tuple[Tensor, Tensor, Tensor]:
 
 
 def measure(
-    case: Case,
+    case: GemmCase,
     device: torch.device,
     timed: Callable[[Callable[[], object]], float],
     seconds: float,
@@ -138,7 +146,7 @@ def allow_tf32(*, allowed: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
     """Measure each precision on all devices at once; on the cores where there is no device."""
     began, seconds = time.monotonic(), arguments.seconds(QUICK_S if node.devices else CORES_QUICK_S, DEEP_S)
     readings, findings = _of_devices(node, arguments.round, seconds, begun) if node.devices else ([], [])
@@ -147,10 +155,12 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
         readings = _of_cores(node, arguments.round, seconds, begun)
     # Who may use fewer cores has other figures, which are not compared with those of the others: this says why.
     cores = Fact("gemm", "cores to compute on", str(node.threads), origin=Origin.USER)
-    return Outcome(tuple(findings), tuple(readings), (cores,), time.monotonic() - began)
+    return CheckOutcome(tuple(findings), tuple(readings), (cores,), time.monotonic() - began)
 
 
-def _of_devices(node: Node, round_: int, seconds: float, begun: Begun) -> Tuple[List[Reading], List[Finding]]:
+def _of_devices(
+    node: LoadNode, round_: int, seconds: float, begun: Begun
+) -> Tuple[List[Reading], List[Finding]]:
     """Measure what any device can do, on those that can."""
     able = {device: cases_of(device) for device in node.devices}
     cases = list(dict.fromkeys(case for cases in able.values() for case in cases))
@@ -171,11 +181,11 @@ def _of_devices(node: Node, round_: int, seconds: float, begun: Begun) -> Tuple[
     return readings, findings
 
 
-def _work(case: Case, seconds: float) -> Callable[[Device, Meet], float]:
+def _work(case: GemmCase, seconds: float) -> Callable[[Device, Meet], float]:
     return lambda device, meet: measure(case, device.torch, device.timed, seconds, meet)
 
 
-def _of_cores(node: Node, round_: int, seconds: float, begun: Begun) -> List[Reading]:
+def _of_cores(node: LoadNode, round_: int, seconds: float, begun: Begun) -> List[Reading]:
     cases = cases_of_cores(node.threads, cpu_flags())
     readings = []
     for case in cases:
@@ -185,6 +195,6 @@ def _of_cores(node: Node, round_: int, seconds: float, begun: Begun) -> List[Rea
     return readings
 
 
-def _reading(case: Case, model: str, value: float, round_: int) -> Reading:
+def _reading(case: GemmCase, model: str, value: float, round_: int) -> Reading:
     key, floor = f"gemm/{case.precision}/{case.size}/{DATA}", f"gemm/{case.precision}"
     return Reading("gemm", f"gemm_{case.precision}", key, model, value, "FLOP/s", floor=floor, round=round_)

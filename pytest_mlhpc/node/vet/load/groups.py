@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pytest_mlhpc.node.vet.load.devices import Device, Node
+from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.link import Deadline, Link, dead, hung
 from pytest_mlhpc.node.vet.load.protocol import Failed
 
@@ -39,7 +39,7 @@ class Groups:
     """
 
     def __init__(
-        self, name: str, node: Node, size: int, deadline: Deadline, control: Link, *, first: bool
+        self, name: str, node: LoadNode, size: int, deadline: Deadline, control: Link, *, first: bool
     ) -> None:
         self._deadline, self._control = deadline, control
         self._devices: List[Optional[Device]] = list(node.devices) if name == "nccl" else [None]

@@ -146,7 +146,7 @@ _VERSION = re.compile(r"(?:NCCL|RCCL) version ([\w.+-]+)")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenTransport:
     """What a communication library chose.
 
     ``library`` is nccl, rccl or gloo; ``network`` its own word for what joins nodes (``IB``, ``Socket``, ``AWS Libfabric``), empty
@@ -194,10 +194,10 @@ def log_text(environ: MutableMapping[str, str]) -> str:
         return ""
 
 
-def parse_log(log: str, library: str) -> Chosen:
+def parse_log(log: str, library: str) -> ChosenTransport:
     """Return what a log says."""
     seen, version = job_transport.parse(log), _VERSION.search(log)
-    return Chosen(
+    return ChosenTransport(
         library,
         seen.network,
         seen.devices,

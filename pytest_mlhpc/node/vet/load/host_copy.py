@@ -16,9 +16,9 @@ from typing import Dict, FrozenSet, Iterator, List, Set, Tuple
 import torch
 from torch import Tensor
 
-from pytest_mlhpc.node.vet.finding import Finding, Outcome, Reading
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Reading
 from pytest_mlhpc.node.vet.load import devices
-from pytest_mlhpc.node.vet.load.devices import Device, Node
+from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun
 
 #: Seconds of measuring for each direction of each device.
@@ -30,7 +30,7 @@ BYTES = 256 << 20
 LEAST, MOST = 5, 1000
 
 
-def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
     """Measure each device after the other. Nodes without devices have nothing to copy to: nothing is said of them."""
     began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
     readings: List[Reading] = []
@@ -65,7 +65,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
                     round=arguments.round,
                 )
             )
-    return Outcome(tuple(findings), tuple(readings), seconds=time.monotonic() - began)
+    return CheckOutcome(tuple(findings), tuple(readings), seconds=time.monotonic() - began)
 
 
 def of_device(device: Device, host: Tensor, seconds: float) -> Dict[str, float]:

@@ -13,9 +13,9 @@ from typing import List
 
 import torch
 
-from pytest_mlhpc.node.vet.finding import Outcome, Reading
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Reading
 from pytest_mlhpc.node.vet.load import devices
-from pytest_mlhpc.node.vet.load.devices import Device, Meet, Node, on_all
+from pytest_mlhpc.node.vet.load.devices import Device, LoadNode, Meet, on_all
 from pytest_mlhpc.node.vet.load.host import at_once, total_memory
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
 
@@ -38,7 +38,7 @@ REPETITION_S = 0.02
 LEAST, MOST = 5, 10_000
 
 
-def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
     """Measure the cores, then the devices."""
     began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
     begun("memory of the host")
@@ -57,7 +57,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
         )
     ]
     if not node.devices:
-        return Outcome((), tuple(readings), seconds=time.monotonic() - began)
+        return CheckOutcome((), tuple(readings), seconds=time.monotonic() - began)
     begun("memory of the devices")
 
     def work(device: Device, meet: Meet) -> float:
@@ -79,7 +79,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
                 round=arguments.round,
             )
         )
-    return Outcome(tuple(findings), tuple(readings), seconds=time.monotonic() - began)
+    return CheckOutcome(tuple(findings), tuple(readings), seconds=time.monotonic() - began)
 
 
 def core_bytes(threads: int, total: int) -> int:
@@ -100,7 +100,7 @@ def core_bytes(threads: int, total: int) -> int:
     return size
 
 
-def of_cores(node: Node, seconds: float, size: int = CORE_BYTES) -> float:
+def of_cores(node: LoadNode, seconds: float, size: int = CORE_BYTES) -> float:
     """Return the bytes per second that all cores copy together.
 
     A repetition begins and ends for all at once; its time is the slowest core's. The first core says after each whether

@@ -15,9 +15,9 @@ import contextlib
 import time
 from typing import Any, Dict, Iterator, List, Protocol, Tuple
 
-from pytest_mlhpc.node.vet.finding import Outcome, Reading
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Reading
 from pytest_mlhpc.node.vet.load import devices
-from pytest_mlhpc.node.vet.load.devices import Node
+from pytest_mlhpc.node.vet.load.devices import LoadNode
 from pytest_mlhpc.node.vet.load.link import STREAMS, Deadline, Door, Link, Sockets, call, close_all
 from pytest_mlhpc.node.vet.load.protocol import ArgumentError, Arguments, Begun, Failed
 
@@ -43,7 +43,7 @@ class Way(Protocol):
         ...
 
 
-def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
     """Meet the partner, agree on a way, and measure."""
     began = time.monotonic()
     deadline = Deadline(arguments.number("timeout_s", None, 0.1, 3600.0))
@@ -78,7 +78,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
     value = devices.median_rate(float(way.size), seconds)
     key = f"pair/{name}/{size >> 10}KiB"
     reading = Reading("pair", "pair_bandwidth", key, node.models[0], value, "B/s", round=arguments.round)
-    return Outcome((), (reading,), seconds=time.monotonic() - began)
+    return CheckOutcome((), (reading,), seconds=time.monotonic() - began)
 
 
 def agree(mine: Dict[str, Any], other: Dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional
 
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.node.vet.finding import Outcome
+from pytest_mlhpc.node.vet.finding import CheckOutcome
 
 #: Longest line that is read, in bytes: an order has a dozen short fields.
 LONGEST_LINE = 1 << 20
@@ -167,7 +167,7 @@ class Answers:
             except OSError as error:
                 raise Gone(str(error)) from error
 
-    def outcome(self, identity: Any, outcome: Outcome) -> None:
+    def outcome(self, identity: Any, outcome: CheckOutcome) -> None:
         """Answer an order with what was found."""
         self.send({"id": identity, "outcome": to_json(outcome)})
 

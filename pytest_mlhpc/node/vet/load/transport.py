@@ -17,12 +17,12 @@ from typing import Any, List, Mapping, Optional, Tuple
 import torch
 
 from pytest_mlhpc.node.vet.checks import job_transport
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Origin, Outcome, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Origin, Severity
 from pytest_mlhpc.node.vet.job_findings import judged
 from pytest_mlhpc.node.vet.load import host
 from pytest_mlhpc.node.vet.load.all_reduce import library
-from pytest_mlhpc.node.vet.load.devices import Node
-from pytest_mlhpc.node.vet.load.host import Chosen
+from pytest_mlhpc.node.vet.load.devices import LoadNode
+from pytest_mlhpc.node.vet.load.host import ChosenTransport
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
 from pytest_mlhpc.node.vet.machine import Machine, Unreadable
 from pytest_mlhpc.node.vet.policies.host import BOUNDS
@@ -34,7 +34,7 @@ from pytest_mlhpc.node.vet.ports import Fabric, fabric_of
 SIOCGIFADDR, INFINIBAND = 0x8915, "32"
 
 
-def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
     """Start the library, and say what it chose.
 
     Raises:
@@ -46,16 +46,16 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
     except Unreadable as error:
         text = f"whether there is a fabric cannot be told: {error}"
         unknown = Finding("transport", Severity.UNKNOWN, text, rule="job.transport", origin=Origin.USER)
-        return Outcome((unknown,), seconds=time.monotonic() - began)
+        return CheckOutcome((unknown,), seconds=time.monotonic() - began)
     name = library(node.kind)
     begun(f"transport of {name}")
     chosen = of_gloo(os.environ, socket.gethostname()) if name == "gloo" else of_nccl(node, name)
     several = arguments.whole("nodes", 2, 1, 1 << 20) > 1
     findings = judge(chosen, fabric if several else Fabric(), machine)  # one node sends over no network
-    return Outcome(findings, (), facts(chosen), time.monotonic() - began)
+    return CheckOutcome(findings, (), facts(chosen), time.monotonic() - began)
 
 
-def of_nccl(node: Node, name: str) -> Chosen:
+def of_nccl(node: LoadNode, name: str) -> ChosenTransport:
     """Start NCCL or RCCL on all devices, and return what its log says.
 
     Raises:
@@ -73,7 +73,7 @@ def of_nccl(node: Node, name: str) -> Chosen:
     return chosen
 
 
-def judge(chosen: Chosen, fabric: Fabric, machine: Machine) -> Tuple[Finding, ...]:
+def judge(chosen: ChosenTransport, fabric: Fabric, machine: Machine) -> Tuple[Finding, ...]:
     """Return a finding on what was chosen, beside what there is."""
     if chosen.library != "gloo":
         return job_transport.judge(chosen.seen, fabric, machine.environ, Policy(BOUNDS), check="transport")
@@ -90,7 +90,7 @@ def judge(chosen: Chosen, fabric: Fabric, machine: Machine) -> Tuple[Finding, ..
     return judged("transport", Policy(BOUNDS), "job.transport", 1.0, reason)
 
 
-def _is_slow(chosen: Chosen, machine: Machine) -> bool:
+def _is_slow(chosen: ChosenTransport, machine: Machine) -> bool:
     """Return whether gloo would use interfaces that are none of the fabric's."""
     return not any(_of_fabric(name, machine) for name in chosen.interfaces)
 
@@ -104,7 +104,7 @@ def _of_fabric(interface: str, machine: Machine) -> bool:
     return kind == INFINIBAND or interface.startswith("hsn")
 
 
-def facts(chosen: Chosen) -> Tuple[Fact, ...]:
+def facts(chosen: ChosenTransport) -> Tuple[Fact, ...]:
     """Return what should be equal on all nodes."""
     found: List[Tuple[str, str]] = [("network", chosen.network), ("interfaces", " ".join(chosen.interfaces))]
     found += [("provider", chosen.provider), ("version", chosen.version)]
@@ -115,7 +115,7 @@ def facts(chosen: Chosen) -> Tuple[Fact, ...]:
     )
 
 
-def of_gloo(environ: Mapping[str, str], host: str) -> Chosen:
+def of_gloo(environ: Mapping[str, str], host: str) -> ChosenTransport:
     """Return by which interface gloo would go.
 
     Raises:
@@ -123,7 +123,7 @@ def of_gloo(environ: Mapping[str, str], host: str) -> Chosen:
     """
     asked = environ.get("GLOO_SOCKET_IFNAME", "")
     if asked:
-        return Chosen("gloo", "TCP", tuple(filter(None, asked.split(","))))
+        return ChosenTransport("gloo", "TCP", tuple(filter(None, asked.split(","))))
     try:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError):
@@ -132,7 +132,7 @@ def of_gloo(environ: Mapping[str, str], host: str) -> Chosen:
     if interface is None:
         text = f"this host's name, {host}, stands for {address}, which is none of its addresses; set GLOO_SOCKET_IFNAME"
         raise Failed("name", text)
-    return Chosen("gloo", "TCP", (interface,))
+    return ChosenTransport("gloo", "TCP", (interface,))
 
 
 def interface_of(address: str) -> Optional[str]:

@@ -35,7 +35,7 @@ _RANK_GONE = 69
 
 
 @dataclass(frozen=True)
-class Job:
+class ChildJob:
     """What a child is to do: ``run`` is the base model's own, on its ranks alone."""
 
     run: RunPlan
@@ -63,7 +63,7 @@ class Teller:
             left = left[os.write(self._fd, left) :]
 
 
-class Orders:
+class ChildOrders:
     """What the rank says after the job: ``go``. At its end, the rank has gone and this process ends."""
 
     def __init__(self, lines: Any) -> None:
@@ -78,7 +78,9 @@ class Orders:
         os._exit(_RANK_GONE)
 
 
-def job_of(run: RunPlan, models: int, place: ensemble.Place, local_rank: int, directory: Path) -> Job:
+def job_of(
+    run: RunPlan, models: int, place: ensemble.BaseModelPlace, local_rank: int, directory: Path
+) -> ChildJob:
     """Return the job of one rank of one base model: its share of the batch, and a seed of its own."""
     seed, batch = int(run.parameters.get("seed") or 0), run.parameters.get("global_batch")
     own = {
@@ -88,7 +90,7 @@ def job_of(run: RunPlan, models: int, place: ensemble.Place, local_rank: int, di
     if batch:
         own["global_batch"] = int(batch) // models
     plan = dataclasses.replace(run, parameters=own, ranks=run.ranks // models)
-    return Job(plan, place.model, place.place, local_rank, torch.get_num_threads(), str(directory))
+    return ChildJob(plan, place.model, place.place, local_rank, torch.get_num_threads(), str(directory))
 
 
 def main() -> NoReturn:
@@ -97,11 +99,11 @@ def main() -> NoReturn:
     line = sys.stdin.buffer.readline()
     if not line:
         os._exit(_RANK_GONE)
-    orders = Orders(sys.stdin.buffer)
+    orders = ChildOrders(sys.stdin.buffer)
     code = 0
     try:
         said = json.loads(line)
-        _train(from_json(Job, said["job"]), int(said["seed"]), teller, orders)
+        _train(from_json(ChildJob, said["job"]), int(said["seed"]), teller, orders)
     # Whatever it is, the rank must learn of it, by name.
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
@@ -110,7 +112,7 @@ def main() -> NoReturn:
     leave(code)
 
 
-def _train(job: Job, data_seed: int, teller: Teller, orders: Orders) -> None:
+def _train(job: ChildJob, data_seed: int, teller: Teller, orders: ChildOrders) -> None:
     run = job.run
     torch.set_num_threads(job.threads)
     accelerator = open_device(run.device_type, job.local_rank)
@@ -158,7 +160,7 @@ def _teller_of_progress(teller: Teller) -> Callable[[int, int, float], None]:
     return lambda step, steps, rate: teller.say("progress", [step, steps, rate])
 
 
-def join(job: Job, group: Group, accelerator: Accelerator, environ: Mapping[str, str]) -> None:
+def join(job: ChildJob, group: Group, accelerator: Accelerator, environ: Mapping[str, str]) -> None:
     """Join the base model's own process group; nothing to do for a single rank.
 
     The ranks meet at the store of the run, which lives in a process that trains nothing.

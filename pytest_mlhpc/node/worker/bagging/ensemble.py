@@ -24,7 +24,7 @@ _LEAST = 2.0**-126
 
 
 @dataclass(frozen=True)
-class Score:
+class PredictionScore:
     """How predictions are made and judged.
 
     ``predict(outputs, targets)`` gives what is averaged over base models, (samples, ...) float32; ``quality(mean, targets)``
@@ -38,23 +38,23 @@ class Score:
     size: int
 
 
-def score_of(task: Task) -> Score:
+def score_of(task: Task) -> PredictionScore:
     """Return how predictions for *task* are judged."""
     places = math.prod(task.target.shape)
     if task.name == "resnet50":
-        return Score("higher", _probabilities, _top_1, task.classes)
+        return PredictionScore("higher", _probabilities, _top_1, task.classes)
     if task.name == "deepcam":
-        return Score("higher", _probabilities, _intersection_over_union, places * task.classes)
+        return PredictionScore("higher", _probabilities, _intersection_over_union, places * task.classes)
     if task.name == "language_model":
-        return Score("lower", _of_the_next_token, _log_perplexity, places)
+        return PredictionScore("lower", _of_the_next_token, _log_perplexity, places)
     if task.name == "cosmoflow":
-        return Score("lower", _as_they_are, _absolute_error, places)
+        return PredictionScore("lower", _as_they_are, _absolute_error, places)
 
     def own_loss(mean: Tensor, targets: Tensor) -> Tensor:
         places = [slice(place, place + 1) for place in range(len(mean))]
         return torch.stack([task.loss(mean[one], targets[one]).double() for one in places])
 
-    return Score("lower", _as_they_are, own_loss, max(places, task.classes))
+    return PredictionScore("lower", _as_they_are, own_loss, max(places, task.classes))
 
 
 def _probabilities(outputs: Tensor, _targets: Tensor) -> Tensor:
@@ -92,13 +92,13 @@ def _intersection_over_union(mean: Tensor, targets: Tensor) -> Tensor:
     return torch.stack(shares).mean(dim=0)
 
 
-def held_out_of_a_rank(score: Score, ranks: int, samples: int) -> int:
+def held_out_of_a_rank(score: PredictionScore, ranks: int, samples: int) -> int:
     """Return how many samples each of *ranks* ranks asks its model for, where *samples* are trained on."""
     return max(1, min(HELD_OUT // ranks, BUDGET // (4 * max(1, score.size)), samples // (4 * ranks)))
 
 
 def predictions(
-    trainer: Trainer, score: Score, dataset: Any, indices: List[int], batch: int
+    trainer: Trainer, score: PredictionScore, dataset: Any, indices: List[int], batch: int
 ) -> Tuple[Tensor, Tensor]:
     """Return predictions and targets of samples, on the host; the model is left in evaluation mode."""
     device = trainer.accelerator.device
@@ -190,13 +190,13 @@ class BootstrapSampler(Sampler[int]):
 
 
 @dataclass(frozen=True)
-class Place:
+class BaseModelPlace:
     """Where a rank belongs: its base model, and its number among that one's ranks."""
 
     model: int
     place: int
 
 
-def place_of(rank: int, each: int) -> Place:
+def place_of(rank: int, each: int) -> BaseModelPlace:
     """Return where a rank belongs, *each* being the ranks of a base model: neighbours train one."""
-    return Place(*divmod(rank, each))
+    return BaseModelPlace(*divmod(rank, each))

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import Event, Figure, RankReport, SchemaError, from_json, to_json
+from pytest_mlhpc.node.protocol.schema import Figure, RankReport, RunEvent, SchemaError, from_json, to_json
 from pytest_mlhpc.node.worker import prepare, reporting
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.bagging.child import job_of
-from pytest_mlhpc.node.worker.bagging.ensemble import Place, Score, place_of, score_of
+from pytest_mlhpc.node.worker.bagging.ensemble import BaseModelPlace, PredictionScore, place_of, score_of
 from pytest_mlhpc.node.worker.bagging.process import (
     LOOK_S,
     WATCH_S,
@@ -110,7 +110,7 @@ def count(task: Task) -> Tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Answers:
+class HeldOutPredictions:
     """What one rank's base model predicts for its share of the samples held out; ``distinct``: of :mod:`bootstrap`."""
 
     predictions: Tensor
@@ -119,7 +119,7 @@ class Answers:
 
 
 def figures_of(
-    run: RunPlan, group: Group, models: int, answers: Optional[Answers], failed: Mapping[int, Why]
+    run: RunPlan, group: Group, models: int, answers: Optional[HeldOutPredictions], failed: Mapping[int, Why]
 ) -> Tuple[Figure, ...]:
     """Return the ensemble's figures on the first rank of the first base model that did not fail, nothing elsewhere.
 
@@ -146,7 +146,7 @@ def figures_of(
     return (*_figures(score, table, failed, models), *_operations(task))
 
 
-def _mean(group: Group, models: int, answers: Optional[Answers], alive: int) -> Tensor:
+def _mean(group: Group, models: int, answers: Optional[HeldOutPredictions], alive: int) -> Tensor:
     """Return the mean of the base models' predictions for this rank's share of the samples."""
     each = group.world // models
     own = torch.zeros(0) if answers is None else answers.predictions
@@ -170,12 +170,12 @@ def _gloo(ranks: List[int]) -> Any:
     return dist.new_group(ranks, backend="gloo")
 
 
-def _row(score: Score, predictions: Tensor, targets: Tensor) -> Tensor:
+def _row(score: PredictionScore, predictions: Tensor, targets: Tensor) -> Tensor:
     qualities = score.quality(predictions, targets)
     return torch.tensor([float(qualities.sum()), float(len(qualities)), 0.0], dtype=torch.float64)
 
 
-def _figures(score: Score, table: Tensor, failed: Mapping[int, Why], models: int) -> List[Figure]:
+def _figures(score: PredictionScore, table: Tensor, failed: Mapping[int, Why], models: int) -> List[Figure]:
     alive = [model for model in range(models) if model not in failed]
     qualities = [float(table[model, 0] / table[model, 1]) for model in alive]
     drawn = [float(table[model, 2]) for model in alive]
@@ -204,11 +204,11 @@ _PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedBaseModel:
     """What a base model's process left: its report, and its predictions for the samples that were held out."""
 
     report: RankReport
-    answers: Answers
+    answers: HeldOutPredictions
 
 
 def measure(
@@ -244,7 +244,7 @@ def measure(
     )
 
 
-def _attend(child: BaseProcess, meeting: Meeting, progress: Progress) -> Optional[Trained]:
+def _attend(child: BaseProcess, meeting: Meeting, progress: Progress) -> Optional[TrainedBaseModel]:
     """Hear a child to its end; tell of its failure, and return what it left, None if its base model has failed."""
     left: Dict[str, Said] = {}
     began = False
@@ -271,12 +271,12 @@ def _attend(child: BaseProcess, meeting: Meeting, progress: Progress) -> Optiona
         return None
 
 
-def _left(left: Mapping[str, Said], meeting: Meeting, child: BaseProcess) -> Optional[Trained]:
+def _left(left: Mapping[str, Said], meeting: Meeting, child: BaseProcess) -> Optional[TrainedBaseModel]:
     report, predictions = left.get("report"), left.get("predictions")
     if report is not None and predictions is not None:
         values, targets = predictions.tensors
-        answers = Answers(values, targets, float(predictions.body["distinct"]))
-        return Trained(from_json(RankReport, report.body, "a base model's report"), answers)
+        answers = HeldOutPredictions(values, targets, float(predictions.body["distinct"]))
+        return TrainedBaseModel(from_json(RankReport, report.body, "a base model's report"), answers)
     named = left.get("failed")
     _tell(meeting, child.why() if named is None else (str(named.body[0]), str(named.body[1])))
     return None
@@ -292,11 +292,13 @@ def _tell(meeting: Meeting, why: Why) -> None:
     meeting.fail(why)
 
 
-def _event(model: int, why: Why) -> Event:
-    return Event("base_model_failed", time.time_ns(), why[1], {"base_model": model, "outcome": why[0]})
+def _event(model: int, why: Why) -> RunEvent:
+    return RunEvent("base_model_failed", time.time_ns(), why[1], {"base_model": model, "outcome": why[0]})
 
 
-def _failed(run: RunPlan, group: Group, accelerator: Accelerator, place: Place, why: Why) -> RankReport:
+def _failed(
+    run: RunPlan, group: Group, accelerator: Accelerator, place: BaseModelPlace, why: Why
+) -> RankReport:
     """Return the report of a rank whose base model failed: where it was, and why."""
     text = f"base model {place.model} failed: {why[0]}: {why[1]}"
     sys.stderr.write(f"{text}\n")

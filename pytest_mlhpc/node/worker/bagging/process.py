@@ -31,7 +31,7 @@ WATCH_S = 0.5
 Why = Tuple[str, str]
 
 
-class Store(Protocol):
+class TorchStore(Protocol):
     """What is used of torch's stores."""
 
     def set(self, key: str, value: str) -> Any:
@@ -60,7 +60,7 @@ class _Alone:
         return all(key in self._values for key in keys)
 
 
-def store_of(group: Group) -> Store:
+def store_of(group: Group) -> TorchStore:
     """Return the store that the ranks of this process group met at.
 
     Raises:
@@ -72,14 +72,14 @@ def store_of(group: Group) -> Store:
     if not hasattr(found, "check"):
         text = f"bagging: stores of torch {torch.__version__} cannot tell whether a key is there; torch 2.4 has such"
         raise WorkerFailure("not_supported", text)
-    store: Store = found
+    store: TorchStore = found
     return store
 
 
 class Meeting:
     """What one rank tells the others, and what it learns of them. No call waits for others."""
 
-    def __init__(self, store: Store, group: Group, each: int) -> None:
+    def __init__(self, store: TorchStore, group: Group, each: int) -> None:
         self._store, self._group, self._each = store, group, each
         self.model = place_of(group.rank, each).model
         self._unready = self._unended = 0  # rank 0: the first rank of which it is not known

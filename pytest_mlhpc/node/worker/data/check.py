@@ -23,7 +23,7 @@ _PREFIX = "sha256:"
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFiles:
     """What lies there, and what is wrong with it."""
 
     files: int
@@ -40,7 +40,7 @@ def check_set(
     files: Optional[int] = None,
     size: Optional[int] = None,
     sha256: Optional[str] = None,
-) -> Found:
+) -> FoundFiles:
     """Compare the set at *path* with what is claimed of it; None: no claim.
 
     Raises:
@@ -67,7 +67,7 @@ def check_set(
         problems += check_manifest(root, manifest)
         if manifest.kind != kind:
             problems.append(f"it is {manifest.kind} (its manifest says), systems.yaml says {kind}")
-    return Found(len(there), total, there[0].relative_to(root).as_posix(), found, tuple(problems))
+    return FoundFiles(len(there), total, there[0].relative_to(root).as_posix(), found, tuple(problems))
 
 
 #: At most this share of pages may be resident for a set to be called cold; at least 1 - this for warm.

@@ -315,7 +315,7 @@ REVISION = 1
 
 
 @dataclass(frozen=True)
-class Layout:
+class SetLayout:
     """One synthetic set. ``sizes``: edge (cosmoflow), height and width (deepcam, resnet50), classes (resnet50).
 
     ``sizes`` also has ``learnable`` (1) where a small model is to learn its task quickly (``learnable.py``).
@@ -370,7 +370,7 @@ def layout_of(
     seed: int,
     form: str = "",
     learnable: bool = False,
-) -> Layout:
+) -> SetLayout:
     """Return the layout of a set for *workload* with these fields; *form* is one of its formats, empty: the default.
 
     Raises:
@@ -383,7 +383,7 @@ def layout_of(
     if form not in FORMATS[workload]:
         raise DataError(workload, f"has no format {form!r}, choose one of {', '.join(FORMATS[workload])}")
     more = {"learnable": 1} if learnable else {}
-    return Layout(workload, form, {**_sizes(workload, parameters), **more}, samples, validation, seed)
+    return SetLayout(workload, form, {**_sizes(workload, parameters), **more}, samples, validation, seed)
 
 
 def _sizes(workload: str, parameters: Mapping[str, Any]) -> Dict[str, int]:

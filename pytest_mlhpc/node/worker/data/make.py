@@ -11,8 +11,8 @@ from typing import Callable, Mapping, Optional, Tuple
 from pytest_mlhpc.node.worker.data import fields, hdf5, images, learnable, tfrecord
 from pytest_mlhpc.node.worker.data.files import (
     DataError,
-    Layout,
     Manifest,
+    SetLayout,
     building,
     check_manifest,
     describe,
@@ -22,10 +22,10 @@ from pytest_mlhpc.node.worker.data.files import (
 
 #: Threads that make samples; NumPy, zlib and Pillow let each other run.
 MOST_THREADS = 8
-Writer = Callable[[Path, int, Layout], None]
+Writer = Callable[[Path, int, SetLayout], None]
 
 
-def _volume(folder: Path, index: int, layout: Layout) -> None:
+def _volume(folder: Path, index: int, layout: SetLayout) -> None:
     """Write CosmoFlow sample *index*."""
     volume = learnable.volume if layout.learnable else fields.volume
     x, y = volume(layout.seed, index, layout.sizes["edge"])
@@ -38,14 +38,14 @@ def _volume(folder: Path, index: int, layout: Layout) -> None:
         )
 
 
-def _climate(folder: Path, index: int, layout: Layout) -> None:
+def _climate(folder: Path, index: int, layout: SetLayout) -> None:
     """Write DeepCAM sample *index*."""
     climate = learnable.climate if layout.learnable else fields.climate
     data, labels = climate(layout.seed, index, layout.sizes["height"], layout.sizes["width"])
     hdf5.write_deepcam(folder / f"data-{index:08d}.h5", data, labels)
 
 
-def _picture(folder: Path, index: int, layout: Layout) -> None:
+def _picture(folder: Path, index: int, layout: SetLayout) -> None:
     """Write picture *index* into the folder of its class."""
     label = index % layout.sizes["classes"]
     picture = learnable.picture if layout.learnable else fields.picture
@@ -60,7 +60,7 @@ _FOLDERS: Mapping[str, Tuple[str, str]] = {"resnet50": ("train", "val")}
 
 
 def make_set(
-    layout: Layout, root: Path, tell: Optional[Callable[[int, int], None]] = None
+    layout: SetLayout, root: Path, tell: Optional[Callable[[int, int], None]] = None
 ) -> Tuple[Manifest, bool]:
     """Make the set at *root* unless it is there already; return (its manifest, whether it was made now).
 
@@ -79,7 +79,7 @@ def make_set(
     return _existing(layout, root), False
 
 
-def _existing(layout: Layout, root: Path) -> Manifest:
+def _existing(layout: SetLayout, root: Path) -> Manifest:
     """Return the manifest of the set at *root* if it is the one asked for and no file of it is missing."""
     manifest = read_manifest(root)
     if manifest is None:
@@ -95,7 +95,7 @@ def _existing(layout: Layout, root: Path) -> Manifest:
     return manifest
 
 
-def _room(layout: Layout, folder: Path) -> None:
+def _room(layout: SetLayout, folder: Path) -> None:
     """Refuse to begin what cannot fit."""
     needed = layout.sample_bytes * (layout.samples + layout.validation)
     free = shutil.disk_usage(folder).free
@@ -105,7 +105,7 @@ def _room(layout: Layout, folder: Path) -> None:
         )
 
 
-def _fill(layout: Layout, folder: Path, tell: Optional[Callable[[int, int], None]]) -> None:
+def _fill(layout: SetLayout, folder: Path, tell: Optional[Callable[[int, int], None]]) -> None:
     """Write all samples, several at a time; the first error stops the rest."""
     write = _WRITERS[layout.workload]
     total = layout.samples + layout.validation

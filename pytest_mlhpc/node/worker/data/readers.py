@@ -21,7 +21,7 @@ _RECORDS = (tfrecord.SUFFIX, ".tfrecord.gz", ".tfrecords", ".tfrecords.gz")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExpectedSample:
     """What the workload takes: shape of input and target without batch dimension, number of classes, its fields."""
 
     shape: Tuple[int, ...]
@@ -94,13 +94,13 @@ def _chosen(root: Path, files: Sequence[Path], suffixes: Sequence[str], what: st
     return found
 
 
-def _volumes(root: Path, wanted: Wanted, _seed: int) -> VolumeReader:
+def _volumes(root: Path, wanted: ExpectedSample, _seed: int) -> VolumeReader:
     folder = training_folder(root)
     paths = _chosen(folder, list_files(folder), (*_RECORDS, *hdf5.SUFFIXES), "CosmoFlow samples")
     return VolumeReader(tuple(paths), wanted.shape, wanted.target[0])
 
 
-def _climate(root: Path, wanted: Wanted, _seed: int) -> ClimateReader:
+def _climate(root: Path, wanted: ExpectedSample, _seed: int) -> ClimateReader:
     folder = training_folder(root)
     files = _chosen(folder, list_files(folder), hdf5.SUFFIXES, "DeepCAM samples")
     stats = next(
@@ -116,7 +116,7 @@ def _climate(root: Path, wanted: Wanted, _seed: int) -> ClimateReader:
     return ClimateReader(paths, wanted.shape, wanted.classes or 3, shift, scale)
 
 
-def _images(root: Path, wanted: Wanted, seed: int) -> ImageReader:
+def _images(root: Path, wanted: ExpectedSample, seed: int) -> ImageReader:
     folder = training_folder(root)
     paths = _chosen(folder, list_files(folder), images.SUFFIXES, "pictures")
     labels = images.classes_of(folder, paths, wanted.classes)
@@ -129,14 +129,14 @@ def _images(root: Path, wanted: Wanted, seed: int) -> ImageReader:
 
 
 #: workload -> what opens a set of it.
-FORMATS: Mapping[str, Callable[[Path, Wanted, int], Any]] = {
+FORMATS: Mapping[str, Callable[[Path, ExpectedSample, int], Any]] = {
     "cosmoflow": _volumes,
     "deepcam": _climate,
     "resnet50": _images,
 }
 
 
-def open_files(workload: str, root: Path, wanted: Wanted, seed: int) -> Any:
+def open_files(workload: str, root: Path, wanted: ExpectedSample, seed: int) -> Any:
     """Return the reader of the set at *root*; it has ``paths`` and gives sample i when called.
 
     Raises:

@@ -19,7 +19,7 @@ from pytest_mlhpc.node.worker.data import check, text
 from pytest_mlhpc.node.worker.data.datasets import FileDataset, MemoryDataset, TextDataset
 from pytest_mlhpc.node.worker.data.files import DataError, layout_of, read_error, read_manifest
 from pytest_mlhpc.node.worker.data.make import make_set
-from pytest_mlhpc.node.worker.data.readers import Wanted, open_files
+from pytest_mlhpc.node.worker.data.readers import ExpectedSample, open_files
 from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
 
 #: Distinct samples, as long as they fit into this many bytes; at least MINIMUM of them.
@@ -93,7 +93,7 @@ AGAIN_BUDGET = 1 << 30
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """A map-style ``dataset`` (sample i is input, target, seconds of reading) and what is true of it.
 
     ``kind`` is real or synthetic, ``source`` memory, device or files, ``cache`` cold, warm or unknown, as verified.
@@ -109,7 +109,7 @@ class Source:
 
 def open_source(
     run: RunPlan, task: Task, *, count: int, seed: int, directory: str, again: Optional[int] = None
-) -> Source:
+) -> DataSource:
     """Return the data of *run*: at most *count* samples, the same on all ranks for the same *seed*.
 
     Files come from ``run.data_path``, or else from a synthetic set made once below *directory*. One sample is read to
@@ -130,7 +130,7 @@ def open_source(
         if run.workload == TEXT_WORKLOAD:
             return _text(run, task, count)
         if run.data_source != "files":
-            return Source(dataset(task, count=count, seed=seed), "synthetic", run.data_source, "unknown")
+            return DataSource(dataset(task, count=count, seed=seed), "synthetic", run.data_source, "unknown")
         root = Path(run.data_path) if run.data_path else _made(run, count, seed, Path(directory), again)
         return _files(run, task, root, count, seed)
     except ImportError as error:
@@ -138,7 +138,7 @@ def open_source(
         raise DataError(run.data_path or directory, text, "import_failed") from None
 
 
-def _text(run: RunPlan, task: Task, count: int) -> Source:
+def _text(run: RunPlan, task: Task, count: int) -> DataSource:
     """Return windows of text, from files or held in memory: real text in both cases."""
     if 0 < task.classes < text.VOCABULARY:
         raise DataError("vocabulary", f"has {task.classes} tokens, bytes need {text.VOCABULARY}")
@@ -151,11 +151,11 @@ def _text(run: RunPlan, task: Task, count: int) -> Source:
     if run.data_source == "files":
         dataset = TextDataset(corpus, context, lengths, dtypes, limit=count)
         dataset[0]
-        return Source(dataset, kind, "files", check.prepare(dataset.paths, run.cache))
+        return DataSource(dataset, kind, "files", check.prepare(dataset.paths, run.cache))
     size = min(corpus.size, count * context + 1, max(TEXT_BUDGET, context + 1))
     held = torch.frombuffer(bytearray(corpus.read(0, size)), dtype=torch.uint8)
     limit = max((size - 1) // context, 1)
-    return Source(
+    return DataSource(
         TextDataset(corpus, context, lengths, dtypes, held=held, limit=limit),
         kind,
         run.data_source,
@@ -168,16 +168,16 @@ def _length(shape: Sequence[int]) -> int:
     return shape[0] if shape else 1
 
 
-def _files(run: RunPlan, task: Task, root: Path, count: int, seed: int) -> Source:
+def _files(run: RunPlan, task: Task, root: Path, count: int, seed: int) -> DataSource:
     """Return samples from the files below *root*."""
-    wanted = Wanted(task.input.shape, task.target.shape, task.classes, run.parameters)
+    wanted = ExpectedSample(task.input.shape, task.target.shape, task.classes, run.parameters)
     reader = open_files(run.workload, root, wanted, seed)
     chosen = choose(len(reader.paths), count, seed)
     dataset = FileDataset(reader, chosen, (task.input.dtype, task.target.dtype))
     compare(dataset, task, reader.paths[chosen[0]])
     kind = kind_of(root, run.data_kind) if run.data_path else "synthetic"
     state = check.prepare([reader.paths[index] for index in chosen], run.cache)
-    return Source(dataset, kind, "files", state, again=not run.data_path and len(chosen) < count)
+    return DataSource(dataset, kind, "files", state, again=not run.data_path and len(chosen) < count)
 
 
 def _made(run: RunPlan, count: int, seed: int, directory: Path, again: Optional[int]) -> Path:

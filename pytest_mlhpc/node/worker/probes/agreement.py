@@ -15,12 +15,12 @@ from typing import Dict, Mapping, Tuple
 import torch
 from torch import Tensor, nn
 
-from pytest_mlhpc.node.protocol.schema import Figure, Timed
+from pytest_mlhpc.node.protocol.schema import Figure, TimedOperation
 from pytest_mlhpc.node.worker import prepare
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import autocast
 from pytest_mlhpc.node.worker.probes import measure
-from pytest_mlhpc.node.worker.probes.base import Place
+from pytest_mlhpc.node.worker.probes.base import ProbePlace
 
 #: A device may be this many times as far from float64 as a CPU in the same precision: orders of summation differ. Of less than
 #: the floor (a few units of the last place of float32) nothing is said.
@@ -38,14 +38,16 @@ class Agreement:
 
     kernel_works = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProbePlace) -> None:
         self._place = place
         self._inside = measure.build(place)
         _without_dropout(self._inside.trainer.model)
         self._expected = _on_cpu(self._inside, "fp64")
         self._errors = (math.nan, math.nan)
         self._bound = float(place.run.parameters.get("bound") or self._usual())
-        self.operations: Tuple[Timed, ...] = (Timed("gradient", (), (), ("gradient_time",), (), TOLERANCE),)
+        self.operations: Tuple[TimedOperation, ...] = (
+            TimedOperation("gradient", (), (), ("gradient_time",), (), TOLERANCE),
+        )
 
     def _usual(self) -> float:
         precision = self._inside.trainer.precision
@@ -69,7 +71,9 @@ class Agreement:
         loss = trainer.loss(self._inside.inputs, self._inside.targets)
         trainer.backward(loss)
         scale = 1.0 if trainer.scaler is None else float(trainer.scaler.get_scale())
-        self._errors = errors(Step(float(loss.detach()), _gradients_of(trainer.model, scale)), self._expected)
+        self._errors = errors(
+            StepResult(float(loss.detach()), _gradients_of(trainer.model, scale)), self._expected
+        )
         if not all(error <= self._bound for error in self._errors):  # NaN is no agreement either
             text = (
                 f"{self._place.accelerator.model} computes a step of {self._inside.run.workload} otherwise than a CPU in float64: the loss differs by "
@@ -102,14 +106,14 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepResult:
     """The loss of one step, and its gradients by parameter, in float64 on the host."""
 
     loss: float
     gradients: Mapping[str, Tensor]
 
 
-def errors(found: Step, expected: Step) -> Tuple[float, float]:
+def errors(found: StepResult, expected: StepResult) -> Tuple[float, float]:
     """Return how far loss and gradients are from what is expected, each relative to it.
 
     Gradients are taken together, by their norm: single ones that vanish (of a bias before a normalisation) are rounding alone.
@@ -136,7 +140,7 @@ def _gradients_of(model: nn.Module, scale: float = 1.0) -> Dict[str, Tensor]:
     }
 
 
-def _on_cpu(one: measure.Inside, precision: str) -> Step:
+def _on_cpu(one: measure.Inside, precision: str) -> StepResult:
     """Return the step as a CPU does it in *precision* (``fp64`` too), of weights that are those of the device."""
     task = prepare.load_task(one.run)
     twin = task.model().train()
@@ -150,13 +154,13 @@ def _on_cpu(one: measure.Inside, precision: str) -> Step:
         ready, wanted = task.prepare(one.inputs.to("cpu"), one.targets.to("cpu"))
         loss = task.loss(twin(_wide(ready) if wide else ready), _wide(wanted) if wide else wanted)
     loss.backward()  # type: ignore[no-untyped-call,unused-ignore]  # older torch has no types here
-    return Step(float(loss.detach()), _gradients_of(twin))
+    return StepResult(float(loss.detach()), _gradients_of(twin))
 
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def probe(place: Place) -> Agreement:
+def probe(place: ProbePlace) -> Agreement:
     """Return this rank's part."""
     return Agreement(place)

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Callable, Mapping, Protocol, Tuple
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import Timed
+from pytest_mlhpc.node.protocol.schema import TimedOperation
 from pytest_mlhpc.node.worker import distributed
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
 
 
 @dataclass(frozen=True)
-class Place:
+class ProbePlace:
     """Where a probe runs: one rank of a run, its device, and the directory of the plan."""
 
     run: RunPlan
@@ -51,7 +51,7 @@ class Probe(Protocol):
     done by the kernel for this rank, so that its processor time cannot be told from other programs'.
     """
 
-    operations: Tuple[Timed, ...]
+    operations: Tuple[TimedOperation, ...]
     kernel_works: bool
 
     def verify(self) -> None:

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pytest_mlhpc.node.protocol.schema import Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Rate, TimedOperation
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
-from pytest_mlhpc.node.worker.probes.base import Place
+from pytest_mlhpc.node.worker.probes.base import ProbePlace
 from pytest_mlhpc.node.worker.workloads.probing import ELEMENT, size_name
 
 _PERIOD = 7
@@ -21,7 +21,7 @@ _PERIOD = 7
 _LACKING = (RuntimeError, NotImplementedError, AttributeError, ValueError)
 
 
-class Exchange(Protocol):
+class MessageExchange(Protocol):
     """``bytes`` is the size after rounding to whole elements on all ranks."""
 
     bytes: int
@@ -154,7 +154,7 @@ class PingPong:
         return self._data, ramp(len(self._data), 0, self._device).add_(1.0)
 
 
-COLLECTIVES: Dict[str, Callable[[int, Group, Accelerator, str], Exchange]] = {
+COLLECTIVES: Dict[str, Callable[[int, Group, Accelerator, str], MessageExchange]] = {
     "all_reduce": AllReduce,
     "all_gather": AllGather,
     "reduce_scatter": ReduceScatter,
@@ -215,7 +215,7 @@ class Collective:
 
     kernel_works = True  # sockets
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProbePlace) -> None:
         if place.group.world < 2:
             raise WorkerFailure("too_few_ranks", "communication needs at least two ranks, this run has one")
         self._place = place
@@ -224,13 +224,13 @@ class Collective:
         self._inner = int(parameters["inner"])
         self._way = way_of(self._operation, place.group, place.accelerator)
         sizes = [int(size) for size in parameters["sizes"]]
-        self._exchanges: Dict[str, List[Tuple[str, Exchange]]] = {
+        self._exchanges: Dict[str, List[Tuple[str, MessageExchange]]] = {
             size_name(size): self._of_size(size) for size in sizes
         }
         smallest, largest = size_name(min(sizes)), size_name(max(sizes))
         self.operations = tuple(self._operations(smallest, largest))
 
-    def _of_size(self, size: int) -> List[Tuple[str, Exchange]]:
+    def _of_size(self, size: int) -> List[Tuple[str, MessageExchange]]:
         """Return what is exchanged for one size: once by all ranks, or by rank 0 with each peer."""
         group, accelerator = self._place.group, self._place.accelerator
         label = size_name(size)
@@ -242,7 +242,7 @@ class Collective:
         peers = range(1, group.world)
         return [(f"{label}_rank{peer}", PingPong(size, group, accelerator, peer)) for peer in peers]
 
-    def _operations(self, smallest: str, largest: str) -> List[Timed]:
+    def _operations(self, smallest: str, largest: str) -> List[TimedOperation]:
         """Return what this rank times. For each peer of several there is an operation, and one for the slowest of them."""
         pairs = self._operation == "point_to_point"
         if pairs and self._place.group.rank:
@@ -258,14 +258,14 @@ class Collective:
 
     def _timed(
         self, name: str, size: int, ranks: Tuple[int, ...], smallest: bool = False, largest: bool = False
-    ) -> Timed:
+    ) -> TimedOperation:
         bus = size * bus_factor(self._operation, self._place.group.world)
         rates = []
         for kind, amount in (("algorithm_bandwidth", float(size)), ("bus_bandwidth", bus)):
             names = [f"{kind}_{name}", *([kind] if largest else [])]
             rates += [Rate(one, "B/s", amount, together=True, tolerance=TOLERANCE) for one in names]
         times = (f"time_{name}", *(["latency"] if smallest else []))
-        return Timed(name, (), tuple(rates), times, ranks, LATENCY_TOLERANCE)
+        return TimedOperation(name, (), tuple(rates), times, ranks, LATENCY_TOLERANCE)
 
     def verify(self) -> None:
         """Exchange each size once and compare each element.
@@ -281,7 +281,7 @@ class Collective:
                 self._place.accelerator.synchronize()
                 self._compare(name, one)
 
-    def _compare(self, name: str, one: Exchange) -> None:
+    def _compare(self, name: str, one: MessageExchange) -> None:
         found, wanted = one.result()
         if torch.equal(found, wanted):
             return
@@ -323,6 +323,6 @@ class Collective:
         self._exchanges.clear()
 
 
-def probe(place: Place) -> Collective:
+def probe(place: ProbePlace) -> Collective:
     """Return this rank's part."""
     return Collective(place)

@@ -15,11 +15,11 @@ from typing import Mapping, Tuple
 
 import torch
 
-from pytest_mlhpc.node.protocol.schema import Figure, Timed
+from pytest_mlhpc.node.protocol.schema import Figure, TimedOperation
 from pytest_mlhpc.node.worker import environment, prepare
 from pytest_mlhpc.node.worker.accelerators.ipu import load, measure, options
 from pytest_mlhpc.node.worker.accelerators.ipu.measure import stored
-from pytest_mlhpc.node.worker.probes.base import Place
+from pytest_mlhpc.node.worker.probes.base import ProbePlace
 from pytest_mlhpc.node.worker.workloads.characters import inner_batch, inner_parameters
 
 #: How far equal runs differ: compilers on shared cores.
@@ -34,11 +34,11 @@ class Compilation:
 
     kernel_works = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProbePlace) -> None:
         run = place.run
         parameters = inner_parameters(run.parameters)
         self._poptorch = load()
-        self._settings = options.Settings.of(parameters, "memory")
+        self._settings = options.IpuSettings.of(parameters, "memory")
         self._batch = inner_batch(run.parameters)
         self._run = replace(
             run,
@@ -52,7 +52,9 @@ class Compilation:
         self._bytes = 0
         own = environment.of_run(place.directory)
         self._folder = Path(tempfile.mkdtemp(prefix=f"compilation-{run.run_id}-", dir=str(own)))
-        self.operations: Tuple[Timed, ...] = (Timed("compile", (), (), ("compile_time",), (), TOLERANCE),)
+        self.operations: Tuple[TimedOperation, ...] = (
+            TimedOperation("compile", (), (), ("compile_time",), (), TOLERANCE),
+        )
 
     def verify(self) -> None:
         """Have nothing to look at: a program that is not there fails its repetition."""
@@ -103,6 +105,6 @@ class Compilation:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def probe(place: Place) -> Compilation:
+def probe(place: ProbePlace) -> Compilation:
     """Return this rank's part."""
     return Compilation(place)

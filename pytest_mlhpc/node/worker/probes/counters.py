@@ -34,14 +34,14 @@ _SYSCALL = {"x86_64": 298, "aarch64": 241}
 _ATTR_SIZE = 64
 
 
-class Counter:
+class ByteCounter:
     """Something that counts bytes up. ``name`` says what; ``read`` returns None once it cannot be read any more."""
 
     def __init__(self, name: str, read: Callable[[], Optional[int]], close: Callable[[], None]) -> None:
         self.name, self.read, self.close = name, read, close
 
 
-def find(resctrl: Path = RESCTRL, events: Path = EVENTS) -> Tuple[Optional[Counter], str]:
+def find(resctrl: Path = RESCTRL, events: Path = EVENTS) -> Tuple[Optional[ByteCounter], str]:
     """Return a counter that can be read, or None and why there is none."""
     found, why = _resctrl(resctrl)
     if found is not None:
@@ -50,7 +50,7 @@ def find(resctrl: Path = RESCTRL, events: Path = EVENTS) -> Tuple[Optional[Count
     return other, "" if other is not None else f"{why}; {also}"
 
 
-def _resctrl(root: Path) -> Tuple[Optional[Counter], str]:
+def _resctrl(root: Path) -> Tuple[Optional[ByteCounter], str]:
     of_group = "mon_data/mon_L3_*/mbm_total_bytes"
     files = sorted([*root.glob(of_group), *root.glob(f"*/{of_group}")])
     if not files:
@@ -67,10 +67,10 @@ def _resctrl(root: Path) -> Tuple[Optional[Counter], str]:
 
     if read() is None:
         return None, f"{files[0]} cannot be read"
-    return Counter("resctrl mbm_total_bytes", read, lambda: None), ""
+    return ByteCounter("resctrl mbm_total_bytes", read, lambda: None), ""
 
 
-def _controllers(root: Path) -> Tuple[Optional[Counter], str]:
+def _controllers(root: Path) -> Tuple[Optional[ByteCounter], str]:
     opened: List[int] = []
     try:
         for device in sorted(root.glob("uncore_imc*")):
@@ -94,7 +94,7 @@ def _controllers(root: Path) -> Tuple[Optional[Counter], str]:
         except OSError:
             return None
 
-    return Counter("uncore_imc cas_count", read, lambda: _close(opened)), ""
+    return ByteCounter("uncore_imc cas_count", read, lambda: _close(opened)), ""
 
 
 def _close(opened: List[int]) -> None:

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pytest_mlhpc.node.protocol.schema import Figure, Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Figure, Rate, TimedOperation
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import measure
-from pytest_mlhpc.node.worker.probes.base import Place
+from pytest_mlhpc.node.worker.probes.base import ProbePlace
 from pytest_mlhpc.node.worker.probes.collective import TOLERANCE, bus_factor
 
 _ELEMENT = 4
@@ -32,7 +32,7 @@ class Gradients:
 
     kernel_works = True  # sockets
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProbePlace) -> None:
         if place.group.world < 2:
             raise WorkerFailure(
                 "too_few_ranks", "gradients are exchanged by two ranks or more, this run has one"
@@ -50,10 +50,10 @@ class Gradients:
             Rate("allreduce_bandwidth", "B/s", float(self._bytes), together=True, tolerance=TOLERANCE),
             Rate("allreduce_bus_bandwidth", "B/s", bus, together=True, tolerance=TOLERANCE),
         )
-        self.operations: Tuple[Timed, ...] = (
-            Timed("allreduce", (), rates, ("allreduce_time",)),
-            Timed("wait", (), (), ("allreduce_wait_time",)),
-            Timed("compute", (), (), ("gradient_time",)),
+        self.operations: Tuple[TimedOperation, ...] = (
+            TimedOperation("allreduce", (), rates, ("allreduce_time",)),
+            TimedOperation("wait", (), (), ("allreduce_wait_time",)),
+            TimedOperation("compute", (), (), ("gradient_time",)),
         )
 
     def verify(self) -> None:
@@ -124,6 +124,6 @@ class Gradients:
         """Leave the buffers to the end of the process."""
 
 
-def probe(place: Place) -> Gradients:
+def probe(place: ProbePlace) -> Gradients:
     """Return this rank's part."""
     return Gradients(place)

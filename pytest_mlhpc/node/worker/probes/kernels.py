@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_mlhpc.node.protocol.schema import Figure, Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Figure, Rate, TimedOperation
 from pytest_mlhpc.node.worker import reporting
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import autocast
 from pytest_mlhpc.node.worker.probes import counters, measure
-from pytest_mlhpc.node.worker.probes.base import Place
+from pytest_mlhpc.node.worker.probes.base import ProbePlace
 from pytest_mlhpc.node.worker.probes.classes import class_of, marks_only
 from pytest_mlhpc.node.worker.workloads.base import Task
 from pytest_mlhpc.node.worker.workloads.characters import CLASSES
@@ -83,7 +83,7 @@ _OVERWRITE = ("aten::fill_", "aten::zero_", "aten::copy_")
 Count = Tuple[int, int]  #: operations, bytes
 
 
-class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves this class without types
+class OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves this class without types
     """Adds up what each operator does while it is active; ``optimizer`` says that all of it belongs to the update."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ def count(task: Task, inputs: Tensor, targets: Tensor, precision: str) -> Dict[s
     model = task.model().to(inputs.device).train()
     optimizer = task.optimizer(model)
 
-    def step(counter: Optional[Counter]) -> None:
+    def step(counter: Optional[OperatorCounter]) -> None:
         optimizer.zero_grad(set_to_none=True)
         with counter if counter is not None else nullcontext():
             with autocast(inputs.device.type, precision):
@@ -193,7 +193,7 @@ def count(task: Task, inputs: Tensor, targets: Tensor, precision: str) -> Dict[s
             optimizer.step()
 
     step(None)  # the optimizer makes its states in the first one
-    counter = Counter()
+    counter = OperatorCounter()
     step(counter)
     return counter.found
 
@@ -207,7 +207,7 @@ class Kernels:
 
     kernel_works = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProbePlace) -> None:
         self._place = place
         self._inside = measure.build(place)
         self._flop = float(reporting.count(self._inside.task).train * self._inside.batch)
@@ -215,7 +215,9 @@ class Kernels:
         self._seconds: List[float] = []
         self._counted: List[float] = []
         rates = (Rate("achieved_flops", "FLOP/s", self._flop, tolerance=TOLERANCE),)
-        self.operations: Tuple[Timed, ...] = (Timed("step", (), rates, ("step_time",), (), TOLERANCE),)
+        self.operations: Tuple[TimedOperation, ...] = (
+            TimedOperation("step", (), rates, ("step_time",), (), TOLERANCE),
+        )
 
     def verify(self) -> None:
         """Look at the loss.
@@ -290,6 +292,6 @@ def _by_class(times: Mapping[str, float], moved: Mapping[str, int]) -> List[Figu
     return found
 
 
-def probe(place: Place) -> Kernels:
+def probe(place: ProbePlace) -> Kernels:
     """Return this rank's part."""
     return Kernels(place)

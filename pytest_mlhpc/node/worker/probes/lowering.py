@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple
 
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.protocol.schema import Figure, Timed, to_json
+from pytest_mlhpc.node.protocol.schema import Figure, TimedOperation, to_json
 from pytest_mlhpc.node.worker import environment
 from pytest_mlhpc.node.worker.environment import WorkerFailure
-from pytest_mlhpc.node.worker.probes.base import Place
+from pytest_mlhpc.node.worker.probes.base import ProbePlace
 from pytest_mlhpc.node.worker.workloads.characters import inner_batch, inner_parameters
 
 #: How far equal runs differ: starting an interpreter and importing is part of no figure, but tracing runs on shared cores.
@@ -29,7 +29,7 @@ class Lowering:
 
     kernel_works = True  # or rather, the process of each repetition works: its time is not another program's
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProbePlace) -> None:
         run = place.run
         self._limit_s = run.time_limit_s
         self._batch = inner_batch(run.parameters)
@@ -47,7 +47,9 @@ class Lowering:
         )
         self._run = json.dumps(to_json(inner))
         self._operations: List[int] = []
-        self.operations: Tuple[Timed, ...] = (Timed("lowering", (), (), ("lowering_time",), (), TOLERANCE),)
+        self.operations: Tuple[TimedOperation, ...] = (
+            TimedOperation("lowering", (), (), ("lowering_time",), (), TOLERANCE),
+        )
 
     def verify(self) -> None:
         """Have nothing to look at: a graph that is not there fails its repetition."""
@@ -98,6 +100,6 @@ class Lowering:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def probe(place: Place) -> Lowering:
+def probe(place: ProbePlace) -> Lowering:
     """Return this rank's part."""
     return Lowering(place)

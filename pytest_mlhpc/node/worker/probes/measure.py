@@ -18,7 +18,7 @@ from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.data import source
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.loop import Trainer
-from pytest_mlhpc.node.worker.probes.base import Place, Probe
+from pytest_mlhpc.node.worker.probes.base import Probe, ProbePlace
 from pytest_mlhpc.node.worker.reporting import Progress
 from pytest_mlhpc.node.worker.workloads.base import Task
 from pytest_mlhpc.node.worker.workloads.characters import inner_batch, inner_parameters
@@ -28,7 +28,7 @@ _OF_PROCESSORS = ("busy_cores", "own_cores")
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
+class ProbeWindow:
     """The timed window of a probe. ``seconds`` are those of each operation, ``repetitions`` those of all together."""
 
     started_ns: int
@@ -47,7 +47,7 @@ def measure(
     Raises:
         WorkerFailure: the run is broken; the name says how.
     """
-    place = Place(run, group, accelerator, directory)
+    place = ProbePlace(run, group, accelerator, directory)
     before = reporting.calibrated(run, group, accelerator)
     probe: Probe = prepare.load_module(run).probe(place)
     try:
@@ -86,7 +86,7 @@ def measure(
     )
 
 
-def _warm_up(place: Place, probe: Probe) -> float:
+def _warm_up(place: ProbePlace, probe: Probe) -> float:
     start = time.perf_counter()
     probe.verify()
     for _ in range(place.run.warmup_steps):
@@ -94,11 +94,11 @@ def _warm_up(place: Place, probe: Probe) -> float:
     return time.perf_counter() - start
 
 
-def _window(place: Place, probe: Probe, progress: Progress) -> Window:
+def _window(place: ProbePlace, probe: Probe, progress: Progress) -> ProbeWindow:
     steps = place.run.steps
     seconds: Dict[str, List[float]] = {one.name: [] for one in probe.operations}
     repetitions: List[float] = []
-    watch = reporting.Watch(place.accelerator)
+    watch = reporting.RunWatch(place.accelerator)
     place.barrier()
     started_ns, start = time.time_ns(), time.perf_counter()
     then = start
@@ -114,7 +114,7 @@ def _window(place: Place, probe: Probe, progress: Progress) -> Window:
     if probe.kernel_works:
         during = meanwhile["contention"]
         meanwhile["contention"] = {name: during[name] for name in during if name not in _OF_PROCESSORS}
-    return Window(started_ns, ended_ns, epoch_s, seconds, repetitions, meanwhile)
+    return ProbeWindow(started_ns, ended_ns, epoch_s, seconds, repetitions, meanwhile)
 
 
 #: Seed of weights and samples: characterisation looks at speed, and the same numbers each time are one cause less.
@@ -143,7 +143,7 @@ class Inside:
         self.trainer.update()
 
 
-def run_of(place: Place) -> RunPlan:
+def run_of(place: ProbePlace) -> RunPlan:
     """Return the plan of the training that the probe's fields name."""
     values = place.run.parameters
     return replace(
@@ -167,7 +167,7 @@ def sample_batch(task: Task, batch: int, device: torch.device) -> Tuple[Tensor, 
     return parts[0].to(device), parts[1].to(device)
 
 
-def build(place: Place) -> Inside:
+def build(place: ProbePlace) -> Inside:
     """Build the training for this rank alone: gradients are not exchanged."""
     run, batch = run_of(place), inner_batch(place.run.parameters)
     torch.manual_seed(SEED)

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pytest_mlhpc.node.protocol.schema import Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Rate, TimedOperation
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import collective
-from pytest_mlhpc.node.worker.probes.base import Place
+from pytest_mlhpc.node.worker.probes.base import ProbePlace
 
 FLOP_PER_INTERACTION = 20.0
 
@@ -67,7 +67,7 @@ class NBody:
 
     kernel_works = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProbePlace) -> None:
         self._place = place
         parameters, group, device = place.run.parameters, place.group, place.accelerator.device
         self._bodies = int(parameters["bodies"])
@@ -95,7 +95,7 @@ class NBody:
             Rate("interaction_rate", "items/s", interactions, together=True, tolerance=TOLERANCE),
             Rate("achieved_flops", "FLOP/s", FLOP_PER_INTERACTION * interactions, together=True),
         )
-        self.operations: Tuple[Timed, ...] = (Timed("step", (), rates, ("step_time",)),)
+        self.operations: Tuple[TimedOperation, ...] = (TimedOperation("step", (), rates, ("step_time",)),)
 
     def verify(self) -> None:
         """Compare the total energy with that at the start, and what the ranks know of all positions.
@@ -192,6 +192,6 @@ class NBody:
         return float(total.item())
 
 
-def probe(place: Place) -> NBody:
+def probe(place: ProbePlace) -> NBody:
     """Return this rank's part."""
     return NBody(place)

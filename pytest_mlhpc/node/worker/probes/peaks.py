@@ -12,10 +12,10 @@ from typing import Callable, Dict, Iterable, List, Mapping, Tuple
 import torch
 from torch import Tensor
 
-from pytest_mlhpc.node.protocol.schema import Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Rate, TimedOperation
 from pytest_mlhpc.node.worker import prepare
 from pytest_mlhpc.node.worker.environment import WorkerFailure
-from pytest_mlhpc.node.worker.probes.base import Place
+from pytest_mlhpc.node.worker.probes.base import ProbePlace
 
 #: Linux, Documentation/ABI/testing/sysfs-devices-system-cpu: ``cpuN/cache/indexM/{level,type,size,shared_cpu_list}``.
 PROCESSORS = Path("/sys/devices/system/cpu")
@@ -70,12 +70,12 @@ _WRONG = {"fp32": 1e-4, "tf32": 2.0**-8, "bf16": 2.0**-7, "fp16": 2.0**-7}
 _B, _C, _S, _A = 1.0, 2.0, 3.0, 7.0
 
 
-class Peaks:
+class PeaksProbe:
     """This rank's matrices and vectors."""
 
     kernel_works = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProbePlace) -> None:
         self._place = place
         parameters, device = place.run.parameters, place.accelerator.device
         self._edge = int(parameters["matrix"])
@@ -104,19 +104,21 @@ class Peaks:
         )
         return left, right, torch.empty_like(left)
 
-    def _products(self) -> List[Timed]:
+    def _products(self) -> List[TimedOperation]:
         flop = 2.0 * self._edge**3
         found = []
         for precision in self._factors:
             rate = Rate(f"gemm_flops_{precision}", "FLOP/s", flop, tolerance=TOLERANCE)
-            found.append(Timed(f"gemm_{precision}", (), (rate,)))
+            found.append(TimedOperation(f"gemm_{precision}", (), (rate,)))
         return found
 
     @staticmethod
-    def _moves(size: int) -> List[Timed]:
+    def _moves(size: int) -> List[TimedOperation]:
         passes = (("copy", 2), ("triad", 3))
         return [
-            Timed(name, (), (Rate(f"{name}_bandwidth", "B/s", float(size * times), tolerance=TOLERANCE),))
+            TimedOperation(
+                name, (), (Rate(f"{name}_bandwidth", "B/s", float(size * times), tolerance=TOLERANCE),)
+            )
             for name, times in passes
         ]
 
@@ -179,6 +181,6 @@ class Peaks:
         """Leave the memory to the end of the process."""
 
 
-def probe(place: Place) -> Peaks:
+def probe(place: ProbePlace) -> PeaksProbe:
     """Return this rank's part."""
-    return Peaks(place)
+    return PeaksProbe(place)

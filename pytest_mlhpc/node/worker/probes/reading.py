@@ -14,7 +14,7 @@ from typing import Any, List, Mapping, Tuple
 
 from torch.utils.data import SequentialSampler, Subset
 
-from pytest_mlhpc.node.protocol.schema import Figure, Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Figure, Rate, TimedOperation
 from pytest_mlhpc.node.worker import distributed, prepare
 from pytest_mlhpc.node.worker.data import check
 from pytest_mlhpc.node.worker.data.files import DataError, layout_of
@@ -22,19 +22,19 @@ from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.data.source import MADE_BUDGET, open_source
 from pytest_mlhpc.node.worker.environment import WorkerFailure, filled
 from pytest_mlhpc.node.worker.probes import measure
-from pytest_mlhpc.node.worker.probes.base import Place
+from pytest_mlhpc.node.worker.probes.base import ProbePlace
 from pytest_mlhpc.node.worker.workloads.characters import inner_batch
 
 #: How far equal runs differ: file systems are shared.
 TOLERANCE = 0.30
 
 
-class Reading:
+class ReadingProbe:
     """This rank's share of the samples, and the processes that read it."""
 
     kernel_works = True  # files
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProbePlace) -> None:
         self._place = place
         group, parameters = place.group, place.run.parameters
         dataset = self._open(int(parameters["samples"]))
@@ -54,7 +54,7 @@ class Reading:
         inputs, targets, _ = dataset[share[0]]
         self._unpacked = inputs.numel() * inputs.element_size() + targets.numel() * targets.element_size()
         self._file_bytes = sum(path.stat().st_size for path in self._paths)
-        self.operations: Tuple[Timed, ...] = (Timed("read", (), self._rates()),)
+        self.operations: Tuple[TimedOperation, ...] = (TimedOperation("read", (), self._rates()),)
 
     def _open(self, count: int) -> Any:
         """Return the set, made first where no path is given; the first rank of a disk goes first."""
@@ -146,6 +146,6 @@ class Reading:
         self._loader = None
 
 
-def probe(place: Place) -> Reading:
+def probe(place: ProbePlace) -> ReadingProbe:
     """Return this rank's part."""
-    return Reading(place)
+    return ReadingProbe(place)

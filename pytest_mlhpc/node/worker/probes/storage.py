@@ -20,11 +20,11 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
-from pytest_mlhpc.node.protocol.schema import Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Rate, TimedOperation
 from pytest_mlhpc.node.worker.data import check as page_cache
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import volume
-from pytest_mlhpc.node.worker.probes.base import Place
+from pytest_mlhpc.node.worker.probes.base import ProbePlace
 from pytest_mlhpc.node.worker.probes.volume import Blocks, SmallFiles
 
 #: How far equal runs differ on volumes that others use too (docs/storage-and-communication.md).
@@ -34,12 +34,12 @@ TOLERANCE = 0.30
 _CLUSTER = 4096
 
 
-class Storage:
+class StorageProbe:
     """This rank's folder on the volume, and what it does there."""
 
     kernel_works = True  # writing back
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProbePlace) -> None:
         self._place = place
         parameters, run = place.run.parameters, place.run
         self._direct = parameters["io"] == "direct"
@@ -90,7 +90,7 @@ class Storage:
         each = self._blocks.size + count * (-(-self._small.size // _CLUSTER) * _CLUSTER)
         volume.require_room(self._folder, ranks * each, ranks * (count + 4))
 
-    def _operations(self) -> Tuple[Timed, ...]:
+    def _operations(self) -> Tuple[TimedOperation, ...]:
         count, size = float(len(self._small.names)), float(self._blocks.size)
         table = (
             ("write", "write_bandwidth", "B/s", size),
@@ -101,7 +101,7 @@ class Storage:
             ("unlink", "unlink_rate", "items/s", count),
         )
         return tuple(
-            Timed(name, (), (Rate(metric, unit, amount, tolerance=TOLERANCE),))
+            TimedOperation(name, (), (Rate(metric, unit, amount, tolerance=TOLERANCE),))
             for name, metric, unit, amount in table
         )
 
@@ -223,6 +223,6 @@ def _end(_number: int, _frame: Optional[FrameType]) -> None:
     raise WorkerFailure("cancelled_outside", "the process was told to end")
 
 
-def probe(place: Place) -> Storage:
+def probe(place: ProbePlace) -> StorageProbe:
     """Return this rank's part."""
-    return Storage(place)
+    return StorageProbe(place)

@@ -18,11 +18,11 @@ from pytest_mlhpc.node.worker.data import check, source, text
 from pytest_mlhpc.node.worker.data.datasets import FileDataset, TextDataset
 from pytest_mlhpc.node.worker.data.files import DataError, layout_of, list_files, read_manifest, total_bytes
 from pytest_mlhpc.node.worker.data.make import make_set
-from pytest_mlhpc.node.worker.data.readers import Wanted, open_files
+from pytest_mlhpc.node.worker.data.readers import ExpectedSample, open_files
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.quality import staging
-from pytest_mlhpc.node.worker.quality.rules import Logbook, Settings, Staging
-from pytest_mlhpc.node.worker.quality.staging import Node, gathered
+from pytest_mlhpc.node.worker.quality.rules import Logbook, QualitySettings, Staging
+from pytest_mlhpc.node.worker.quality.staging import RankNode, gathered
 from pytest_mlhpc.node.worker.workloads.base import Task
 
 #: Names of the folder with evaluation samples.
@@ -34,7 +34,7 @@ WARM = 0.5
 
 
 @dataclass(frozen=True)
-class Origin:
+class DataOrigin:
     """Where the data lie when the clock starts. ``root`` None: the interpreter's own sources."""
 
     root: Optional[Path]
@@ -64,7 +64,7 @@ class FilePart:
         """The files to read."""
         return tuple(self.reader.paths[index] for index in self.chosen)
 
-    def share(self, node: Node) -> FilePart:
+    def share(self, node: RankNode) -> FilePart:
         """Return every so many-th sample: those of *node*."""
         return FilePart(self.reader, self.chosen[node.number :: node.count])
 
@@ -101,7 +101,7 @@ class TextPart:
             if low < end and high > begin
         )
 
-    def share(self, _node: Node) -> TextPart:
+    def share(self, _node: RankNode) -> TextPart:
         """Return all: nodes have no shares of a text."""
         return self
 
@@ -120,7 +120,7 @@ class TextPart:
 Part = Union[FilePart, TextPart]
 
 
-def origin_of(run: RunPlan, settings: Settings, directory: Path, seed: int) -> Origin:
+def origin_of(run: RunPlan, settings: QualitySettings, directory: Path, seed: int) -> DataOrigin:
     """Return where the run's data lie. A synthetic set that fits is made first where none is named, by whoever comes first.
 
     Raises:
@@ -143,17 +143,17 @@ def origin_of(run: RunPlan, settings: Settings, directory: Path, seed: int) -> O
             )
     else:
         _complete(root, files)
-    return Origin(root, kind, tuple(files))
+    return DataOrigin(root, kind, tuple(files))
 
 
-def _own_text(run: RunPlan, *, packed: bool) -> Origin:
+def _own_text(run: RunPlan, *, packed: bool) -> DataOrigin:
     chosen = str(run.parameters.get("text_path") or "")
     if packed:
         raise DataError(
             chosen or "text", "is not packed: name a folder with archives as data, or use staging='files'"
         )
     root = Path(chosen) if chosen else None
-    return Origin(root, "real", text.corpus(root).files)
+    return DataOrigin(root, "real", text.corpus(root).files)
 
 
 def _complete(root: Path, files: Sequence[Path]) -> None:
@@ -167,7 +167,7 @@ def _complete(root: Path, files: Sequence[Path]) -> None:
         raise DataError(root, f"is damaged: {text}; make or copy it again")
 
 
-def _made(run: RunPlan, settings: Settings, directory: Path, seed: int) -> Path:
+def _made(run: RunPlan, settings: QualitySettings, directory: Path, seed: int) -> Path:
     train, evaluated = settings.train_samples or 0, settings.eval_samples or 0
     layout = layout_of(run.workload, run.parameters, samples=train, validation=evaluated, seed=seed)
     layout = dataclasses.replace(layout, sizes={**layout.sizes, "learnable": 1})
@@ -200,7 +200,7 @@ def cool(paths: Sequence[Path]) -> str:
 
 
 def parts_of(
-    run: RunPlan, task: Task, settings: Settings, root: Optional[Path], seed: int
+    run: RunPlan, task: Task, settings: QualitySettings, root: Optional[Path], seed: int
 ) -> Tuple[Part, Part]:
     """Return the samples for training and those for evaluation of the set at *root*, which is listed and not read.
 
@@ -223,7 +223,10 @@ def parts_of(
     ):
         fields = {**run.parameters, **crop}
         reader: Any = open_files(
-            run.workload, place, Wanted(task.input.shape, task.target.shape, task.classes, fields), seed
+            run.workload,
+            place,
+            ExpectedSample(task.input.shape, task.target.shape, task.classes, fields),
+            seed,
         )
         available = len(reader.paths)
         _enough(place, available, wanted if settings.whole else None)
@@ -236,7 +239,7 @@ def _enough(place: Path, available: int, wanted: Optional[int]) -> None:
         raise DataError(place, f"holds {available} samples, {wanted} were asked for", "data_exhausted")
 
 
-def _text_parts(context: int, settings: Settings, root: Optional[Path]) -> Tuple[Part, Part]:
+def _text_parts(context: int, settings: QualitySettings, root: Optional[Path]) -> Tuple[Part, Part]:
     corpus = text.corpus(root)
     available = text.windows(corpus, context)
     evaluated = settings.eval_samples or max(1, available // TEXT_SHARE)
@@ -273,7 +276,7 @@ class Moved:
 
 
 def folder(
-    settings: Settings, run: RunPlan, node: Node, group: Group, stack: contextlib.ExitStack
+    settings: QualitySettings, run: RunPlan, node: RankNode, group: Group, stack: contextlib.ExitStack
 ) -> Optional[Path]:
     """Return the run's folder on this node, which goes with *stack*, or None where nothing is staged.
 
@@ -290,9 +293,9 @@ def folder(
 
 
 def move(
-    origin: Origin,
-    settings: Settings,
-    node: Node,
+    origin: DataOrigin,
+    settings: QualitySettings,
+    node: RankNode,
     log: Logbook,
     *,
     group: Group,
@@ -319,7 +322,7 @@ def move(
     return Moved(*found, time.perf_counter() - start, copied)
 
 
-def _unpacked(origin: Origin, asked: Staging, node: Node, place: Path) -> int:
+def _unpacked(origin: DataOrigin, asked: Staging, node: RankNode, place: Path) -> int:
     chosen = staging.of_node(origin.files, node.number, node.count, share=asked.share == "node")
     loose = [
         (file, place / file.relative_to(origin.base)) for file in origin.files if not staging.is_archive(file)
@@ -331,7 +334,7 @@ def _unpacked(origin: Origin, asked: Staging, node: Node, place: Path) -> int:
 
 
 def _copied(
-    origin: Origin, settings: Settings, node: Node, place: Path, find: Finder
+    origin: DataOrigin, settings: QualitySettings, node: RankNode, place: Path, find: Finder
 ) -> Tuple[Tuple[Part, Part], int]:
     asked = settings.staging
     if asked is None:

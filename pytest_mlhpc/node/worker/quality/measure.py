@@ -24,34 +24,34 @@ from pytest_mlhpc.node.worker.data.files import DataError
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.loop import Trainer
 from pytest_mlhpc.node.worker.quality import datasets, train
-from pytest_mlhpc.node.worker.quality.rules import Logbook, Settings, settings_of
-from pytest_mlhpc.node.worker.quality.staging import Node, find_node, gathered
-from pytest_mlhpc.node.worker.quality.train import MOST_STEPS, Course, Outcome, Reading
+from pytest_mlhpc.node.worker.quality.rules import Logbook, QualitySettings, settings_of
+from pytest_mlhpc.node.worker.quality.staging import RankNode, find_node, gathered
+from pytest_mlhpc.node.worker.quality.train import MOST_STEPS, QualityRun, ReadPlan, TrainingOutcome
 from pytest_mlhpc.node.worker.reporting import Progress
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyRun:
     """All that is there before the clock starts."""
 
     run: RunPlan
     group: Group
-    node: Node
-    settings: Settings
+    node: RankNode
+    settings: QualitySettings
     trainer: Trainer
     sizes: prepare.Batches
     metric: train.Metric
-    origin: datasets.Origin
+    origin: datasets.DataOrigin
     cache: str
     seed: int
     log: Logbook
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedRun:
     """What the clock saw: the run from its start to its stop, and what the node did meanwhile."""
 
-    outcome: Outcome
+    outcome: TrainingOutcome
     moved: datasets.Moved
     started_ns: int
     ended_ns: int
@@ -78,7 +78,9 @@ def measure(
     return _report(ready, timed, (before, after))
 
 
-def _prepared(run: RunPlan, group: Group, accelerator: Accelerator, directory: Path, log: Logbook) -> Ready:
+def _prepared(
+    run: RunPlan, group: Group, accelerator: Accelerator, directory: Path, log: Logbook
+) -> ReadyRun:
     sizes = prepare.split_batch(run, group.world)
     seed = int(run.parameters.get("seed") or 0)
     settings = settings_of(run)
@@ -90,7 +92,7 @@ def _prepared(run: RunPlan, group: Group, accelerator: Accelerator, directory: P
     with _one_first(group, accelerator):
         origin = datasets.origin_of(run, settings, directory, seed)
     cache = _cooled(origin, group, node)
-    return Ready(
+    return ReadyRun(
         run, group, node, settings, trainer, sizes, train.METRICS[run.workload], origin, cache, seed, log
     )
 
@@ -107,7 +109,7 @@ def _one_first(group: Group, accelerator: Accelerator) -> Iterator[None]:
     distributed.barrier(group, accelerator)
 
 
-def _cooled(origin: datasets.Origin, group: Group, node: Node) -> str:
+def _cooled(origin: datasets.DataOrigin, group: Group, node: RankNode) -> str:
     """Drop the data from every node's page cache, and return the state of the worst.
 
     Raises:
@@ -124,9 +126,9 @@ def _cooled(origin: datasets.Origin, group: Group, node: Node) -> str:
     return "unknown" if "unknown" in states else "cold"
 
 
-def _timed(ready: Ready, progress: Progress) -> Timed:
+def _timed(ready: ReadyRun, progress: Progress) -> TimedRun:
     run, group, accelerator, log = ready.run, ready.group, ready.trainer.accelerator, ready.log
-    watch = reporting.Watch(accelerator)
+    watch = reporting.RunWatch(accelerator)
     with contextlib.ExitStack() as stack:
         folder = datasets.folder(ready.settings, run, ready.node, group, stack)
         distributed.barrier(group, accelerator)
@@ -135,7 +137,7 @@ def _timed(ready: Ready, progress: Progress) -> Timed:
         moved = datasets.move(
             ready.origin, ready.settings, ready.node, log, group=group, place=folder, find=_finder(ready)
         )
-        course = Course(
+        course = QualityRun(
             ready.settings,
             ready.trainer,
             group,
@@ -151,10 +153,10 @@ def _timed(ready: Ready, progress: Progress) -> Timed:
         ended_ns = log.note("run_stop", None, status="success", epoch_num=len(outcome.spent.epochs_s))
         meanwhile = watch.over()
         distributed.barrier(group, accelerator)
-    return Timed(outcome, moved, started_ns, ended_ns, seconds, meanwhile)
+    return TimedRun(outcome, moved, started_ns, ended_ns, seconds, meanwhile)
 
 
-def _finder(ready: Ready) -> datasets.Finder:
+def _finder(ready: ReadyRun) -> datasets.Finder:
     """Return what lists the two parts of the set at a place, which may hold the share of one of several nodes."""
 
     def find(root: Optional[Path], nodes: int) -> Tuple[datasets.Part, datasets.Part]:
@@ -165,8 +167,8 @@ def _finder(ready: Ready) -> datasets.Finder:
     return find
 
 
-def _reading(ready: Ready) -> Reading:
-    return Reading(
+def _reading(ready: ReadyRun) -> ReadPlan:
+    return ReadPlan(
         node=ready.node,
         by_node=ready.settings.by_node,
         seed=ready.seed,
@@ -175,7 +177,7 @@ def _reading(ready: Ready) -> Reading:
     )
 
 
-def _figures(ready: Ready, timed: Timed) -> List[Figure]:
+def _figures(ready: ReadyRun, timed: TimedRun) -> List[Figure]:
     outcome, spent = timed.outcome, timed.outcome.spent
     found = [
         Figure("time_to_train", timed.seconds, "s", "lower"),
@@ -204,7 +206,9 @@ def _figures(ready: Ready, timed: Timed) -> List[Figure]:
     return found
 
 
-def _report(ready: Ready, timed: Timed, calibrations: Tuple[Optional[float], Optional[float]]) -> RankReport:
+def _report(
+    ready: ReadyRun, timed: TimedRun, calibrations: Tuple[Optional[float], Optional[float]]
+) -> RankReport:
     run, group, accelerator, spent = ready.run, ready.group, ready.trainer.accelerator, timed.outcome.spent
     exposed, late = distributed.communication(ready.trainer, spent.last_batch, group)
     return RankReport(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import Event
+from pytest_mlhpc.node.protocol.schema import RunEvent
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.workloads.fields import quality as fields
 
@@ -36,7 +36,7 @@ _STAGING_WORKERS = 4
 
 
 @dataclass(frozen=True)
-class Target:
+class QualityTarget:
     """A quality to reach: ``key`` is its word in MLPerf's logs, eval_error or eval_accuracy."""
 
     key: str
@@ -59,10 +59,10 @@ class Staging:
 
 
 @dataclass(frozen=True)
-class Settings:
+class QualitySettings:
     """All of it. ``train_samples`` and ``eval_samples`` None: as many as the set has."""
 
-    target: Target
+    target: QualityTarget
     max_epochs: int
     max_seconds: float
     every: int
@@ -76,7 +76,7 @@ class Settings:
         """Whether each node has a share of the samples only."""
         return self.staging is not None and self.staging.share == "node"
 
-    def of_share(self, nodes: int) -> Settings:
+    def of_share(self, nodes: int) -> QualitySettings:
         """Return what is asked of the share of one of so many nodes; of one node all of it."""
         if nodes == 1:
             return self
@@ -87,7 +87,7 @@ class Settings:
         return dataclasses.replace(self, train_samples=train, eval_samples=evaluated, whole=False)
 
 
-def settings_of(run: RunPlan) -> Settings:
+def settings_of(run: RunPlan) -> QualitySettings:
     """Return what *run* asks for.
 
     Raises:
@@ -97,12 +97,12 @@ def settings_of(run: RunPlan) -> Settings:
     if run.workload not in TARGETS:
         text = f"{run.workload} has no measure of quality; until='quality' is for {', '.join(TARGETS)}"
         raise WorkerFailure("not_supported", text)
-    own = Target(*TARGETS[run.workload])
+    own = QualityTarget(*TARGETS[run.workload])
     asked = parameters.get("target")
     made = run.data_path is None
     train, evaluated = parameters.get("train_samples"), parameters.get("eval_samples")
-    return Settings(
-        target=own if asked is None else Target(own.key, own.better, float(asked)),
+    return QualitySettings(
+        target=own if asked is None else QualityTarget(own.key, own.better, float(asked)),
         max_epochs=int(parameters.get("max_epochs") or fields.MAX_EPOCHS),
         max_seconds=float(parameters.get("max_seconds") or _SHARE_OF_LIMIT * run.time_limit_s),
         every=int(parameters.get("evaluate_every") or _EVERY.get(run.workload, 1)),
@@ -279,13 +279,13 @@ class Logbook:
 
     def __init__(self, *, keeps: bool) -> None:
         self._keeps = keeps
-        self._events: List[Event] = []
+        self._events: List[RunEvent] = []
 
     def note(self, key: str, value: Any = None, **metadata: Any) -> int:
         """Note that *key* happened now, and return the time (ns UTC)."""
         now = time.time_ns()
         if self._keeps:
-            self._events.append(Event(key, now, value, metadata))
+            self._events.append(RunEvent(key, now, value, metadata))
         return now
 
     def facts(self, values: Mapping[str, Any]) -> None:
@@ -294,7 +294,7 @@ class Logbook:
             self.note(key, value)
 
     @property
-    def events(self) -> Tuple[Event, ...]:
+    def events(self) -> Tuple[RunEvent, ...]:
         """All that happened, in order."""
         return tuple(self._events)
 

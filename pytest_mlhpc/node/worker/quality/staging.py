@@ -35,7 +35,7 @@ from pytest_mlhpc.node.worker.environment import filled
 
 
 @dataclass(frozen=True)
-class Node:
+class RankNode:
     """This rank's node: its number among all, and this rank's place among those on it."""
 
     number: int = 0
@@ -58,12 +58,12 @@ def gathered(group: Group, value: Any) -> List[Any]:
     return values
 
 
-def find_node(group: Group, environ: Mapping[str, str]) -> Node:
+def find_node(group: Group, environ: Mapping[str, str]) -> RankNode:
     """Ask all ranks for their host (and torchrun's GROUP_RANK, by which several agents may share one) and count."""
     hosts = gathered(group, f"{socket.gethostname()} {environ.get('GROUP_RANK', '')}")
     names = list(dict.fromkeys(hosts))
     mine = [rank for rank, host in enumerate(hosts) if host == hosts[group.rank]]
-    return Node(names.index(hosts[group.rank]), len(names), mine.index(group.rank), len(mine))
+    return RankNode(names.index(hosts[group.rank]), len(names), mine.index(group.rank), len(mine))
 
 
 PREFIX = "mlhpc-staged-"
@@ -100,7 +100,7 @@ def base_of(path: str, environ: Mapping[str, str]) -> Path:
     return base
 
 
-def folder_of(base: Path, run_id: str, node: Node) -> Path:
+def folder_of(base: Path, run_id: str, node: RankNode) -> Path:
     """Return the run's folder for *node* below *base*."""
     return base / f"{PREFIX}{run_id}-{node.number}"
 

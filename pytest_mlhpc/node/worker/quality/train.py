@@ -24,13 +24,13 @@ from pytest_mlhpc.node.worker.quality.datasets import Moved
 from pytest_mlhpc.node.worker.quality.rules import (
     DEPARTURE,
     Logbook,
+    QualitySettings,
     Schedule,
-    Settings,
     departures,
     hyperparameters,
     schedule_of,
 )
-from pytest_mlhpc.node.worker.quality.staging import Node, gathered
+from pytest_mlhpc.node.worker.quality.staging import RankNode, gathered
 from pytest_mlhpc.node.worker.reporting import Progress
 
 #: Steps of a run whose own times and losses are kept; of a longer run they are spread evenly over it.
@@ -268,10 +268,10 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadPlan:
     """How ranks share the samples, and how many processes read them."""
 
-    node: Node
+    node: RankNode
     by_node: bool
     seed: int
     asked_workers: Optional[int]
@@ -279,7 +279,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingOutcome:
     """What was spent, the quality at each evaluation, their seconds, and the samples of one."""
 
     spent: Spent
@@ -297,20 +297,20 @@ class _Loaders:
 
 
 @dataclass(frozen=True)
-class Course:
+class QualityRun:
     """All that the course of one run needs; ``start`` is when its clock started (seconds of ``perf_counter``)."""
 
-    settings: Settings
+    settings: QualitySettings
     trainer: Trainer
     group: Group
     sizes: prepare.Batches
     metric: Metric
     log: Logbook
-    reading: Reading
+    reading: ReadPlan
     start: float
     workload: str
 
-    def go(self, parameters: Mapping[str, Any], data: Moved, progress: Progress) -> Outcome:
+    def go(self, parameters: Mapping[str, Any], data: Moved, progress: Progress) -> TrainingOutcome:
         """Train and evaluate until the target is reached.
 
         Raises:
@@ -343,7 +343,7 @@ class Course:
             curve.append(quality)
             seconds.append(took_s)
             if settings.target.reached(quality):
-                return Outcome(spent, tuple(curve), tuple(seconds), evaluated)
+                return TrainingOutcome(spent, tuple(curve), tuple(seconds), evaluated)
             if late:
                 break
         raise WorkerFailure("target_missed", self._missed(spent, curve))

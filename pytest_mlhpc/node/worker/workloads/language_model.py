@@ -141,7 +141,7 @@ class SwiGlu(nn.Module):
         return added
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then feed-forward, each behind a norm and beside the residual stream (N, tokens, hidden)."""
 
     def __init__(self, *, llama: bool, hidden: int, heads: int, kv_heads: int, ffn: int) -> None:
@@ -164,7 +164,7 @@ class Block(nn.Module):
         return stream + added
 
 
-class Decoder(nn.Module):
+class DecoderModel(nn.Module):
     """Takes tokens (N, T) with T up to the context, returns logits (N, T, vocabulary).
 
     GPT-2 learns its positions and shares one matrix between embedding and output; Llama rotates and shares nothing.
@@ -187,7 +187,8 @@ class Decoder(nn.Module):
         self.positions = None if llama else nn.Embedding(context, hidden)
         self.rotary = Rotary(hidden // heads, context) if llama else None
         self.blocks = nn.ModuleList(
-            Block(llama=llama, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn) for _ in range(layers)
+            TransformerBlock(llama=llama, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn)
+            for _ in range(layers)
         )
         self.norm: nn.Module = RmsNorm(hidden) if llama else nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
@@ -257,7 +258,7 @@ def task(parameters: Mapping[str, Any]) -> Task:
 
     return Task(
         name="language_model",
-        model=lambda: Decoder(**shape),
+        model=lambda: DecoderModel(**shape),
         prepare=prepare,
         loss=_loss,
         optimizer=optimizer_of(parameters, weight_decay=WEIGHT_DECAY, betas=BETAS),

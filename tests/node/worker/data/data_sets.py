@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from probe_ranks import NAMED
 
-from pytest_mlhpc.node.worker.data.files import DataError, Layout, digest, layout_of, list_files
+from pytest_mlhpc.node.worker.data.files import DataError, SetLayout, digest, layout_of, list_files
 from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
 
 #: Every workload that has files, in each of its formats.
@@ -15,7 +15,7 @@ FORMATS = [
 ]  # fmt: skip
 
 
-def layout(workload, form="", *, preset="smoke", samples=4, validation=1, seed=0, **fields) -> Layout:
+def layout(workload, form="", *, preset="smoke", samples=4, validation=1, seed=0, **fields) -> SetLayout:
     parameters = parameters_of(NAMED[workload], preset, **fields)
     return layout_of(workload, parameters, samples=samples, validation=validation, seed=seed, form=form)
 

@@ -73,7 +73,7 @@ def test_no_set_is_made_where(made_set, tmp_path, asked, place, text):
 MAKER = (
     "import resource, sys; from pathlib import Path\n"
     "from pytest_mlhpc.node.worker.data import make; from pytest_mlhpc.node.worker.data.files import DataError\n"
-    "from pytest_mlhpc.node.worker.data.files import Layout\n"
+    "from pytest_mlhpc.node.worker.data.files import SetLayout\n"
 )
 #: RLIMIT_FSIZE makes the kernel refuse to write on, as a quota does.
 FULL_DISK = MAKER + (

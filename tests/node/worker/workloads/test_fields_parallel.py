@@ -24,7 +24,7 @@ def both(replicate: object, shard: object) -> dict[str, object]:
 def test_all_ways_to_share_one_or_four_devices_are_fine(replicate, shard):
     assert texts(parallel=both(replicate, shard)) == texts(1, parallel=both(1, 1)) == []
     assert parallel.wrong({**VALUES, "parallel": both(3, 5)}) == ()  # the node that trains does not ask again
-    assert parallel.layout({"parallel": both(replicate, shard)}) == parallel.Layout(replicate, shard)
+    assert parallel.layout({"parallel": both(replicate, shard)}) == parallel.MeshLayout(replicate, shard)
     assert parallel.layout({"parallel": None}) is parallel.layout({}) is None
 
 

@@ -21,7 +21,7 @@ from pytest_mlhpc.node.telemetry import contention
 from pytest_mlhpc.node.worker import distributed, environment, loop, prepare, reporting
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.accelerators.ipu import options
-from pytest_mlhpc.node.worker.accelerators.ipu.options import Settings
+from pytest_mlhpc.node.worker.accelerators.ipu.options import IpuSettings
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import PROGRESS_NS, Batch, Trainer, resolve_losses
@@ -139,7 +139,7 @@ def losses_of(calls: Sequence[Call], first_step: int = 0) -> Tuple[float, ...]:
     return resolve_losses([loss for call in calls for loss in call.losses], first_step)
 
 
-def figures(compiled: Compiled, calls: Sequence[Call], settings: Settings) -> Tuple[Figure, ...]:
+def figures(compiled: Compiled, calls: Sequence[Call], settings: IpuSettings) -> Tuple[Figure, ...]:
     """Return what compiling took, how many IPUs this rank had, and the median of each latency in the window."""
     ipus = settings.replicas * settings.ipus_per_replica
     found = [
@@ -175,7 +175,7 @@ def measure(
         WorkerFailure: the run is broken; the name says how.
     """
     poptorch: Any = importlib.import_module("poptorch")
-    settings = options.Settings.of(run.parameters, run.data_source)
+    settings = options.IpuSettings.of(run.parameters, run.data_source)
     sizes = shares(run, settings, group.world)
     seed = int(run.parameters.get("seed") or 0)
     cache = environment.of_run(directory) / f"ipu-{run.run_id}" if group.world > 1 else None
@@ -228,7 +228,7 @@ def measure(
     )
 
 
-def shares(run: RunPlan, settings: options.Settings, world: int) -> prepare.Batches:
+def shares(run: RunPlan, settings: options.IpuSettings, world: int) -> prepare.Batches:
     """Return what one call takes from a rank as its batch, and the samples of one step on all ranks.
 
     Raises:
@@ -270,7 +270,7 @@ def _compile(poptorch: Any, model: WithLoss, chosen: Any, trainer: Trainer, batc
 
 
 @dataclass(frozen=True)
-class Window:
+class IpuWindow:
     """The timed window: its calls, and what the node did meanwhile."""
 
     calls: List[Call]
@@ -287,7 +287,7 @@ def _window(
     batches: Iterator[Batch],
     meet: Callable[[], None],
     progress: Callable[..., None],
-) -> Window:
+) -> IpuWindow:
     def tell(step: int, samples: int) -> None:
         progress(step, run.steps, samples / ((time.perf_counter_ns() - start_ns) / 1e9))
 
@@ -304,4 +304,4 @@ def _window(
     meet()
     gc.unfreeze()
     loop.check_wall(started_ns, ended_ns, epoch_s)
-    return Window(calls, start_ns, started_ns, ended_ns, epoch_s, during)
+    return IpuWindow(calls, start_ns, started_ns, ended_ns, epoch_s, during)

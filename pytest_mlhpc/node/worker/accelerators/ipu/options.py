@@ -16,7 +16,7 @@ from pytest_mlhpc.node.worker.workloads.base import Task
 
 
 @dataclass(frozen=True)
-class Settings:
+class IpuSettings:
     """What a run's fields say, with defaults filled in; see ``node/worker/workloads/fields/ipu.py``."""
 
     device_iterations: int = 1
@@ -29,7 +29,7 @@ class Settings:
     synthetic: bool = False  #: the IPUs make random input themselves, and the host sends none
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Any], data_source: str) -> Settings:
+    def of(cls, parameters: Mapping[str, Any], data_source: str) -> IpuSettings:
         """Read a run's parameters. ``data="device"``, the run without input, is synthetic data on IPUs."""
         return cls(
             device_iterations=int(parameters.get("device_iterations") or 1),
@@ -48,7 +48,7 @@ class Settings:
         return self.device_iterations * self.replicas * self.accumulate
 
 
-def make(poptorch: Any, settings: Settings, *, seed: int, world: int, cache: Optional[Path]) -> Any:
+def make(poptorch: Any, settings: IpuSettings, *, seed: int, world: int, cache: Optional[Path]) -> Any:
     """Return a ``poptorch.Options`` for one of *world* ranks.
 
     Every micro-batch's loss is returned: poptorch's own default for training is the last one's alone. *cache* is where compiled
@@ -80,13 +80,13 @@ def make(poptorch: Any, settings: Settings, *, seed: int, world: int, cache: Opt
     return options
 
 
-def _own(poptorch: Any, settings: Settings) -> Any:
+def _own(poptorch: Any, settings: IpuSettings) -> Any:
     options = poptorch.Options()
     options.replicationFactor(settings.replicas)
     return options
 
 
-def _of_several(settings: Settings) -> Any:
+def _of_several(settings: IpuSettings) -> Any:
     """Return the options that PopRun's library makes: it knows how many replicas are this rank's."""
     try:
         popdist: Any = importlib.import_module("popdist")

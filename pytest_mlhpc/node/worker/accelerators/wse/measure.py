@@ -171,7 +171,7 @@ _CLUSTER_CONFIG = "cerebras.appliance.cluster_config"
 
 
 @dataclass
-class Recorder:
+class LossRecorder:
     """What steps leave behind: when their losses came, and how long this host waited for each batch and read it."""
 
     run: RunPlan
@@ -236,7 +236,7 @@ def measure(run: RunPlan, group: Group, accelerator: Wse, directory: Path, progr
     task = prepare.load_task(run)
     cost = reporting.cost(run, task, accelerator)
     network = task.model().train()
-    recorder = Recorder(run, progress)
+    recorder = LossRecorder(run, progress)
     torch.manual_seed(seed)  # of dropout, as on other devices
     started = time.perf_counter()
     trainer = Trainer(task, network, task.optimizer(network), accelerator)
@@ -290,7 +290,7 @@ def _backend(cstorch: Any, run: RunPlan, directory: Path, csx: Optional[int]) ->
     return open_backend(cstorch, "CSX", folder, precision, **options)
 
 
-def _train(cstorch: Any, loader: Any, step: Any, recorder: Recorder, samples: int) -> None:
+def _train(cstorch: Any, loader: Any, step: Any, recorder: LossRecorder, samples: int) -> None:
     run = recorder.run
 
     def told(loss: Tensor) -> None:
@@ -315,7 +315,7 @@ def _train(cstorch: Any, loader: Any, step: Any, recorder: Recorder, samples: in
         raise WorkerFailure("too_few_steps", text)
 
 
-def _timed(batches: Iterator[Batch], recorder: Recorder) -> Iterator[Tuple[Tensor, Tensor]]:
+def _timed(batches: Iterator[Batch], recorder: LossRecorder) -> Iterator[Tuple[Tensor, Tensor]]:
     """Pass batches on, and note how long each was waited for and read."""
     while True:
         asked = time.perf_counter_ns()

@@ -43,14 +43,14 @@ _KEYS = ("replicate", "shard")
 
 
 @dataclass(frozen=True)
-class Layout:
+class MeshLayout:
     """``replicate`` replicas of the model, each spread over ``shard`` ranks."""
 
     replicate: int
     shard: int
 
 
-def layout(values: Mapping[str, Any]) -> Optional[Layout]:
+def layout(values: Mapping[str, Any]) -> Optional[MeshLayout]:
     """Return what ``parallel`` says, None where it is unset.
 
     Raises:
@@ -62,7 +62,7 @@ def layout(values: Mapping[str, Any]) -> Optional[Layout]:
     texts = _wrong_mapping(asked)
     if texts:
         raise ValueError("; ".join(texts))
-    return Layout(asked["replicate"], asked["shard"])
+    return MeshLayout(asked["replicate"], asked["shard"])
 
 
 def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
