@@ -25,7 +25,8 @@ from pytest_mlhpc.node.worker import distributed, rank
 from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.bagging import measure
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 WORKLOAD, MODELS = "cosmoflow", (1, 2, 4)
 STEPS, WARMUP, BATCH = 24, 4, 8

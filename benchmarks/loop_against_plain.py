@@ -37,7 +37,7 @@ from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.data import source
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS as CATALOGUE
-from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 WORKLOADS = ("cosmoflow", "deepcam", "resnet50", "language_model")
 STEPS, WARMUP = 16, 4

@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader
 
 from pytest_mlhpc.node.worker.data import source
 from pytest_mlhpc.node.worker.workloads.base import Task
-from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 
 @dataclass(frozen=True)

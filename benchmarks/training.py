@@ -39,8 +39,8 @@ from pytest_mlhpc.node.worker.data.files import FORMATS, layout_of
 from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.base import Task
-from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
 from pytest_mlhpc.node.worker.workloads.characters import training_of
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 WORKLOADS = ("cosmoflow", "deepcam")
 #: Steps of one measurement, and measurements of each side. MLHPC_BENCH_PAIRS overrides the latter on machines that are slow.

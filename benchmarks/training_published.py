@@ -22,9 +22,9 @@ from pytest_mlhpc.node.protocol.schema import RankReport
 from pytest_mlhpc.node.worker import rank
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
 from pytest_mlhpc.node.worker.workloads.characters import training_of
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import tuned
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 from pytest_mlhpc.papers.published import PUBLISHED
 
 #: Steps of warm-up hold compilation and cuDNN's search for kernels.

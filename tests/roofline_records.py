@@ -7,8 +7,9 @@ from typing import Any
 from worlds import measurement, record
 
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
-from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.node.worker.workloads.characters import CLASSES
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 from pytest_mlhpc.store.record import Record
 
 _NAMED = {workload.name: workload for workload in WORKLOADS}

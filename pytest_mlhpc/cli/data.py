@@ -168,7 +168,7 @@ def _make(workload: str, preset: str, folder: Path, **wanted: Any) -> None:
 def _parameters(workload: str, preset: str) -> dict[str, Any]:
     """Return the workload's fields under *preset*."""
     from pytest_mlhpc.builtin import make_manager
-    from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
+    from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
     known = {entry.name: entry for group in make_manager().hook.mlhpc_workloads() for entry in group}
     if workload not in known:

@@ -47,8 +47,7 @@ def judge(
         baselines: metric -> entry (:meth:`BaselineBook.for_spec`).
         history: metric -> the nights of its present epoch, oldest first (:meth:`Past.nights`), tonight not among them.
         local: whether the system is `local`: provisional baselines, wider tolerance, calibration.
-        mode: what becomes of a metric without baseline: ``fail``; ``record``: it is new; ``update``: it is accepted, and so
-            is what lies outside, and nothing is re-run.
+        mode: what becomes of a metric without baseline: ``fail``, ``record`` (it is new), or ``update`` (it is accepted).
         reruns_allowed: how many more re-runs can be had now; 0 = none (``--mlhpc-reruns=0``, or the session's are used up).
         calibration_reference: rate of the calibration kernel when the baseline was taken, where the entry has none.
         last_good: the last record of this benchmark that passed, for the explanation.
@@ -59,8 +58,7 @@ def judge(
         nightly: whether the run will be a night of its series, as sessions of developers are not.
 
     Returns:
-        A judgement. While ``reruns_wanted`` is positive it is provisional: run that many more attempts and call again
-        with all of them.
+        A judgement, provisional while ``reruns_wanted`` is positive: run that many more and call again with all attempts.
     """
     if not spec.judged:
         return Judgement(Verdict.UNJUDGED)
@@ -69,27 +67,31 @@ def judge(
         local, mode, reruns_allowed, calibration_reference, epoch, reruns_broken, series, nightly
     )
     rulings = [
-        judge_metric(
-            name,
-            attempts,
-            baselines.get(name),
-            history.get(name, ()),
-            setting,
-            reference=spec.references.get(name),
-        )
-        for name in spec.judged
+        _ruling(name, attempts, spec, baselines, history=history, setting=setting) for name in spec.judged
     ]
     metrics = tuple(ruling.metric for ruling in rulings)
-    verdict = max((metric.verdict for metric in metrics), key=lambda verdict: SEVERITY[verdict])
-    lines = evidence.explain(attempts, metrics, last_good=last_good, commit=commit)
+    verdict = max((metric.verdict for metric in metrics), key=SEVERITY.__getitem__)
     return Judgement(
         verdict=verdict,
         metrics=metrics,
-        explanation=lines,
+        explanation=evidence.explain(attempts, metrics, last_good=last_good, commit=commit),
         epoch=next((metric.epoch for metric in metrics if metric.epoch), ""),
         accept_command=accept_command(spec.node_id, accept_options) if verdict in _ACCEPTED_BY_HAND else "",
         reruns_wanted=_reruns_wanted(rulings),
     )
+
+
+def _ruling(
+    name: str,
+    attempts: Sequence[Measurement],
+    spec: JobSpec,
+    baselines: Mapping[str, Entry],
+    *,
+    history: Mapping[str, Sequence[Attempts]],
+    setting: Setting,
+) -> Ruling:
+    nights, reference = history.get(name, ()), spec.references.get(name)
+    return judge_metric(name, attempts, baselines.get(name), nights, setting, reference=reference)
 
 
 def _reruns_wanted(rulings: Sequence[Ruling]) -> int:

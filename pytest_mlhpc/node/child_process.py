@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-import pytest_mlhpc
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.processes import describe_exit, die_with_parent
 
@@ -29,7 +28,7 @@ PAYLOAD = "MLHPC_VET_PAYLOAD"
 
 def package_root() -> str:
     """Return the folder or zip that this package is imported from."""
-    return str(Path(pytest_mlhpc.__file__).parents[1])
+    return str(Path(__file__).parents[2])
 
 
 class ChildProcess:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -276,3 +277,21 @@ class GrowthWatch:
     def grown(self) -> bool:
         """Return whether something has been killed for the memory limit."""
         return kills(self._counters) > self._before
+
+
+def raise_file_limit(ranks: int) -> None:
+    """Allow as many open files as the hard limit does, if two connections a rank and some strangers need it.
+
+    Otherwise the limit stays as it is, because what we start inherits it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= 2 * (2 * ranks + MOST_STRANGERS):
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        say(f"the limit of open files stays as it is: {error}")
+
+
+#: Most connections that have not proved what they are, beside the two of each rank: a descriptor each.
+MOST_STRANGERS = 128

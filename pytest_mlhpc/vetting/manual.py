@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.machine import Check, Watch
-from pytest_mlhpc.node.vet.policy import Bound, built_in
+from pytest_mlhpc.node.vet.policies import built_in
+from pytest_mlhpc.node.vet.policy import Bound
 from pytest_mlhpc.node.vet.statistics import FLOORS
 from pytest_mlhpc.node.vet.workers import PAIR_S, WORKS
 

@@ -7,7 +7,8 @@ import pytest
 
 from pytest_mlhpc.config.model import NodeType
 from pytest_mlhpc.node.worker.reporting import count
-from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 from pytest_mlhpc.session.preflight import model_bytes, need_of, parameter_count, too_large
 
 GIB = 2**30

@@ -13,7 +13,6 @@ the nodes cannot be found out; 74: lines cannot be written; 75: Slurm started th
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 from dataclasses import replace
@@ -24,13 +23,11 @@ from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.batch import output
 from pytest_mlhpc.node.batch.output import CannotWrite, ControllerGone, Lines, Relay
 from pytest_mlhpc.node.batch.runs import Site, do_run
-from pytest_mlhpc.node.batch.supervise import MOST_STRANGERS
 from pytest_mlhpc.node.batch.test_nodes import hold
 from pytest_mlhpc.node.batch.vetting import vet
-from pytest_mlhpc.node.files import EXIT_UNSAFE, UnsafeDirectoryError, read_json, read_private
-from pytest_mlhpc.node.processes import become_subreaper, say
-from pytest_mlhpc.node.protocol.plan import HELD, PROTOCOL, VETTED, Plan
-from pytest_mlhpc.node.protocol.schema import from_json
+from pytest_mlhpc.node.files import EXIT_UNSAFE, UnsafeDirectoryError
+from pytest_mlhpc.node.processes import become_subreaper, raise_file_limit, say
+from pytest_mlhpc.node.protocol.plan import HELD, VETTED, Plan, read_plan
 
 EXIT_PLAN = 2
 EXIT_BUG = (
@@ -157,36 +154,6 @@ def do_all(plan: Plan, path: Path, relay: Lines, signals: BatchSignals, site: Si
     except ControllerGone:
         return EXIT_TOLD_TO_END
     return 0
-
-
-def read_plan(path: Path, *, own_disk: bool = False) -> Plan:
-    """Read plan.json strictly. With *own_disk*, that of a pod, nobody else is there who could have written it.
-
-    Raises:
-        OSError: it cannot be read, or is not this user's alone (UnsafeDirectoryError).
-        ValueError: it is no JSON, no plan (SchemaError), or of another protocol.
-    """
-    content = path.read_bytes() if own_disk else read_private(path)
-    plan = from_json(Plan, read_json(content.decode("utf-8")), str(path))
-    if plan.protocol != PROTOCOL:
-        raise ValueError(
-            f"protocol_mismatch: the plan speaks protocol {plan.protocol}, this payload {PROTOCOL}"
-        )
-    return plan
-
-
-def raise_file_limit(ranks: int) -> None:
-    """Allow as many open files as the hard limit does, if two connections a rank and some strangers need it.
-
-    Otherwise the limit stays as it is, because what we start inherits it.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= 2 * (2 * ranks + MOST_STRANGERS):
-        return
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError) as error:
-        say(f"the limit of open files stays as it is: {error}")
 
 
 def _arguments(arguments: List[str]) -> Tuple[Optional[Path], Optional[Path]]:

@@ -29,16 +29,14 @@ from pytest_mlhpc.node.batch.main import (
     EXIT_TOLD_TO_END,
     BatchSignals,
     do_all,
-    raise_file_limit,
-    read_plan,
 )
 from pytest_mlhpc.node.batch.pod_agent import serve
 from pytest_mlhpc.node.batch.pod_hub import Hub
 from pytest_mlhpc.node.batch.pod_place import EXIT_NOT_MET, PodPlace, name_user, place_of, settle
 from pytest_mlhpc.node.batch.pod_stream import PodRelay, PodStream
 from pytest_mlhpc.node.batch.runs import Site
-from pytest_mlhpc.node.processes import become_subreaper, say
-from pytest_mlhpc.node.protocol.plan import HELD, Plan
+from pytest_mlhpc.node.processes import become_subreaper, raise_file_limit, say
+from pytest_mlhpc.node.protocol.plan import HELD, Plan, read_plan
 from pytest_mlhpc.node.protocol.schema import to_json
 
 #: How long nothing of what the agent prints may be taken at its end, in seconds: a container runtime that restarts is back

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.batch.main import EXIT_PLAN, read_plan
+from pytest_mlhpc.node.batch.main import EXIT_PLAN
 from pytest_mlhpc.node.batch.pod_place import place_of
 from pytest_mlhpc.node.batch.pod_stream import pod_line
 from pytest_mlhpc.node.batch.torch_answer import ask
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.processes import say
-from pytest_mlhpc.node.protocol.plan import VETTED, Plan, RunPlan
+from pytest_mlhpc.node.protocol.plan import VETTED, Plan, RunPlan, read_plan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.vet.files import FilesError, read
 from pytest_mlhpc.node.vet.finding import Exit, Origin

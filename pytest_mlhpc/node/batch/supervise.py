@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 from pytest_mlhpc.node.batch.output import ControllerGone, Lines, RunLogs
 from pytest_mlhpc.node.batch.ranks import LAUNCHER, LauncherWords, RankBook
 from pytest_mlhpc.node.batch.server import RankConnection, RankMessage, RankServer, RemoteServer, open_pidfd
-from pytest_mlhpc.node.processes import end_descendants, exit_code_of_foreign, reap
+from pytest_mlhpc.node.processes import MOST_STRANGERS, end_descendants, exit_code_of_foreign, reap
 
 #: Time between SIGTERM and SIGKILL, in seconds.
 GRACE_S = 5.0
@@ -31,8 +31,6 @@ WORDS_S, MORE_WORDS_S = 15.0, 2.0
 #: Longest time between two looks at connections that have not proved what they are, in seconds.
 LOOK_S = 5.0
 
-#: Most connections that have not proved what they are, beside the two of each rank: a descriptor each.
-MOST_STRANGERS = 128
 
 Server = Union[RankServer, RemoteServer]
 

@@ -212,7 +212,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
     With ``--alone SETTINGS OUT`` this node is looked at by itself, without load, wherever it is.
     """
-    from pytest_mlhpc.node.batch.main import read_plan
+    from pytest_mlhpc.node.protocol.plan import read_plan
     from pytest_mlhpc.node.vet.main import run
 
     if arguments[:1] == ["--alone"]:

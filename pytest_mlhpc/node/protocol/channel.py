@@ -23,7 +23,6 @@ import threading
 import time
 from typing import Any, List, Mapping, Optional, Tuple, Union
 
-import pytest_mlhpc
 from pytest_mlhpc.node.agents.wire import PROOF_S, Wire, greet, key_of_run
 from pytest_mlhpc.node.protocol.plan import PROTOCOL
 from pytest_mlhpc.node.protocol.schema import RankReport, to_json
@@ -166,7 +165,7 @@ def rank_of(environment: Mapping[str, str]) -> int:
 
 def running_payload() -> str:
     """Return the SHA-256 of the zip that this code was imported from, or ``source`` outside a zip."""
-    archive = getattr(getattr(pytest_mlhpc, "__loader__", None), "archive", None)
+    archive = getattr(globals().get("__loader__"), "archive", None)
     if archive is None:
         return "source"
     with open(archive, "rb") as file:  # noqa: PTH123 - a str from zipimport, read whole

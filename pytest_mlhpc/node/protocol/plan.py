@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple
 
-from pytest_mlhpc.node.protocol.schema import SCHEMA
+from pytest_mlhpc.node.files import read_json, read_private
+from pytest_mlhpc.node.protocol.schema import SCHEMA, from_json
 from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
 
 #: Longest time that vetting may take, in seconds, by level.
@@ -151,3 +153,19 @@ class Plan:
     scheduler_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     protocol: int = PROTOCOL
     schema: int = SCHEMA
+
+
+def read_plan(path: Path, *, own_disk: bool = False) -> Plan:
+    """Read plan.json strictly. With *own_disk*, that of a pod, nobody else is there who could have written it.
+
+    Raises:
+        OSError: it cannot be read, or is not this user's alone (UnsafeDirectoryError).
+        ValueError: it is no JSON, no plan (SchemaError), or of another protocol.
+    """
+    content = path.read_bytes() if own_disk else read_private(path)
+    plan = from_json(Plan, read_json(content.decode("utf-8")), str(path))
+    if plan.protocol != PROTOCOL:
+        raise ValueError(
+            f"protocol_mismatch: the plan speaks protocol {plan.protocol}, this payload {PROTOCOL}"
+        )
+    return plan

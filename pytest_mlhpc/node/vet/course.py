@@ -19,6 +19,7 @@ from pytest_mlhpc.node.vet.finding import (
     Reading,
     Report,
     Severity,
+    joined,
 )
 from pytest_mlhpc.node.vet.judge import CLOCKS, ClockOffset, compare_clocks
 from pytest_mlhpc.node.vet.leader import Leader, Seat, alive
@@ -291,22 +292,6 @@ def _known(seat: Seat, work: Work, round_number: int) -> bool:
     """Return whether a turn of this round has brought figures."""
     known = seat.works.get(work.name, ())
     return bool(known and known[-1].readings and known[-1].readings[0].round == round_number)
-
-
-def joined(one: CheckOutcome, other: CheckOutcome) -> CheckOutcome:
-    """Return one outcome of two turns: of each figure the better, of what was said otherwise everything once."""
-    best: Dict[Tuple[str, str], Reading] = {}
-    for reading in (*one.readings, *other.readings):
-        key = (reading.key, reading.device)
-        known = best.get(key)
-        if known is None or (reading.value > known.value) == (reading.better == "higher"):
-            best[key] = reading
-    return CheckOutcome(
-        tuple(dict.fromkeys((*one.findings, *other.findings))),
-        tuple(best.values()),
-        tuple(dict.fromkeys((*one.facts, *other.facts))),
-        one.seconds + other.seconds,
-    )
 
 
 #: How long nodes may take to come, as a share of the whole time, and at most in seconds: they start within seconds of each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Mapping, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 
 class Severity(enum.Enum):
@@ -214,3 +214,19 @@ class VetVerdict:
     seconds: float = 0.0
     text: str = ""  #: why there is no judgement (exit 3 and 4) or what was not compared (exit 5), or empty
     schema: int = VERDICT_SCHEMA
+
+
+def joined(one: CheckOutcome, other: CheckOutcome) -> CheckOutcome:
+    """Return one outcome of two turns: of each figure the better, of what was said otherwise everything once."""
+    best: Dict[Tuple[str, str], Reading] = {}
+    for reading in (*one.readings, *other.readings):
+        key = (reading.key, reading.device)
+        known = best.get(key)
+        if known is None or (reading.value > known.value) == (reading.better == "higher"):
+            best[key] = reading
+    return CheckOutcome(
+        tuple(dict.fromkeys((*one.findings, *other.findings))),
+        tuple(best.values()),
+        tuple(dict.fromkeys((*one.facts, *other.facts))),
+        one.seconds + other.seconds,
+    )

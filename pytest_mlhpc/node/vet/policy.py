@@ -54,13 +54,6 @@ class Policy:
         return Policy([*self._bounds.values(), *bounds])
 
 
-def built_in() -> Policy:
-    """Return our own policy: the ``BOUNDS`` of all modules in ``policies/``."""
-    from pytest_mlhpc.node.vet.policies import all_bounds
-
-    return Policy(all_bounds())
-
-
 def weigh(
     check: str, bound: Bound, value: float, reason: str, *, device: str = "", origin: Origin = Origin.NODE
 ) -> Finding:

@@ -22,7 +22,7 @@ from pytest_mlhpc.node.vet.finding import Exit, NodeReport, PairResult, Report, 
 from pytest_mlhpc.node.vet.judge import judge
 from pytest_mlhpc.node.vet.leader import Leader
 from pytest_mlhpc.node.vet.place import VetPlace, key_of, leave_word, listen, own_addresses, told_ports
-from pytest_mlhpc.node.vet.policy import built_in
+from pytest_mlhpc.node.vet.policies import built_in
 from pytest_mlhpc.node.vet.workers import budget_of
 
 
@@ -134,7 +134,7 @@ class Session:
             self.stage = f"listening at port {' or '.join(map(str, ports))}, of which one must be free"
             listening = listen(ports)
         if place.nodes > MANY:
-            from pytest_mlhpc.node.batch.main import raise_file_limit
+            from pytest_mlhpc.node.processes import raise_file_limit
 
             raise_file_limit(place.nodes)
         self._leader = Leader(place, key, self._first, listening)

@@ -43,8 +43,6 @@ def describe(
     torch_version: str, device_model: str, device: Mapping[str, str], cwd: Optional[str]
 ) -> Mapping[str, str]:
     """Return the environment of this rank as text values; whatever is unknown is absent."""
-    from pytest_mlhpc.node.worker.accelerators.cpu import cpu_model
-
     found: Dict[str, str] = {
         "torch": torch_version,
         "python": platform.python_version(),
@@ -167,3 +165,16 @@ class WorkerFailure(Exception):  # noqa: N818 - the closed list's word
         self.outcome = outcome
         self.text = text
         super().__init__(f"{outcome}: {text}")
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's model name, or an empty string where the kernel does not tell (arm64)."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Model", "cpu model"):
+            return " ".join(value.split())
+    return ""

@@ -15,6 +15,7 @@ from typing import (
     NamedTuple,
     NoReturn,
     Optional,
+    Protocol,
     Sequence,
     Tuple,
 )
@@ -23,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator, Copied, Mark
-from pytest_mlhpc.node.worker.accelerators.streams import CapturedStep
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.workloads.base import Task
 
@@ -181,6 +181,13 @@ AHEAD = 2
 PROGRESS_NS = 1_000_000_000
 
 
+class WholeStep(Protocol):
+    """A training step that runs as one graph (``accelerators/streams.py``)."""
+
+    def step(self, trainer: Trainer, tensors: Tuple[Tensor, ...]) -> Tensor:
+        """Run one step on a batch and return its loss."""
+
+
 @dataclass(frozen=True)
 class Trainer:
     """All that a step needs. ``model`` may be wrapped for several ranks; ``accumulate`` micro-batches make one step."""
@@ -192,7 +199,7 @@ class Trainer:
     precision: str = "fp32"
     accumulate: int = 1
     scaler: Optional[Any] = None  #: torch's GradScaler, whose module and signature changed between releases
-    captured: Optional[CapturedStep] = None  #: steps run as one graph, whose parts have no times of their own
+    captured: Optional[WholeStep] = None  #: steps run as one graph, whose parts have no times of their own
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of a batch that is on the device; with accumulation, this micro-batch's share of it."""

@@ -17,7 +17,8 @@ from pytest_mlhpc.node.batch.output import Relay
 from pytest_mlhpc.node.batch.ranks import RankBook
 from pytest_mlhpc.node.batch.runs import Site, listen
 from pytest_mlhpc.node.batch.server import RemoteServer
-from pytest_mlhpc.node.batch.supervise import MOST_STRANGERS, Supervisor
+from pytest_mlhpc.node.batch.supervise import Supervisor
+from pytest_mlhpc.node.processes import MOST_STRANGERS
 from pytest_mlhpc.node.protocol.channel import ChannelError, addresses_of
 
 #: Stands for a launcher: strangers knock, and then the one rank does its work.

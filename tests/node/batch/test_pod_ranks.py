@@ -8,7 +8,8 @@ from pods import run_plan
 from pytest_mlhpc.node.worker import elastic
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.prepare import goes_first
-from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 #: A rank without torch that has begun; the second one is killed, and the first waits for ever.
 RANK = """

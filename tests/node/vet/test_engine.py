@@ -20,7 +20,7 @@ from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.course import VettingRun
 from pytest_mlhpc.node.vet.leader import Leader
 from pytest_mlhpc.node.vet.place import VetPlace, key_of, ports_of
-from pytest_mlhpc.node.vet.policy import built_in
+from pytest_mlhpc.node.vet.policies import built_in
 
 pytestmark = pytest.mark.servers
 

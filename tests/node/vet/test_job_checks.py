@@ -19,7 +19,8 @@ from pytest_mlhpc.node.vet.finding import Origin, Severity
 from pytest_mlhpc.node.vet.job_findings import numbers, size
 from pytest_mlhpc.node.vet.machine import Absent, Context, Done, Machine, Unreadable
 from pytest_mlhpc.node.vet.main import stay
-from pytest_mlhpc.node.vet.policy import ExpectedNode, built_in
+from pytest_mlhpc.node.vet.policies import built_in
+from pytest_mlhpc.node.vet.policy import ExpectedNode
 
 JOB = {check.name: check for check in all_checks()[0] if check.purpose == "job"}
 

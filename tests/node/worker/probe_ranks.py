@@ -16,7 +16,8 @@ from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.protocol.combine import combine
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
-from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 if TYPE_CHECKING:
     from pytest_mlhpc.node.worker.probes.base import ProbePlace

@@ -10,8 +10,8 @@ from gpu_stand_ins import lacking
 from pytest_mlhpc.node.worker import machine
 from pytest_mlhpc.node.worker.accelerators import cuda
 from pytest_mlhpc.node.worker.accelerators.base import open_device
-from pytest_mlhpc.node.worker.accelerators.cpu import Cpu, cpu_model
-from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
+from pytest_mlhpc.node.worker.environment import WorkerFailure, cpu_model
 
 
 def test_the_host_is_a_device_that_copies_nothing():

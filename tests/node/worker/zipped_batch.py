@@ -12,7 +12,8 @@ import pytest
 from pytest_mlhpc.node.protocol.lines import Decoder, Fault, Message
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, from_json, to_json
-from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 from pytest_mlhpc.provision import payload
 
 ROOT = Path(__file__).parents[3]

@@ -10,8 +10,9 @@ from cli_calls import parsed
 from nights_of import store
 from roofline_records import kernels, peaks
 
-from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.node.worker.workloads.characters import CHARACTERS
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/roofline.md").read_text(encoding="utf-8")

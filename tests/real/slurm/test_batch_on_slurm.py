@@ -13,7 +13,8 @@ import pytest
 from services import Slurm
 from slurm_batches import Batch, broken, plan_of, submit, tiny, wait_until
 
-from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 LAUNCHERS = ["srun", "torchrun", "mpirun"]
 #: For what launchers do alike: one in `make test`, all in the slow tier.

@@ -16,7 +16,7 @@ import torch
 from pytest_mlhpc.node.vet.finding import Finding, Severity
 from pytest_mlhpc.node.vet.load import host
 from pytest_mlhpc.node.vet.load.protocol import Begun, Failed
-from pytest_mlhpc.node.worker.accelerators.cpu import cpu_model
+from pytest_mlhpc.node.worker.environment import cpu_model
 
 T = TypeVar("T")
 

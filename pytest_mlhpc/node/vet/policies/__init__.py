@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from typing import Tuple
 
-from pytest_mlhpc.node.vet.policy import Bound
+from pytest_mlhpc.node.vet.policy import Bound, Policy
 
 
 def all_bounds() -> Tuple[Bound, ...]:
@@ -15,3 +15,8 @@ def all_bounds() -> Tuple[Bound, ...]:
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda one: one.name):
         found.extend(importlib.import_module(f"{__name__}.{module.name}").BOUNDS)
     return tuple(found)
+
+
+def built_in() -> Policy:
+    """Return our own policy: the ``BOUNDS`` of all modules in ``policies/``."""
+    return Policy(all_bounds())

@@ -7,14 +7,13 @@ import os
 import resource
 import time
 import warnings
-from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator, Copied, Mark
-from pytest_mlhpc.node.worker.environment import WorkerFailure
+from pytest_mlhpc.node.worker.environment import WorkerFailure, cpu_model
 
 #: mallopt(3): parameter numbers of glibc's malloc.h, and the values that keep freed memory in the process. The first
 #: threshold is the largest that glibc takes without limit (2.35 and newer), the second the largest of older releases.
@@ -90,19 +89,6 @@ class Cpu:
         if capability is not None:  # not in torch 1.13
             found["cpu_capability"] = str(capability())
         return found
-
-
-def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the processor's model name, or an empty string where the kernel does not tell (arm64)."""
-    try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "Model", "cpu model"):
-            return " ".join(value.split())
-    return ""
 
 
 def open_device(local_rank: int) -> Cpu:

@@ -8,6 +8,7 @@ from pytest_mlhpc.node.protocol.combine import SLOWEST_RANK
 from pytest_mlhpc.node.worker.workloads.checks import Wrong
 from pytest_mlhpc.node.worker.workloads.definitions import ANY_PROBE, Field, Workload
 from pytest_mlhpc.node.worker.workloads.fields.basic import LOADER_WORKERS
+from pytest_mlhpc.node.worker.workloads.trainings import OWN_TRAININGS, parameters_of
 
 #: The trainings that can be looked into, and those of them whose samples lie in files of their own.
 TRAININGS = ("cosmoflow", "deepcam", "resnet50", "language_model")
@@ -27,9 +28,7 @@ _OWN = ("global_batch", "precision", "gradient_accumulation", "until", "bagging"
 
 def training_of(of: str) -> Workload:
     """Return the training called *of*."""
-    from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
-
-    return next(workload for workload in WORKLOADS if workload.name == of)
+    return next(workload for workload in OWN_TRAININGS if workload.name == of)
 
 
 def inner_fields(values: Mapping[str, Any]) -> Mapping[str, Field]:
@@ -43,8 +42,6 @@ def inner_parameters(values: Mapping[str, Any]) -> Dict[str, Any]:
     Raises:
         KeyError: there is no such training, size or field.
     """
-    from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
-
     changes = dict(values.get("fields") or {})
     if "precision" in values:
         changes["precision"] = values["precision"]

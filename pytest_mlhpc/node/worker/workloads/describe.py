@@ -12,8 +12,9 @@ import json
 import sys
 from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
-from pytest_mlhpc.node.worker.workloads.catalogue import VARIANTS, WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import VARIANTS, WORKLOADS
 from pytest_mlhpc.node.worker.workloads.definitions import Workload
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 
 def requests(workloads: Iterable[Workload] = WORKLOADS) -> List[Dict[str, Any]]:

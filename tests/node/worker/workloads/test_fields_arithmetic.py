@@ -3,8 +3,9 @@
 import pytest
 from tables import table
 
-from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.node.worker.workloads.fields import arithmetic
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 TRAINING = {workload.name: workload for workload in WORKLOADS if "tuning" in workload.fields}
 TABLES = table("arithmetic_fields")

@@ -3,8 +3,9 @@
 import pytest
 from tables import table
 
-from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.node.worker.workloads.fields import parallel
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 VALUES = parameters_of(WORKLOADS[0], "smoke")
 TABLES = table("parallel_fields")

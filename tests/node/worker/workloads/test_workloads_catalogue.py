@@ -12,8 +12,9 @@ from tables import table
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.cli import workload_table as listing
 from pytest_mlhpc.node.worker.workloads import describe
-from pytest_mlhpc.node.worker.workloads.catalogue import VARIANTS, WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import VARIANTS, WORKLOADS
 from pytest_mlhpc.node.worker.workloads.fields import arithmetic, bagging, ipu, parallel, wse
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 TRAINING = [workload for workload in WORKLOADS if workload.module and not workload.probe]
 TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": (list, tuple), "mapping": dict,
