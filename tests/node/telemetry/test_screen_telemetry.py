@@ -21,10 +21,10 @@ from polling import ended, poll
 from screen_samples import GIB, MIB, device, process, samples
 
 from pytest_mlhpc.node.processes import descendants
-from pytest_mlhpc.node.telemetry import samples
 from pytest_mlhpc.node.telemetry.samples import (
     LONGEST,
     MOST,
+    ZERO_CELSIUS,
     Interval,
     Looks,
     Mean,
@@ -88,7 +88,7 @@ def test_a_line_that_is_cut_short_or_goes_back_in_time_is_the_end():
     first, second = map(text_of, looks)
     for after in (b'{"time_s": 1', first, second, b'{"odd": 1}\n', second[:-1]):
         assert parse(io.BytesIO(first + second + after)) == looks
-    assert samples.ZERO_CELSIUS == 273.15
+    assert ZERO_CELSIUS == 273.15
 
 
 #: A training of three days, at which so many looks are taken.
