@@ -11,7 +11,7 @@ WORKERS ?= 4
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: bench test servers coverage features test-fast test-slow fuzz mutants mutants-tenth lint types benchmarks old-torch cerebras docs messages clean help
+.PHONY: bench test servers coverage features test-fast test-slow fuzz mutants mutants-tenth lint types benchmarks old-torch cerebras docs house messages clean help
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -100,6 +100,9 @@ cerebras: .venv-cerebras/.stamp  ## an interpreter with Cerebras' package, for t
 docs: | $(VENV)/bin/python   ## HTML of docs/ below build/docs
 	$(PIP) --group docs
 	$(BIN)/sphinx-build -q -W -b html docs build/docs
+
+house:           ## print how many modules there are, how large, and what imports what
+	@$(PYTHON) tests/house.py
 
 messages:        ## list every text that a user may read, to be read for plain English
 	@$(PYTHON) tests/messages.py

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from benchmarks.report import Row
-from pytest_mlhpc.node.telemetry.hook.mlhpc_screen_hook import Record
+from pytest_mlhpc.node.telemetry.hook.mlhpc_screen_hook import HookRecord
 
 #: Rounds of each side, and seconds of CPU time of one; the fastest quarter of each side is compared.
 ROUNDS, ROUND_S = 24, 0.5
@@ -93,7 +93,7 @@ def _turns(watcher: int, count: int) -> tuple[dict[str, list[tuple[float, float]
 def hook_s() -> float:
     """Return the seconds that the hook takes for one step and one batch, profile apart: the fastest of many rounds."""
     with tempfile.TemporaryDirectory() as folder:
-        record = Record(folder, (0, 0))
+        record = HookRecord(folder, (0, 0))
         optimizer = object()
         found = []
         for _ in range(200):

@@ -1,4 +1,4 @@
-"""PAYLOAD. The nodes of this allocation, and under which addresses they reach each other."""
+"""The nodes of this allocation, and under which addresses they reach each other."""
 
 from __future__ import annotations
 

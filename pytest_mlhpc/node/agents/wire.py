@@ -1,4 +1,4 @@
-"""PAYLOAD. How processes on several nodes talk: JSON lines on a stream socket, and the proof of who they are.
+"""How processes on several nodes talk: JSON lines on a stream socket, and the proof of who they are.
 
 Whoever reaches a port of ours may connect. Both sides prove that they hold the same plan, without showing it: who listens (a hub,
 or a run's batch) sends a challenge, who came (an agent, or a rank) answers with its own and an HMAC (RFC 2104) over both and

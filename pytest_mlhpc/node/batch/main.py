@@ -1,4 +1,4 @@
-"""PAYLOAD. The batch: ``python -m pytest_mlhpc.node.batch.main [--lines FOLDER] PLAN`` does all runs of one plan.
+"""The batch: ``python -m pytest_mlhpc.node.batch.main [--lines FOLDER] PLAN`` does all runs of one plan.
 
 Without ``--lines`` it serves this node alone: worker lines go to standard output, and standard input is the lifeline:
 when it closes, or on SIGTERM, everything ends at once. With ``--lines`` it is the first node's part of a Slurm job: lines

@@ -1,4 +1,4 @@
-"""PAYLOAD. A pod's agent: ``python -m pytest_mlhpc.node.batch.pod PLAN`` is the container's command.
+"""A pod's agent: ``python -m pytest_mlhpc.node.batch.pod PLAN`` is the container's command.
 
 The first pod's agent is the batch: it does all runs of the plan and prints worker lines (``node/batch/pod_stream.py``). With several
 pods the others' agents connect to it (``node/batch/pod_hub.py``) and start what it asks for. Everything else goes to

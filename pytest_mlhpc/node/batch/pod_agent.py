@@ -1,4 +1,4 @@
-"""PAYLOAD. The agent of a pod that is not the first: finds the first, starts what it asks for, ends what it says is over.
+"""The agent of a pod that is not the first: finds the first, starts what it asks for, ends what it says is over.
 
 Its own output shows what the processes print that it started; the first pod's shows it too, beside that of its own. What
 a run's ranks print goes to the first pod by their own connections (``node/protocol/channel.py``).

@@ -1,4 +1,4 @@
-"""PAYLOAD. The first pod's hub: other pods' agents connect to it, and ``node/batch/podrun.py`` asks it to start programs there.
+"""The first pod's hub: other pods' agents connect to it, and ``node/batch/podrun.py`` asks it to start programs there.
 
 One thread of the first pod's agent. It starts nothing itself: on its own pod ``podrun`` does. What it hears from other pods
 about a run goes to the ``podrun`` that asked; when that one is gone, the run is ended everywhere.

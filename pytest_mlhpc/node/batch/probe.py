@@ -1,4 +1,4 @@
-"""PAYLOAD. What a pod's init container finds out on its node alone: ``python -m pytest_mlhpc.node.batch.probe PLAN``.
+"""What a pod's init container finds out on its node alone: ``python -m pytest_mlhpc.node.batch.probe PLAN``.
 
 Is the interpreter new enough, can torch be imported where a run needs it, are the devices there and do they answer, can
 the work folder be written, is ``/dev/shm`` there? Prints one protocol line (``{"pod": "probe", ...}``, see ``node/batch/pod_stream.py``) and

@@ -1,4 +1,4 @@
-"""PAYLOAD. One run of a plan, from its launcher's words to its last line."""
+"""One run of a plan, from its launcher's words to its last line."""
 
 from __future__ import annotations
 

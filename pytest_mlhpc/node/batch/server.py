@@ -1,4 +1,4 @@
-"""PAYLOAD. The batch's end of the channel to its ranks (see ``node/protocol/channel.py``): until they have proved that they are its own, it hears nothing."""
+"""The batch's end of the channel to its ranks (see ``node/protocol/channel.py``): until they have proved that they are its own, it hears nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. One run: its ranks are started, heard, timed and ended; what they said goes to the controller."""
+"""One run: its ranks are started, heard, timed and ended; what they said goes to the controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. What torch says of itself and of this node's devices, asked in a process of its own: a driver may never answer.
+"""What torch says of itself and of this node's devices, asked in a process of its own: a driver may never answer.
 
 ``python -m pytest_mlhpc.node.batch.torch_answer`` prints it as one line of JSON.
 """

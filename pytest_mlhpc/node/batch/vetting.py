@@ -1,4 +1,4 @@
-"""PAYLOAD. Vetting before the first run: which of the allocation's nodes are fit, and what the runs are told of it.
+"""Vetting before the first run: which of the allocation's nodes are fit, and what the runs are told of it.
 
 Vetting is itself a run, of the program ``python -m pytest_mlhpc.node.batch.vetting``, once on each node: so its processes are
 started, watched and ended as all others are, and the launcher is the runs' own. It is in no plan; both ends of a group of pods

@@ -1,4 +1,4 @@
-"""PAYLOAD. Launchers: a run plan and good nodes become an argument vector and an environment, nothing else."""
+"""Launchers: a run plan and good nodes become an argument vector and an environment, nothing else."""
 
 from __future__ import annotations
 

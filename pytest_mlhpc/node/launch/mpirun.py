@@ -1,4 +1,4 @@
-"""PAYLOAD. Launcher `mpirun`: OpenMPI (4 and 5) starts the ranks on the nodes that we name."""
+"""Launcher `mpirun`: OpenMPI (4 and 5) starts the ranks on the nodes that we name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. Launcher `plain`: one rank, or one program, started by itself."""
+"""Launcher `plain`: one rank, or one program, started by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. Launcher `podrun`: every rank is a process that a pod's agent starts; the program learns its rank from RANK.
+"""Launcher `podrun`: every rank is a process that a pod's agent starts; the program learns its rank from RANK.
 
 For programs that are no torch programs, or start themselves: `torchrun` is what torch programs expect.
 """

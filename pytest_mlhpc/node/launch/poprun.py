@@ -1,4 +1,4 @@
-"""PAYLOAD. Launcher `poprun`: Graphcore's PopRun, which is OpenMPI's mpirun that also hands out IPUs; one instance a rank.
+"""Launcher `poprun`: Graphcore's PopRun, which is OpenMPI's mpirun that also hands out IPUs; one instance a rank.
 
 Its words are those that Graphcore's examples use (graphcore/examples): ``--num-instances``, ``--num-replicas``,
 ``--ipus-per-replica``, ``--host``, ``--mpi-global-args``, ``--mpi-local-args``. Which partition of IPUs, how instances lie on

@@ -1,4 +1,4 @@
-"""PAYLOAD. Launcher `srun`: every rank is one task of a job step."""
+"""Launcher `srun`: every rank is one task of a job step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. What all launchers share: the words of one rank, and of the job step by which Slurm starts ranks."""
+"""What all launchers share: the words of one rank, and of the job step by which Slurm starts ranks."""
 
 from __future__ import annotations
 

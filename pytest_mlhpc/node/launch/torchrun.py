@@ -1,4 +1,4 @@
-"""PAYLOAD. Launcher `torchrun`: torch's own agent starts the ranks of a node; on several nodes srun or podrun starts the agents."""
+"""Launcher `torchrun`: torch's own agent starts the ranks of a node; on several nodes srun or podrun starts the agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. The rank's end of the channel to its batch: one stream socket, JSON lines, one direction.
+"""The rank's end of the channel to its batch: one stream socket, JSON lines, one direction.
 
 The batch makes the socket (``node/batch/server.py``) and names it in ``MLHPC_CHANNEL``: the path of a Unix socket in a directory
 that only its user may enter, or, where ranks are on other nodes, ``tcp://ADDRESS:PORT``, several of them with commas

@@ -1,4 +1,4 @@
-"""PAYLOAD. Worker lines: numbered JSON lines of at most 4,000 bytes by which a run reports to the controller.
+"""Worker lines: numbered JSON lines of at most 4,000 bytes by which a run reports to the controller.
 
 A short message is one line with its body in it::
 

@@ -1,1 +1,1 @@
-"""PAYLOAD, no torch. What is read of a node's processes and devices while a program runs."""
+"""No torch. What is read of a node's processes and devices while a program runs."""

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. What else the node was doing: load, pressure, steal, throttling, other programs' cores.
+"""No torch. What else the node was doing: load, pressure, steal, throttling, other programs' cores.
 
 Sources: proc(5) for loadavg, stat and pid/stat; kernel documentation accounting/psi.rst for pressure and
 admin-guide/cgroup-v2.rst for cpu.stat. Whatever a kernel does not offer is absent from the result, never zero.

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. Samples of a node's accelerators: NVIDIA's by nvidia-ml-py, AMD's by amdsmi, where these are.
+"""No torch. Samples of a node's accelerators: NVIDIA's by nvidia-ml-py, AMD's by amdsmi, where these are.
 
 What a board or a version does not tell is None. Names of calls and units: NVML API reference (milliwatts, MHz, bytes),
 amdsmi's Python API (watts, MHz, MiB; ``N/A`` or the largest number of a type where nothing is known).

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. Processes of a tree, of a job or of a container, read from /proc (proc(5)).
+"""No torch. Processes of a tree, of a job or of a container, read from /proc (proc(5)).
 
 Entries vanish at any moment, between two reads of one process too: what is gone by then is not in the sample.
 """

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. Takes samples of a node, and no more often than they may cost.
+"""No torch. Takes samples of a node, and no more often than they may cost.
 
 The interval grows where looking is dear (a node with thousands of processes): CPU time of looking stays below ``SHARE``
 of one core.

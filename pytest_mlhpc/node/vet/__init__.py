@@ -1,4 +1,4 @@
-"""PAYLOAD. Vetting: are these nodes fit?
+"""Vetting: are these nodes fit?
 
     machine -> checks -> agent (one per node) -> leader -> judge -> verdict -> files
 

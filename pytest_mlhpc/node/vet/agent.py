@@ -1,4 +1,4 @@
-"""PAYLOAD. One node's part: keeps its two processes on their leashes, and tells the leader what they say.
+"""One node's part: keeps its two processes on their leashes, and tells the leader what they say.
 
 It looks at no hardware itself, so it cannot hang in a driver: what hangs is killed after its limit and named, and what not even
 SIGKILL ends is left behind and named. Checks begin at once; the leader is looked for meanwhile, and gets all that was said.

@@ -1,4 +1,4 @@
-"""PAYLOAD. What checks for jobs share: findings that are the user's to mend, sizes in words, lists of numbers."""
+"""What checks for jobs share: findings that are the user's to mend, sizes in words, lists of numbers."""
 
 from __future__ import annotations
 

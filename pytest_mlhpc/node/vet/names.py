@@ -1,4 +1,4 @@
-"""PAYLOAD. The names of all checks of nodes, for suites and manuals. Those ``--for job`` are about a user's own set-up."""
+"""The names of all checks of nodes, for suites and manuals. Those ``--for job`` are about a user's own set-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. What `mlhpc vet` prints: what is wrong, the checks and figures, then the last line; or all of it as one JSON object."""
+"""What `mlhpc vet` prints: what is wrong, the checks and figures, then the last line; or all of it as one JSON object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. The process that looks at its node: runs the checks one after another, and the watches over the time of the load.
+"""The process that looks at its node: runs the checks one after another, and the watches over the time of the load.
 
 It may hang in a driver or die in a vendor's library: ``agent.py`` kills it, and starts another for what is left. Commands
 (``leash.py``): ``checks`` (``settings``, ``host``, ``hosts``, ``skip``: names) answers with ``plan`` (names, boot id), then for

@@ -1,1 +1,1 @@
-"""PAYLOAD. One rank of one run; the only code that imports torch."""
+"""One rank of one run; the only code that imports torch."""

@@ -1,4 +1,4 @@
-"""PAYLOAD. The ranks of one run: process group, barriers, data-parallel model, and the communication pass."""
+"""The ranks of one run: process group, barriers, data-parallel model, and the communication pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. torchrun, with a repair: ``python -m pytest_mlhpc.node.worker.elastic`` takes the arguments of torchrun.
+"""torchrun, with a repair: ``python -m pytest_mlhpc.node.worker.elastic`` takes the arguments of torchrun.
 
 torch 1.13 looks up the value of ``--redirects`` and ``--tee`` among the members of a flag enumeration. Since Python 3.11
 iterating over one leaves out the member 0, which is the default of both, so that torchrun ends before it starts a rank.

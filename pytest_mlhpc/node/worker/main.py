@@ -1,4 +1,4 @@
-"""PAYLOAD. One rank of one run: ``python -m pytest_mlhpc.node.worker.main``.
+"""One rank of one run: ``python -m pytest_mlhpc.node.worker.main``.
 
 Environment: MLHPC_PLAN (path of plan.json), MLHPC_RUN (id of the run in it), MLHPC_CHANNEL and MLHPC_SECRET (the batch's
 address), and for several ranks RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them, or

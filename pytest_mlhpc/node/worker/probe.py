@@ -1,4 +1,4 @@
-"""PAYLOAD. Prints one line of JSON: the accelerators that torch sees, or why it cannot tell.
+"""Prints one line of JSON: the accelerators that torch sees, or why it cannot tell.
 
 ``{"kind": "cuda", "models": [...], "torch": "2.13.0", "file": path, "why": ""}`` or ``{"error": text}``. ``kind`` is cuda,
 rocm, xpu, or an empty string where torch works and sees none; ``why`` is then torch's own word for it. The controller runs this file's text with an environment's

@@ -28,7 +28,7 @@ class TimelineError(ValueError):
 
 
 @dataclass(frozen=True)
-class Interval:
+class RunInterval:
     """From a start to its stop, ns UTC; ``number`` is the training epoch (``epoch_num``) where it is told."""
 
     start_ns: int
@@ -40,7 +40,7 @@ class Interval:
         """How long it was."""
         return (self.stop_ns - self.start_ns) / _NS
 
-    def within(self, other: Interval) -> float:
+    def within(self, other: RunInterval) -> float:
         """Return the seconds of it that lie in *other*."""
         return max(0, min(self.stop_ns, other.stop_ns) - max(self.start_ns, other.start_ns)) / _NS
 
@@ -91,13 +91,13 @@ def number(value: Any) -> float | None:
     return float(value) if value == value else None  # noqa: PLR0124 - not so of NaN
 
 
-def intervals(events: Sequence[RunEvent], phase: str) -> list[Interval]:
+def intervals(events: Sequence[RunEvent], phase: str) -> list[RunInterval]:
     """Return the phases called *phase*, in order. The last one may lack its stop: the run ended in it, then so did the phase.
 
     Raises:
         TimelineError: a phase stops that has not started, or starts twice.
     """
-    found: list[Interval] = []
+    found: list[RunInterval] = []
     begun: RunEvent | None = None
     for event in events:
         if event.key == phase + START:
@@ -107,11 +107,11 @@ def intervals(events: Sequence[RunEvent], phase: str) -> list[Interval]:
         elif event.key == phase + STOP:
             if begun is None:
                 raise TimelineError(f"{phase}_stop without {phase}_start")
-            found.append(Interval(begun.time_ns, event.time_ns, _epoch(begun, event)))
+            found.append(RunInterval(begun.time_ns, event.time_ns, _epoch(begun, event)))
             begun = None
     if begun is not None:
         end = next((event.time_ns for event in events if event.key == "run_stop"), events[-1].time_ns)
-        found.append(Interval(begun.time_ns, max(begun.time_ns, end), _epoch(begun)))
+        found.append(RunInterval(begun.time_ns, max(begun.time_ns, end), _epoch(begun)))
     return found
 
 
@@ -119,7 +119,7 @@ def _epoch(*events: RunEvent) -> float | None:
     return next((at for event in events if (at := number(event.metadata.get("epoch_num"))) is not None), None)
 
 
-def total(some: Sequence[Interval]) -> float:
+def total(some: Sequence[RunInterval]) -> float:
     """Return the seconds of all together."""
     return sum(one.seconds for one in some)
 
@@ -331,7 +331,10 @@ def _measured(
 
 
 def _phases(
-    run: Interval, staging: Sequence[Interval], training: Sequence[Interval], evaluations: Sequence[Interval]
+    run: RunInterval,
+    staging: Sequence[RunInterval],
+    training: Sequence[RunInterval],
+    evaluations: Sequence[RunInterval],
 ) -> Phases:
     """Part the run's time; what lies before ``run_start``, as staging may since rules 3.0, is no part of it."""
     staged, evaluated = (sum(one.within(run) for one in some) for some in (staging, evaluations))
@@ -341,7 +344,7 @@ def _phases(
     return Phases(staged, trained_s, evaluated, other if other > _SHORTEST_S else 0.0)
 
 
-def _overlap(one: Interval, others: Sequence[Interval]) -> float:
+def _overlap(one: RunInterval, others: Sequence[RunInterval]) -> float:
     return sum(other.within(one) for other in others)
 
 
@@ -374,7 +377,7 @@ def _reached(
     return any(quality.reached(value, wanted) for _epoch, value in curve)
 
 
-def _epochs(measurement: Measurement, training: Sequence[Interval]) -> float | None:
+def _epochs(measurement: Measurement, training: Sequence[RunInterval]) -> float | None:
     metric = measurement.metric("epochs")
     if metric is not None:
         return metric.value

@@ -121,7 +121,7 @@ def test_a_slowdown_is_sustained_by_its_share_of_several_samples(slow: int, of: 
     bits = [0x8] * slow + [0x4] * (of - slow)
     answers = [{"reasons": Answer(bit), "temperature": Answer(60)} for bit in bits]
     seen = nvidia_load.WatchedDevices(
-        frozenset({0}), tuple(nvidia_load.DeviceSample(device, one) for one in answers)
+        frozenset({0}), tuple(nvidia_load.GpuSample(device, one) for one in answers)
     )
     said = nvidia_load.Throttle().end(Machine(), Context(built_in(), ExpectedNode(accelerator="cuda")), seen)
     expected = [("nvidia_throttle", severity, "nvidia.hw_slowdown", "GPU 0")] if severity else []

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 TELL_S, MOST_STEPS = 0.5, 200_000
 
 
-class Record:
+class HookRecord:
     """What one process tells; ``profile`` is the first step that is profiled, and how many are."""
 
     def __init__(self, folder: str, profile: Tuple[int, int]) -> None:
@@ -136,7 +136,7 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def hook_optimizers(record: Record, module: Any) -> None:
+def hook_optimizers(record: HookRecord, module: Any) -> None:
     """Have every optimizer's step told."""
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
@@ -150,7 +150,7 @@ def hook_optimizers(record: Record, module: Any) -> None:
     register(guarded(after))
 
 
-def hook_loaders(record: Record, module: Any) -> None:
+def hook_loaders(record: HookRecord, module: Any) -> None:
     """Have waiting in DataLoaders added up."""
     kind = module._BaseDataLoaderIter  # noqa: SLF001 - all iterators of DataLoaders are made of it
     original = kind.__next__
@@ -198,7 +198,7 @@ def start() -> None:
     if not os.path.isdir(folder):
         return
     first, _, count = os.environ.get("MLHPC_SCREEN_PROFILE", "").partition(":")
-    record = Record(folder, (int(first), int(count)) if first.isdigit() and count.isdigit() else (0, 0))
+    record = HookRecord(folder, (int(first), int(count)) if first.isdigit() and count.isdigit() else (0, 0))
     then = {
         "torch.optim.optimizer": guarded(lambda module: hook_optimizers(record, module)),
         "torch.utils.data.dataloader": guarded(lambda module: hook_loaders(record, module)),

@@ -1,4 +1,4 @@
-"""PAYLOAD. Checks of one node. A module lists its checks in ``CHECKS`` and its watches in ``WATCHES`` (either may be absent)."""
+"""Checks of one node. A module lists its checks in ``CHECKS`` and its watches in ``WATCHES`` (either may be absent)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. AMD: xGMI links between devices, and PCIe under load, at rest of which links are slowed down to save power."""
+"""AMD: xGMI links between devices, and PCIe under load, at rest of which links are slowed down to save power."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. AMD: errors of device memory, pages that went bad, and whether errors are looked for at all."""
+"""AMD: errors of device memory, pages that went bad, and whether errors are looked for at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. What a node has, against what its partition's description promises, and as facts that nodes should share.
+"""What a node has, against what its partition's description promises, and as facts that nodes should share.
 
 *Not there*: a file that this kernel or machine does not have (cpufreq in a VM, DMI on Arm, NUMA in a container) gives no fact; where
 its property is *described*, the node does not have it: "none", and not as described. *There and unreadable*: UNKNOWN for what is

@@ -1,4 +1,4 @@
-"""PAYLOAD. What the kernel has logged: machine checks, memory, disks, PCIe, NVIDIA's Xid and SXid, AMD's RAS.
+"""What the kernel has logged: machine checks, memory, disks, PCIe, NVIDIA's Xid and SXid, AMD's RAS.
 
 *Not there and not readable are the same here*: every node has a kernel that logs, in a container as well, so a log that nobody
 shows us is UNKNOWN (rule ``kernel_log.closed``; a site where users may never read it sets no stage for that).

@@ -1,4 +1,4 @@
-"""PAYLOAD. Network ports while the node is under load: what is lost, what flaps, what counts errors.
+"""Network ports while the node is under load: what is lost, what flaps, what counts errors.
 
 Which ports a node should have, nobody says: a port without a cable is not in use. What all nodes have is compared as the fact
 ``fabric`` (ports that carry data, with their rates). ``ports.py`` says what *not there* and *unreadable* mean for each file.

@@ -1,4 +1,4 @@
-"""PAYLOAD. NVML for the other checks: calls whose errors are answers, the devices, and what is special to a model.
+"""NVML for the other checks: calls whose errors are answers, the devices, and what is special to a model.
 
 Every call may raise: what a device does not have is *absent*, a device that is gone is *lost*, all else is trouble that
 nobody can read. Calls go by name and constants by number, as nvidia-ml-py and driver may be years apart.

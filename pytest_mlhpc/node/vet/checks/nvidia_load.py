@@ -28,7 +28,7 @@ REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocks
 
 
 @dataclass(frozen=True)
-class DeviceSample:
+class GpuSample:
     """What a watch saw of one device under load; ``values`` are answers by their name."""
 
     device: NvidiaDevice
@@ -40,13 +40,13 @@ class WatchedDevices:
     """What a watch has seen: devices that answered before the load, samples under load, devices lost since, and NVML's refusals."""
 
     before: FrozenSet[int] = frozenset()
-    samples: Tuple[DeviceSample, ...] = ()
+    samples: Tuple[GpuSample, ...] = ()
     lost: Tuple[Tuple[NvidiaDevice, Answer], ...] = ()
     closed: Tuple[str, ...] = ()
 
-    def by_device(self) -> Dict[int, List[DeviceSample]]:
+    def by_device(self) -> Dict[int, List[GpuSample]]:
         """Return samples by the device's number."""
-        found: Dict[int, List[DeviceSample]] = {}
+        found: Dict[int, List[GpuSample]] = {}
         for sample in self.samples:
             found.setdefault(sample.device.index, []).append(sample)
         return found
@@ -89,7 +89,7 @@ def sample(machine: Machine, seen: Optional[WatchedDevices], look: Look) -> Opti
         if gone is not None:
             lost.setdefault(index, (device, gone))
         elif is_busy(library, device, values["reasons"]):
-            samples.append(DeviceSample(replace(device, handle=None), values))
+            samples.append(GpuSample(replace(device, handle=None), values))
     return replace(seen, samples=tuple(samples), lost=tuple(lost.values()))
 
 
@@ -172,7 +172,7 @@ def _look_at_clocks(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Ans
     return {"temperature": library.ask("nvmlDeviceGetTemperature", device.handle, TEMPERATURE)}
 
 
-def _judge_clocks(notes: FindingNotes, samples: List[DeviceSample]) -> None:
+def _judge_clocks(notes: FindingNotes, samples: List[GpuSample]) -> None:
     device = samples[-1].device
     _tell_temperature(notes, device, samples)
     answers = [one.values["reasons"] for one in samples]
@@ -198,7 +198,7 @@ def _judge_clocks(notes: FindingNotes, samples: List[DeviceSample]) -> None:
     notes.judge("sw_thermal", share, text, device.label)
 
 
-def _tell_temperature(notes: FindingNotes, device: NvidiaDevice, samples: List[DeviceSample]) -> None:
+def _tell_temperature(notes: FindingNotes, device: NvidiaDevice, samples: List[GpuSample]) -> None:
     """Tell the highest temperature. It is no reading: rooms and places in a rack differ, and slowdowns say when it matters."""
     seen = [one.values["temperature"].value for one in samples if one.values["temperature"].ok]
     if seen:
@@ -249,7 +249,7 @@ def _look_at_link(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answe
     }
 
 
-def _judge_link(notes: FindingNotes, samples: List[DeviceSample]) -> None:
+def _judge_link(notes: FindingNotes, samples: List[GpuSample]) -> None:
     device = samples[-1].device
     for key, what, word in (
         ("pcie_width", "PcieLinkWidth", "lanes"),

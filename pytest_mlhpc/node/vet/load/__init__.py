@@ -1,1 +1,1 @@
-"""PAYLOAD. The killable child: all of vetting that imports torch, or asks a driver to compute."""
+"""The killable child: all of vetting that imports torch, or asks a driver to compute."""

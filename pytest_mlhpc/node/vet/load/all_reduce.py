@@ -1,4 +1,4 @@
-"""PAYLOAD. All-reduce within the node: over its devices by NCCL or RCCL, over a few of its cores by gloo.
+"""All-reduce within the node: over its devices by NCCL or RCCL, over a few of its cores by gloo.
 
 One process drives all: ``torch.cuda.nccl`` works on all devices at once, as ``all_reduce_perf -g 8`` of nccl-tests does; gloo has
 a thread for each rank, and meets in memory. So nothing is started, no port is opened but on loopback, and torch is loaded

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. Writing a checkpoint as training does: a large file, synced, and read back.
+"""No torch. Writing a checkpoint as training does: a large file, synced, and read back.
 
 ``path`` is the folder, ``size`` that of the real checkpoint in bytes: there must be room for it, but at most 4 GiB are written. The file
 loses its name before its first byte is written, so that no death of this process

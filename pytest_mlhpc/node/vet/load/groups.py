@@ -1,4 +1,4 @@
-"""PAYLOAD. An exchange by a communication library: each device of one node sums with its like on the other.
+"""An exchange by a communication library: each device of one node sums with its like on the other.
 
 A sum over two ranks sends every byte to the other once and receives as many, so size / time is what one direction carries (the
 bus bandwidth of nccl-tests for two ranks). All devices are busy at once, and with them all network ports. Gloo has one rank

@@ -1,4 +1,4 @@
-"""PAYLOAD. Copies between the host and each device, in both directions: PCI Express, or whatever joins them.
+"""Copies between the host and each device, in both directions: PCI Express, or whatever joins them.
 
 One device at a time, as the floors were measured: devices that share a switch would halve each other's figure. The host's
 memory is pinned, and touched by a core beside the device where the kernel tells which those are.

@@ -1,4 +1,4 @@
-"""PAYLOAD. The child: ``python -m pytest_mlhpc.node.vet.load.main --answers FD [--accelerator auto|cpu|cuda|rocm|xpu]``.
+"""The child: ``python -m pytest_mlhpc.node.vet.load.main --answers FD [--accelerator auto|cpu|cuda|rocm|xpu]``.
 
 Reads orders as JSON lines on standard input, one after another: ``{"id": 1, "do": "gemm", "args": {...}}``. Writes JSON
 lines to descriptor FD:

@@ -1,4 +1,4 @@
-"""PAYLOAD. Memory bandwidth, by copying arrays that no cache holds: of the host on all cores, of each device on all at once.
+"""Memory bandwidth, by copying arrays that no cache holds: of the host on all cores, of each device on all at once.
 
 Bytes read and bytes written both count, as in STREAM's Copy (McCalpin, "What is STREAM?"). Each core copies an array that it
 has touched first, so that it lies in the memory next to it.

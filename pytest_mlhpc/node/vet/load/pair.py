@@ -1,4 +1,4 @@
-"""PAYLOAD. A paired exchange between two nodes: both send to each other at the same time.
+"""A paired exchange between two nodes: both send to each other at the same time.
 
 Arguments: ``address`` and ``port`` of the first; ``first`` says which of both this is; ``bytes`` that each sends; ``rounds`` at least to
 measure; ``timeout_s`` for all of it. Optional: ``secret``, a text that only both know; ``backend`` auto, socket, gloo or nccl.

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. How the child is told what to do, and how it answers: JSON lines on two descriptors.
+"""No torch. How the child is told what to do, and how it answers: JSON lines on two descriptors.
 
 Standard output is no channel: torch, BLAS and communication libraries print there.
 """

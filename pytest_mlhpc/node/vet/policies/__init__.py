@@ -1,4 +1,4 @@
-"""PAYLOAD. Our own bounds, one module for each kind of hardware or check; ``mlhpc vet`` and the readiness step use all."""
+"""Our own bounds, one module for each kind of hardware or check; ``mlhpc vet`` and the readiness step use all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. Bounds for comparing nodes with their peers, with floors, with this site's history, and pair by pair.
+"""Bounds for comparing nodes with their peers, with floors, with this site's history, and pair by pair.
 
 All were chosen or checked by simulation at a healthy spread of 1.5 % (``benchmarks/vet_simulation.py`` prints the
 table). MAD always means 1.4826 x the median absolute deviation, which is a normal distribution's standard deviation.

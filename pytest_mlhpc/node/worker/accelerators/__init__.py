@@ -1,1 +1,1 @@
-"""PAYLOAD. One module for each kind of device, behind the protocol in ``base``."""
+"""One module for each kind of device, behind the protocol in ``base``."""

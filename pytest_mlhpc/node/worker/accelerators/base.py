@@ -1,4 +1,4 @@
-"""PAYLOAD. What the training loop needs of a device, and how one is opened.
+"""What the training loop needs of a device, and how one is opened.
 
 A device of type ``xyz`` is the module ``pytest_mlhpc.node.worker.accelerators.xyz`` with a function
 ``open_device(local_rank: int) -> Accelerator``. It raises :class:`WorkerFailure` ``wrong_device`` when the machine has

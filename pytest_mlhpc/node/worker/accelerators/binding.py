@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. Which cores a rank computes on, and with how many threads."""
+"""No torch. Which cores a rank computes on, and with how many threads."""
 
 from __future__ import annotations
 

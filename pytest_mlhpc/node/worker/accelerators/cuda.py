@@ -1,4 +1,4 @@
-"""PAYLOAD. NVIDIA GPUs: events and copies as in :mod:`streams`, graphs, energy and driver by NVML."""
+"""NVIDIA GPUs: events and copies as in :mod:`streams`, graphs, energy and driver by NVML."""
 
 from __future__ import annotations
 

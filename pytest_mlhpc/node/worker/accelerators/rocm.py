@@ -1,4 +1,4 @@
-"""PAYLOAD. AMD GPUs: torch's HIP build calls them ``cuda`` and its RCCL ``nccl``; MIOpen's databases, energy by amdsmi.
+"""AMD GPUs: torch's HIP build calls them ``cuda`` and its RCCL ``nccl``; MIOpen's databases, energy by amdsmi.
 
 MIOpen looks for the fastest kernel of each convolution when it first sees it and keeps what it found in a database, in the
 home directory unless told otherwise, which compute nodes may not have. Here it lies on the node, under one name for all

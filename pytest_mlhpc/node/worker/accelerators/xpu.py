@@ -1,4 +1,4 @@
-"""PAYLOAD. Intel GPUs by ``torch.xpu``, with XCCL between ranks: torch's own XPU build, 2.5 and newer."""
+"""Intel GPUs by ``torch.xpu``, with XCCL between ranks: torch's own XPU build, 2.5 and newer."""
 
 from __future__ import annotations
 

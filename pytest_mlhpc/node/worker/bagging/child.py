@@ -1,4 +1,4 @@
-"""PAYLOAD. One rank of one base model: ``python -m pytest_mlhpc.node.worker.bagging.child FD``, started by ``process.py``.
+"""One rank of one base model: ``python -m pytest_mlhpc.node.worker.bagging.child FD``, started by ``process.py``.
 
 It is a training like any other (``node/worker/rank.py``) on a group of its own, which has the base model's ranks and nobody else.
 Afterwards it asks its model for its share of the samples that were held out.

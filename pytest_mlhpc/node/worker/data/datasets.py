@@ -1,4 +1,4 @@
-"""PAYLOAD. Map-style data sets for torch's DataLoader: sample i is (input, target, seconds it took to read)."""
+"""Map-style data sets for torch's DataLoader: sample i is (input, target, seconds it took to read)."""
 
 from __future__ import annotations
 

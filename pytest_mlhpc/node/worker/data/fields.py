@@ -1,4 +1,4 @@
-"""PAYLOAD. Synthetic samples (NumPy) that pack like the real ones, for the writers.
+"""Synthetic samples (NumPy) that pack like the real ones, for the writers.
 
 Targets can be learnt from inputs, so that a loss falls. Every sample has its own generator, seeded by (seed, index):
 equal seeds make equal sets, whoever makes which sample. The constants of noise are tuned to sizes and ratios measured on

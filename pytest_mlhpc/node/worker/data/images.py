@@ -1,4 +1,4 @@
-"""PAYLOAD. Image folders: one folder per class, JPEG inside, as ImageNet is unpacked. Decoded by Pillow.
+"""Image folders: one folder per class, JPEG inside, as ImageNet is unpacked. Decoded by Pillow.
 
 Classes are numbered in the order of their folders' names. Two crops, in the terms of the published recipes:
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. Synthetic samples (NumPy) from which a small model learns its task within seconds, for training to a quality.
+"""Synthetic samples (NumPy) from which a small model learns its task within seconds, for training to a quality.
 
 Those of ``fields.py`` are made for input and output: they pack like real ones and hide their targets below as much noise.
 These show them plainly, so that a run of a minute reaches the targets of MLPerf HPC; what that took says nothing of how fast

@@ -1,4 +1,4 @@
-"""PAYLOAD. Make a synthetic set on disk, in a site's own format, whole or not at all."""
+"""Make a synthetic set on disk, in a site's own format, whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. A set on disk as something that gives sample i: which files, which format, which shape.
+"""A set on disk as something that gives sample i: which files, which format, which shape.
 
 Readers are frozen and hold only names and numbers, so that they travel to loader processes; files are opened there, one
 at a time, for one sample.

@@ -1,4 +1,4 @@
-"""PAYLOAD. Text, byte by byte: all files below a path, one after the other, cut into windows of context + 1 tokens.
+"""Text, byte by byte: all files below a path, one after the other, cut into windows of context + 1 tokens.
 
 The default is the source code of the running interpreter's standard library: real text that is on every machine.
 """

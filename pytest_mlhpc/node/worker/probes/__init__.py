@@ -1,1 +1,1 @@
-"""PAYLOAD. Workloads that are no training: storage, communication, n-body."""
+"""Workloads that are no training: storage, communication, n-body."""

@@ -1,4 +1,4 @@
-"""PAYLOAD. Does a device compute what it should? Loss and gradients of one step, against the same step on the CPU in float64.
+"""Does a device compute what it should? Loss and gradients of one step, against the same step on the CPU in float64.
 
 Both have the same weights and samples; dropout is off, as each device draws its own. What is compared is before any update, so
 that no difference can grow from step to step. How much rounding may differ depends on the model more than on the

@@ -1,4 +1,4 @@
-"""PAYLOAD. What the worker needs to know of a workload that is no training: something repeated, timed, and checked."""
+"""What the worker needs to know of a workload that is no training: something repeated, timed, and checked."""
 
 from __future__ import annotations
 

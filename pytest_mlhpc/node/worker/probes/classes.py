@@ -1,4 +1,4 @@
-"""PAYLOAD, standard library only. To which class of work an operator of torch, or a kernel of a device, belongs.
+"""Standard library only. To which class of work an operator of torch, or a kernel of a device, belongs.
 
 Names of operators are torch's own (``aten::...``, also ``c10d::...``); names of kernels are those of cuDNN, cuBLAS, MIOpen,
 NCCL, oneDNN and of generated code, as profilers show them. What no rule knows is "other", and its share is reported.

@@ -1,4 +1,4 @@
-"""PAYLOAD. A training compiled for Graphcore's IPUs, without one: how long that takes, and how large the program is.
+"""A training compiled for Graphcore's IPUs, without one: how long that takes, and how large the program is.
 
 poptorch compiles for IPUs that are not there (``Options.useOfflineIpuTarget``) and writes the program into a file
 (``compileAndExport``). Nothing is trained, and whether the program is right or fast is not shown.

@@ -1,4 +1,4 @@
-"""PAYLOAD, standard library only. Bytes that went to and from memory, as the processor counts them, where it may be read.
+"""Standard library only. Bytes that went to and from memory, as the processor counts them, where it may be read.
 
 Two counters are known, both of whole sockets, so that other programs' traffic counts too:
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. All-reduce of a training's gradients behind its own backward passes, waiting for late ranks excluded.
+"""All-reduce of a training's gradients behind its own backward passes, waiting for late ranks excluded.
 
 Each repetition computes gradients (each rank its own), packs them, waits for all ranks, and only then exchanges them: so the
 time of the exchange is that of the network and of summing alone, and what the earliest rank waited is a figure of its

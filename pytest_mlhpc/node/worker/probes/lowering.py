@@ -1,4 +1,4 @@
-"""PAYLOAD. A training lowered for Cerebras' wafer, without one: how long that takes, and how many operations come of it."""
+"""A training lowered for Cerebras' wafer, without one: how long that takes, and how many operations come of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD. Gravity between all pairs of bodies, summed directly; each rank moves its share and gathers the others'.
+"""Gravity between all pairs of bodies, summed directly; each rank moves its share and gathers the others'.
 
 The initial state is a Plummer model in equilibrium (Aarseth, Henon and Wielen 1974, Astronomy and Astrophysics 37, 183), G,
 total mass and Plummer radius being 1. Steps are leapfrog, which conserves energy; that is checked. One interaction counts as

@@ -1,4 +1,4 @@
-"""PAYLOAD. How fast a training's samples are read and unpacked, by each rank and each of its reading processes.
+"""How fast a training's samples are read and unpacked, by each rank and each of its reading processes.
 
 Nothing is trained meanwhile. Reading processes are started before the first repetition and stay; in each repetition they
 read each sample of their rank once, through the format's reader, the page cache being in the asked state.

@@ -1,4 +1,4 @@
-"""PAYLOAD. Bandwidth and metadata rates of a volume.
+"""Bandwidth and metadata rates of a volume.
 
 One repetition, with a barrier before each part: every rank writes a file of its own and syncs it (IOR: ``-w -F -e``), reads
 one, creates many small files in a folder of its own (mdtest: ``-F -u``), asks for the attributes of as many, reads them, and

@@ -1,1 +1,1 @@
-"""PAYLOAD. Training until a quality is reached, after the rules of MLPerf HPC: staging, training epochs, evaluations."""
+"""Training until a quality is reached, after the rules of MLPerf HPC: staging, training epochs, evaluations."""

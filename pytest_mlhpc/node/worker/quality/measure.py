@@ -1,4 +1,4 @@
-"""PAYLOAD. What one rank does to train to a quality target: cool the data, start the clock, stage, train, evaluate, stop it.
+"""What one rank does to train to a quality target: cool the data, start the clock, stage, train, evaluate, stop it.
 
 The clock starts before the data are touched (MLPerf HPC rules 3.0, "Data State at Start of Run"): models are built before, and
 caches dropped; listing, staging and reading come after.

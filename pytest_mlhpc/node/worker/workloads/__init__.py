@@ -1,1 +1,1 @@
-"""PAYLOAD. The four training workloads, written from their published specifications."""
+"""The four training workloads, written from their published specifications."""

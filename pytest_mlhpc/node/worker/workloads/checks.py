@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. Values that are fine alone but not together, as (field, what is wrong).
+"""No torch. Values that are fine alone but not together, as (field, what is wrong).
 
 The controller asks at collection, so that nothing is submitted which cannot train; a task asks again when it is built.
 """

@@ -1,4 +1,4 @@
-"""PAYLOAD. CosmoFlow: four cosmological parameters from a 3-D matter distribution.
+"""CosmoFlow: four cosmological parameters from a 3-D matter distribution.
 
 Specification: MLPerf HPC v1.0 and later (mlcommons/hpc, ``cosmoflow/models/cosmoflow.py``, ``configs/cosmo.yaml``,
 ``data/cosmo.py``). With ``kernel_size=2`` it is the network of the v0.7 round, whose logs report 5,597,604 parameters.

@@ -1,4 +1,4 @@
-"""PAYLOAD. DeepCAM: segmentation of extreme weather, DeepLab v3+ on an Xception-65-like encoder.
+"""DeepCAM: segmentation of extreme weather, DeepLab v3+ on an Xception-65-like encoder.
 
 Specification: MLPerf HPC (mlcommons/hpc, ``deepcam/src/deepCam/architecture/deeplab_xception.py``, ``utils/losses.py``,
 ``utils/metric.py``). One thing is done differently: the reference tiles its pooled features to a fixed (48, 72) and so

@@ -1,4 +1,4 @@
-"""PAYLOAD. Say what each workload is made of: ``python -m pytest_mlhpc.node.worker.workloads.describe [-]`` prints one JSON list.
+"""Say what each workload is made of: ``python -m pytest_mlhpc.node.worker.workloads.describe [-]`` prints one JSON list.
 
 Without argument it describes our own workloads; with ``-`` it reads what to describe from standard input, a JSON list of
 objects with ``workload, module, preset, variant, parameters``. Sizes are counted without memory or data, so the

@@ -1,4 +1,4 @@
-"""PAYLOAD. What updates the weights: torch's own optimisers, and LARS and LAMB, which torch lacks."""
+"""What updates the weights: torch's own optimisers, and LARS and LAMB, which torch lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. Workloads that are no training: a volume, communication between ranks, an n-body step.
+"""No torch. Workloads that are no training: a volume, communication between ranks, an n-body step.
 
 What they do and where their words come from: ``docs/storage-and-communication.md``.
 """

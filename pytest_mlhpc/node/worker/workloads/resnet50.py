@@ -1,4 +1,4 @@
-"""PAYLOAD. ResNet-50 v1.5: image classification.
+"""ResNet-50 v1.5: image classification.
 
 Specification: MLPerf Training until v4.0 (mlcommons/training, ``retired_benchmarks/resnet-tf2``); He et al., arXiv
 1512.03385, with the stride in the 3x3 convolution of a bottleneck, which is what "v1.5" means.

@@ -1,4 +1,4 @@
-"""PAYLOAD. Graphcore's IPUs by poptorch: archived. It never ran on hardware; its tests have a stand-in with poptorch's signatures.
+"""Graphcore's IPUs by poptorch: archived. It never ran on hardware; its tests have a stand-in with poptorch's signatures.
 
 A rank is a process of the host that has its model compiled for the IPUs and calls it. It computes nothing itself, but all that
 is done when a call returns, so times are those of the host's clock, as on CPUs; poptorch tells how long transfers took.

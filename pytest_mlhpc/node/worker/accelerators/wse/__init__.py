@@ -1,4 +1,4 @@
-"""PAYLOAD. Cerebras' wafer-scale engine by ``cerebras.pytorch``: written for 2.10, which wants an environment of its own.
+"""Cerebras' wafer-scale engine by ``cerebras.pytorch``: written for 2.10, which wants an environment of its own.
 
 One rank drives all systems of a run. The model is traced and compiled as a whole; the cluster's own workers read the data. It
 never ran on a cluster: tests train on the package's CPU back-end and lower for the wafer (``docs/accelerators.md``).

@@ -1,4 +1,4 @@
-"""PAYLOAD. What ended a run for Cerebras' systems before its first step, told by the class of the error. No Cerebras needed.
+"""What ended a run for Cerebras' systems before its first step, told by the class of the error. No Cerebras needed.
 
 Classes go by their names, as their modules cannot be imported where the package is not.
 """

@@ -1,4 +1,4 @@
-"""PAYLOAD. What reads the samples of a run: called by name on a cluster's input workers, each of which streams its share."""
+"""What reads the samples of a run: called by name on a cluster's input workers, each of which streams its share."""
 
 from __future__ import annotations
 

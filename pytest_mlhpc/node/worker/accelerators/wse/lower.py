@@ -1,4 +1,4 @@
-"""PAYLOAD. Lower one training for the wafer, in a process of its own: ``python -m pytest_mlhpc.node.worker.accelerators.wse.lower``.
+"""Lower one training for the wafer, in a process of its own: ``python -m pytest_mlhpc.node.worker.accelerators.wse.lower``.
 
 A process has one back-end, and a compiler may end it. Standard input is one JSON object: ``run`` (the inner training's plan),
 ``folder`` and ``precision``. The last line of standard output is another: ``seconds`` and ``operations``, or ``reason``.

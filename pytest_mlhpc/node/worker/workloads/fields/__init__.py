@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. The fields that every training workload has, a module for each matter.
+"""No torch. The fields that every training workload has, a module for each matter.
 
 Each module has ``FIELDS``, ``wrong(values)`` (values that are fine alone but not together, or not on so many devices:
 ``values`` holds ``devices`` and ``nodes`` too) and ``expected(values)`` (metrics that a run with these values must report

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. How a device computes: compilation, graphs, fused optimizers, scaling of fp16, threads.
+"""No torch. How a device computes: compilation, graphs, fused optimizers, scaling of fp16, threads.
 
 All fields are unset by default. Those in :data:`MANNER` change how something is computed and not what; ``tuning="fast"``
 fills in what the test leaves open (:func:`tuned`). ``values`` may hold ``accelerator``, the type of device, where the

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. Ensembles of independent base models (HPC AI500).
+"""No torch. Ensembles of independent base models (HPC AI500).
 
 ``bagging=(M, P)``: M base models, each trained data-parallel on P devices and on a bootstrap sample of its own, all at once
 in one allocation. Unset by default: one training on all devices.

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. Batch, precision, optimizer, seed: what every training needs."""
+"""No torch. Batch, precision, optimizer, seed: what every training needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. How Graphcore's IPUs run a training: copies of the model, IPUs of each, what is told to poptorch.
+"""No torch. How Graphcore's IPUs run a training: copies of the model, IPUs of each, what is told to poptorch.
 
 All fields are unset by default. On IPUs a device of a test is one rank, which drives ``ipu_replicas`` copies of the model on
 ``ipus_per_replica`` IPUs each: a run takes devices x ipu_replicas x ipus_per_replica IPUs (:func:`ipus_of_rank`).

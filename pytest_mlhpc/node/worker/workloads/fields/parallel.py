@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. How ranks share one training: replicas and shards of the model, compression and buckets of gradients.
+"""No torch. How ranks share one training: replicas and shards of the model, compression and buckets of gradients.
 
 ``parallel={"replicate": R, "shard": S}``: R replicas of the model, each of them spread over S ranks. S = 1 is data-parallel
 training (DDP), R = 1 is fully sharded (ZeRO stage 3, arXiv 1910.02054; torch's FSDP2), and both above 1 is hybrid sharding:

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. Training to a quality target (MLPerf HPC).
+"""No torch. Training to a quality target (MLPerf HPC).
 
 All fields are unset by default; each means something with ``until="quality"`` alone. ``schedule`` is a mapping, see
 ``node/worker/quality/rules.py``; unset: that of the workload's reference.

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. The sampler beside a run (``node/telemetry/beside.py``): unset, there is none."""
+"""No torch. The sampler beside a run (``node/telemetry/beside.py``): unset, there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. Devices that take a training step as one program (ipu, wse), and what they cannot be asked for."""
+"""No torch. Devices that take a training step as one program (ipu, wse), and what they cannot be asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PAYLOAD, no torch. Cerebras: on how many systems, or on the CPU back-end of its package. All unset by default."""
+"""No torch. Cerebras: on how many systems, or on the CPU back-end of its package. All unset by default."""
 
 from __future__ import annotations
 

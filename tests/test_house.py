@@ -1,0 +1,33 @@
+"""The house stays as it is drawn: each allowance may be lowered at any time, and raised only with a reason in the commit."""
+
+import pytest
+from house import read_house
+
+
+@pytest.fixture(scope="module")
+def house():
+    return read_house()
+
+
+def test_no_module_imports_itself_by_way_of_others(house):
+    assert house.circle == ()
+
+
+def test_no_module_is_larger_than_a_reader_can_hold(house):
+    assert house.large == []
+
+
+def test_modules_do_not_become_more_or_smaller(house):
+    assert len(house.modules) <= 480
+    assert len(house.small) <= 72
+    assert sum(name.count("/") == 1 for name in house.modules) <= 6
+
+
+def test_a_class_name_has_one_meaning(house):
+    """Channels of alerts each have their ``Settings``, by which the configuration finds them."""
+    assert set(house.shared_names) <= {"Settings"}
+
+
+def test_functions_fit_a_screen(house):
+    """One rank on Cerebras' systems is measured in one function of many facts."""
+    assert house.long_functions == ("pytest_mlhpc/node/worker/accelerators/wse/measure.py: measure",)
