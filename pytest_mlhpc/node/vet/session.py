@@ -40,7 +40,7 @@ class Earlier:
 
 
 class ResultStore(Protocol):
-    """Where earlier vettings are kept; the controller's (``command/remembering.py``), as the payload keeps nothing.
+    """Where earlier vettings are kept; the controller's (``vetting/reuse.py``), as the payload keeps nothing.
 
     ``grace_s`` is how long ``after`` may take, in seconds.
     """

@@ -183,13 +183,13 @@ class Looking:
         self._say({"kind": "checks_done"})
 
 
-#: The child's module (``child/main.py``).
+#: The child's module (``load/main.py``).
 CHILD = "pytest_mlhpc.node.vet.load.main"
 
 #: How often the child is started again after it was lost in an exchange.
 LOAD_RESTARTS = 1
 
-#: What the child takes as ``--accelerator`` (child/main.py).
+#: What the child takes as ``--accelerator`` (load/main.py).
 CHILD_KINDS = ("cpu", "cuda", "rocm", "xpu")
 
 

@@ -185,7 +185,7 @@ def _made(run: RunPlan, settings: QualitySettings, directory: Path, seed: int) -
 def cool(paths: Sequence[Path]) -> str:
     """Drop *paths* from this node's page cache and return what came of it: cold, unknown or warm.
 
-    Unknown where the kernel does not tell, as of files that we neither own nor may write, see ``data/cache.py``.
+    Unknown where the kernel does not tell, as of files that we neither own nor may write, see ``data/check.py``.
     """
     try:
         check.evict(paths)
