@@ -104,8 +104,23 @@ class StoreError(MlhpcError):
     """A file of ours cannot be read or written; the text names the path."""
 
 
+#: What users call accelerators -> what torch calls them, which no likeness of letters finds.
+_SYNONYMS = {
+    "gpu": "cuda",
+    "nvidia": "cuda",
+    "amd": "rocm",
+    "hip": "rocm",
+    "intel": "xpu",
+    "graphcore": "ipu",
+    "cerebras": "wse",
+}
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
     """Return the valid word that *word* was most likely meant to be, or an empty string."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)), "")
+    known = list(valid)
+    if (meant := _SYNONYMS.get(word.lower())) in known:
+        return meant
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")

@@ -287,6 +287,14 @@ def test_only_an_environments_variables_are_templates(tmp_path: Path):
     assert target.environment.variables == {"A": "{{{cores}}}"}
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"), [("gpu", "cuda"), ("AMD", "rocm"), ("intel", "xpu"), ("cerebras", "wse")]
+)
+def test_what_users_call_accelerators_is_answered_with_what_torch_calls_them(tmp_path: Path, word, meant):
+    (problem,) = refused(tmp_path, partition(scheduler="local", accelerator=word))
+    assert problem.endswith(f"(did you mean {meant!r}?)")
+
+
 def test_included_files_have_a_limit(tmp_path: Path):
     for number in range(60):
         (tmp_path / f"{number}.yaml").write_text(f"include: [{number + 1}.yaml]\n")

@@ -71,7 +71,7 @@ def command(
     with chosen(source, state_dir) as opened:
         page = gather(opened, wanted, entries, events(state_dir, tell))
     if page is None:
-        tell(f"nothing is recorded since {minutes(since_ns)} that is asked for; nothing was written")
+        tell(f"no record since {minutes(since_ns)} matches, so no page was written; see `mlhpc records list`")
         return
     text = html_of(page)
     if output == "-":

@@ -116,8 +116,8 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
         from pytest_mlhpc.node.worker.accelerators.base import open_device
     except (ImportError, OSError) as error:  # OSError: a shared library of torch is missing
         text = (
-            f"{error}: {sys.executable} cannot import what the worker needs; install it there, or name another `python` of the "
-            "environment in systems.yaml"
+            f"{error}: {sys.executable} cannot import what the worker needs; install it there "
+            f"(`{sys.executable} -m pip install torch`), or name another `python` of the environment in systems.yaml"
         )
         raise WorkerFailure("import_failed", text) from error
     channel.started({"torch": str(torch.__version__)})

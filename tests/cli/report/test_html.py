@@ -58,7 +58,7 @@ def test_accepted_values_and_events_are_on_it(stored, report, page, state_dir, m
 
 def test_nothing_recorded_or_nothing_of_the_chosen_system_leaves_an_older_page_alone(report, page, request):
     page.write_text("older")
-    assert "nothing is recorded" in report().err
+    assert "no page was written; see `mlhpc records list`" in report().err
     request.getfixturevalue("stored")
     report("--system", "elsewhere")
     assert page.read_text() == "older"
