@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_mlhpc.config.overrides import neutral
-from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.judge.baseline_files import Entry, environment_digest
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.judge import accept_command, make_entry
@@ -48,7 +48,8 @@ def accept(
 ) -> list[Accepted]:
     """Accept the last run of a test with all its attempts, one record by its id, or all that is new in a session.
 
-    *test* is a node id, or an identity: then it is accepted wherever its last session ran it. Of a session's new series,
+    *test* is a node id, or an identity: then it is accepted wherever its last session ran it; a name of a test function
+    stands for all its identities, if they are in one file. Of a session's new series,
     those of *settled* are accepted with the level of their nights, which is better known than that of one run.
 
     Raises:
@@ -64,9 +65,11 @@ def accept(
         if len(found) > 1:
             raise UsageError(f"several records' ids start with {test!r}")
     if not found:
-        raise UsageError(
-            f"nothing was recorded for {test!r}: no such test or record; see `mlhpc records list`"
-        )
+        return [
+            one
+            for identity in _identities(index, test)
+            for one in accept(book, index, identity, reason, settled)
+        ]
     broken = sorted(
         {one.verdict for one in found if one.measurement is None or one.verdict not in ACCEPTABLE}
     )
@@ -75,6 +78,29 @@ def accept(
             f"{test}: its last run ended as {', '.join(broken)}; only a whole measurement can be accepted"
         )
     return [one for records in _by_test(found) for one in put(book, records, reason)]
+
+
+def _identities(index: Index, function: str) -> list[str]:
+    """Return the recorded identities of the test function that is called so.
+
+    Raises:
+        UsageError: there is none, or there are several in different files.
+    """
+    known = index.benchmarks()
+    found = [one for one in known if "::" in one and _function(one) == function]
+    if len({one.rpartition("::")[0] for one in found}) > 1:
+        raise UsageError(f"{function!r} is a test in several files: {', '.join(found)}")
+    if not found:
+        hint = nearest(function, dict.fromkeys(word for one in known for word in (one, _function(one))))
+        meant = f" (did you mean {hint!r}?)" if hint else ""
+        raise UsageError(
+            f"nothing was recorded for {function!r}: no such test or record{meant}; see `mlhpc records list`"
+        )
+    return found
+
+
+def _function(identity: str) -> str:
+    return identity.rpartition("::")[2].partition("[")[0]
 
 
 def _accept_new(

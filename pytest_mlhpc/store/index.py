@@ -195,6 +195,10 @@ class Index:
         )
         return next(iter(self._read(self._ask(query, {**_series(key), **epoch._asdict()}))), None)
 
+    def benchmarks(self) -> list[str]:
+        """Return the identities of all tests that were recorded, by name."""
+        return [row[0] for row in self._ask("SELECT DISTINCT benchmark FROM records ORDER BY benchmark", {})]
+
     def newest(self, *, session: str = "", test: str = "", limit: int = 50) -> Sequence[Record]:
         """Return the newest records, newest first, of a session or a test where given, by its node id or identity."""
         query = (

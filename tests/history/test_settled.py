@@ -119,3 +119,16 @@ def test_a_session_is_accepted_with_the_level_of_its_nights_not_with_its_own_run
         (epoch,) = {point.night.epoch for one in source.series() for point in one.points}
     (entry,) = BaselineBook(project / "baselines", state_dir).entries("cirrus").values()
     assert (entry.epoch, entry.runs, entry.reason) == (Epoch(*epoch), 8, "fine (settled by 8 nights)")
+
+
+def test_a_test_is_accepted_by_the_name_of_its_function(mlhpc, project, state_dir):
+    said = mlhpc("baseline", "accept", "test_a", "--reason", "fine", "--state-dir", state_dir)
+    assert "accepted: suites/test_a.py::test_a rate: " in said.out
+    typo = mlhpc("baseline", "accept", "test_aa", "--reason", "fine", "--state-dir", state_dir, code=2).err
+    assert "no such test or record (did you mean 'test_a'?)" in typo
+
+
+def test_a_function_of_that_name_in_two_files_is_not_guessed(mlhpc, project, state_dir):
+    store(state_dir, nights(TEN[:1], benchmark="suites/test_b.py::test_a"), "s2")
+    said = mlhpc("baseline", "accept", "test_a", "--reason", "fine", "--state-dir", state_dir, code=2).err
+    assert "'test_a' is a test in several files: suites/test_a.py::test_a, suites/test_b.py::test_a" in said
