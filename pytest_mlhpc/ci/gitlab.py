@@ -23,7 +23,7 @@ from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json, to_json
 from pytest_mlhpc.store.files import replace_file
-from pytest_mlhpc.store.text import one_line
+from pytest_mlhpc.store.text import from_to, one_line, quantity
 
 #: A file of more is none of ours; GitLab itself takes comments of a million characters.
 _MOST_BYTES = 4_000_000
@@ -269,10 +269,10 @@ def _changes(path: Path, data: bytes) -> Sequence[str]:
         if now is None:
             lines.append(f"- {name}: removed")
         elif was is None:
-            lines.append(f"- {name}: {now.value:.5g} {now.unit}, new")
+            lines.append(f"- {name}: {quantity(now.value, now.unit)}, new")
         else:
             better = -drop(now.value, was.value, now.better)
-            lines.append(f"- {name}: {was.value:.5g} to {now.value:.5g} {now.unit}, {better:+.1%} better")
+            lines.append(f"- {name}: {from_to(was.value, now.value, now.unit, ' to ')}, {better:+.1%} better")
     return lines
 
 

@@ -169,7 +169,7 @@ def _table(entries: Mapping[SeriesKey, Entry]) -> str:
         ("system:partition", "benchmark", "metric", "value", "tolerance", "runs", "accepted", "by", "reason")
     ]
     for key, entry in entries.items():
-        value, tolerance = f"{entry.value:.5g} {entry.unit}", f"{entry.tolerance:.1%}"
+        value, tolerance = quantity(entry.value, entry.unit), f"{entry.tolerance:.1%}"
         where = f"{key.system}:{key.partition}"
         decision = entry.date[:10], entry.accepted_by, entry.reason
         rows.append((where, key.benchmark, key.metric, value, tolerance, str(entry.runs), *decision))
@@ -188,19 +188,19 @@ def _diff(entries: Mapping[SeriesKey, Entry], index: Index) -> tuple[str, list[d
         newest = {"newest": metric.value if metric else None, "change": change, "epoch": epoch}
         data.append({**dataclasses.asdict(key), "accepted": entry.value, "unit": entry.unit, **newest})
         where = f"{key.system}:{key.partition}", key.benchmark, key.metric
-        newest_text = f"{metric.value:.5g} {metric.unit}" if metric else "not recorded"
+        newest_text = quantity(metric.value, metric.unit) if metric else "not recorded"
         change_text = f"new epoch: {epoch}" if epoch else "" if change is None else _change(change)
         verdict = record.verdict if record else ""
-        rows.append((*where, f"{entry.value:.5g} {entry.unit}", newest_text, change_text, verdict))
+        rows.append((*where, quantity(entry.value, entry.unit), newest_text, change_text, verdict))
     return table(rows), data
 
 
 def _tell_accepted(accepted: Iterable[accepting.Accepted]) -> None:
     for one in accepted:
-        was = f", was {one.old.value:.5g}" if one.old else ""
+        was = f", was {quantity(one.old.value, one.old.unit)}" if one.old else ""
         runs = f"median of {one.entry.runs} runs" if one.entry.runs > 1 else "one run"
         name = f"{one.key.benchmark} {one.key.metric}"
-        sys.stdout.write(f"accepted: {name}: {one.entry.value:.5g} {one.entry.unit}{was} ({runs})\n")
+        sys.stdout.write(f"accepted: {name}: {quantity(one.entry.value, one.entry.unit)}{was} ({runs})\n")
 
 
 def _change(change: float) -> str:

@@ -13,7 +13,7 @@ from pytest_mlhpc.history.nightly import Cause, Shift
 from pytest_mlhpc.history.series import Night
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.record import SeriesKey
-from pytest_mlhpc.store.text import clean, iso, minutes
+from pytest_mlhpc.store.text import clean, from_to, iso, minutes
 
 _BARS = "▁▂▃▄▅▆▇█"
 #: The least that a sparkline spans, as a share of the level.
@@ -64,7 +64,7 @@ def percent(share: float) -> str:
 
 def change(shift: Shift) -> str:
     """Return what a shift did: ``5.2% worse, 103 -> 97.6 samples/s``."""
-    levels = f"{shift.before:.5g} -> {shift.after:.5g} {shift.unit}"
+    levels = from_to(shift.before, shift.after, shift.unit)
     if shift.better == "none":
         return f"{percent(shift.worse_by)} different, {levels}"
     return f"{percent(abs(shift.worse_by))} {'worse' if shift.worse else 'better'}, {levels}"

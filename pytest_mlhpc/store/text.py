@@ -54,6 +54,13 @@ def quantities(values: Iterable[float], unit: str) -> str:
     return f"{', '.join(text.partition(' ')[0] for text in texts)} {''.join(ends)}".strip()
 
 
+def from_to(before: float, after: float, unit: str, between: str = " -> ") -> str:
+    """Return how a figure changed, the unit once where both share its prefix: ``100 -> 92.8 samples/s``."""
+    first, last = quantity(before, unit), quantity(after, unit)
+    number, _, end = first.partition(" ")
+    return f"{number if end == last.partition(' ')[2] else first}{between}{last}"
+
+
 def count(number: int, noun: str) -> str:
     """Return ``1 run``, ``2 runs``."""
     return f"{number} {noun}{'s' * (number != 1)}"

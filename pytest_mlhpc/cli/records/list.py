@@ -12,7 +12,7 @@ from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record
-from pytest_mlhpc.store.text import minutes, table, tell
+from pytest_mlhpc.store.text import minutes, quantity, table, tell
 
 
 @click.command(
@@ -42,4 +42,4 @@ def _figures(record: Record) -> str:
     if record.measurement is None:
         return record.failure
     metrics = [metric for name in record.judged if (metric := record.measurement.metric(name))]
-    return ", ".join(f"{metric.name} {metric.value:.5g} {metric.unit}" for metric in metrics)
+    return ", ".join(f"{metric.name} {quantity(metric.value, metric.unit)}" for metric in metrics)
