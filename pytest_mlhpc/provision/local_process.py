@@ -23,6 +23,7 @@ from pytest_mlhpc.node.processes import CappedLog, describe_exit
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
+from pytest_mlhpc.provision import own_session
 from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, last_lines, measure
 from pytest_mlhpc.provision.conversation import Conversation, result_message, run_message
 from pytest_mlhpc.provision.guardian import (
@@ -358,14 +359,13 @@ def popen(
 
     No function runs in the child, so that Python starts it by vfork, however large this process is.
     """
-    return subprocess.Popen(
-        list(argv),
+    return own_session.start(
+        argv,
         env=environment,
         cwd=cwd,
         stdin=subprocess.DEVNULL if log is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if log is None else log,
-        start_new_session=True,
         bufsize=0,
     )
 

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.provision import own_session
 from pytest_mlhpc.provision.kubernetes.errors import one_line
 
 if TYPE_CHECKING:
@@ -338,10 +339,14 @@ def _plugin_environment(listed: Any) -> dict[str, str]:
 
 def _run_plugin(argv: list[str], env: Mapping[str, str], directory: str | None, hint: str) -> bytes:
     try:
-        process = subprocess.Popen(
-            argv, env=dict(env), cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True,  # one group to kill; and no terminal to ask for a password
-        )  # fmt: skip
+        process = own_session.start(  # one group to kill; and no terminal to ask for a password
+            argv,
+            env=dict(env),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
     except OSError as error:
         more = f". {one_line(hint)}" if hint else ""
         raise UsageError(
@@ -368,7 +373,7 @@ def _run_plugin(argv: list[str], env: Mapping[str, str], directory: str | None, 
 def _kill_plugin(process: subprocess.Popen[bytes]) -> None:
     """Kill the process group and reap the process; a child that holds the pipes is not waited for."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # the group's id is the process's: start_new_session
+        os.killpg(process.pid, signal.SIGKILL)  # the group's id is the process's: it leads its session
     try:
         process.communicate(timeout=PIPE_LIMIT_S)
     except subprocess.TimeoutExpired:

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_mlhpc.provision import own_session
 from pytest_mlhpc.provision.slurm import parse
 from pytest_mlhpc.provision.slurm.client import (
     CALL_LIMIT_S,
@@ -388,10 +389,16 @@ def run_command(
         SlurmUnavailable: it was killed, or did not end in time; none of its processes is left.
     """
     try:
-        process = subprocess.Popen(
-            _resolve_program(argv, environ), env=environ, cwd=directory or None, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True,  # one group to kill; and a Ctrl-C of the terminal does not cut a submission
-        )  # fmt: skip
+        process = (
+            own_session.start(  # one group to kill; and a Ctrl-C of the terminal does not cut a submission
+                _resolve_program(argv, environ),
+                env=environ,
+                cwd=directory or None,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
     except OSError as error:
         kind = SlurmUnusable if error.errno in _NO_PROGRAM else SlurmUnavailable
         raise kind(f"{argv[0]} cannot be started: {error}") from error
@@ -452,7 +459,7 @@ def _resolve_program(argv: Sequence[str], environ: Mapping[str, str]) -> list[st
 def _kill(process: subprocess.Popen[bytes]) -> str:
     """Kill the whole group of *process*, reap it, and return its standard error."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # the group's id is the process's: start_new_session
+        os.killpg(process.pid, signal.SIGKILL)  # the group's id is the process's: it leads its session
     try:
         _, err = process.communicate(timeout=DRAIN_S)
     except (

@@ -24,6 +24,7 @@ from pytest_mlhpc.jobs.provisioner import Event, Handle
 from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
 from pytest_mlhpc.node.files import read_json, read_private
 from pytest_mlhpc.node.protocol.plan import Plan
+from pytest_mlhpc.provision import own_session
 from pytest_mlhpc.provision.guardian import end_processes
 from pytest_mlhpc.provision.slurm.client import (
     PartitionLimits,
@@ -244,14 +245,13 @@ class InsideJobClient:
         try:
             plan = read_json(read_private(submission.directory / "plan.json"))
             with (submission.directory / "slurm.out").open("ab") as output:
-                process = subprocess.Popen(
+                process = own_session.start(
                     ["/bin/bash", str(submission.script)],
                     env=environ,
                     cwd=submission.directory,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,
                 )
         except OSError as error:
             raise SlurmRefused(f"bash {submission.script}: {error.strerror}") from error
@@ -353,12 +353,11 @@ class InsideJobClient:
             return
         module = "pytest_mlhpc.provision.slurm.inside_job_guardian"
         try:
-            self._guardian = subprocess.Popen(
+            self._guardian = own_session.start(
                 [sys.executable, "-P", "-m", module, self._session_id, self._job, str(self._runs_dir)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
                 bufsize=0,
             )
         except OSError as error:
