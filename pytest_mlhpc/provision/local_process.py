@@ -19,11 +19,10 @@ from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError, ProtocolError, ProvisionError, RunFailure
 from pytest_mlhpc.node.files import EXIT_UNSAFE, UNSAFE, check_private, open_private, outcome_of, unwritten
-from pytest_mlhpc.node.processes import CappedLog, describe_exit
+from pytest_mlhpc.node.processes import CappedLog, describe_exit, start_session
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
-from pytest_mlhpc.provision import own_session
 from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, last_lines, measure
 from pytest_mlhpc.provision.conversation import Conversation, result_message, run_message
 from pytest_mlhpc.provision.guardian import (
@@ -359,7 +358,7 @@ def popen(
 
     No function runs in the child, so that Python starts it by vfork, however large this process is.
     """
-    return own_session.start(
+    return start_session(
         argv,
         env=environment,
         cwd=cwd,
