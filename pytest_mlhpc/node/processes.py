@@ -27,6 +27,9 @@ _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 #: How long a process that got SIGKILL may take to vanish (device drivers can hold it) before we give up, in seconds.
 KILL_LIMIT_S = 10.0
 
+#: Most connections that have not proved what they are, beside the two of each rank: a descriptor each.
+MOST_STRANGERS = 128
+
 
 def become_subreaper() -> str:
     """Make this process the parent of every orphan below it; return why not, or an empty string."""
@@ -57,18 +60,18 @@ def stat_fields(pid: int) -> List[str]:
         return []
 
 
-#: Most starts of one program by :func:`start_session`: a terminal sends each of its signals once.
+#: Most starts of one program by :func:`start_in_new_session`: a terminal sends each of its signals once.
 MAX_STARTS = 3
 
 #: Flag of a process that was forked and has executed no program (include/linux/sched.h of Linux: PF_FORKNOEXEC).
 FORKED_ONLY = 0x40
 
 
-def start_session(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+def start_in_new_session(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start *argv* in a session of its own, which no signal to our process group ends: not Ctrl-C, not SIGHUP.
 
     A new process is in our group until it calls setsid(2), a moment after fork(2). A signal of the terminal in that moment
-    kills it before it is the program. Such a process did nothing, so that it is started again. *options* are Popen's.
+    kills it before it is the program. Such a process did nothing, so it is started again. *options* are Popen's.
 
     Raises:
         OSError: the program cannot be started.
@@ -91,9 +94,8 @@ def _killed_before_exec(pid: int) -> bool:
     Popen returns once the child has executed the program, said why it cannot, or begins to end.
     """
     fields = stat_fields(pid)
-    return len(fields) > 6 and bool(
-        int(fields[6]) & FORKED_ONLY
-    )  # proc(5): the state, five numbers, the flags
+    # proc(5): after the name come the state, five numbers, and the flags.
+    return len(fields) > 6 and int(fields[6]) & FORKED_ONLY != 0
 
 
 def descendants(root: int) -> List[int]:
@@ -330,7 +332,3 @@ def raise_file_limit(ranks: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:
         say(f"the limit of open files stays as it is: {error}")
-
-
-#: Most connections that have not proved what they are, beside the two of each rank: a descriptor each.
-MOST_STRANGERS = 128

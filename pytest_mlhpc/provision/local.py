@@ -18,7 +18,7 @@ from pathlib import Path
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.provisioner import AllocationEnded, Event, Handle, LineArrived, StateChanged
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
-from pytest_mlhpc.node.processes import start_session
+from pytest_mlhpc.node.processes import start_in_new_session
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.provision import guardian
@@ -180,7 +180,7 @@ class LocalProvisioner:
         if self._guardian is not None and self._guardian.stdin is not None:
             self._guardian.stdin.close()
         try:
-            self._guardian = start_session(
+            self._guardian = start_in_new_session(
                 [sys.executable, "-I", "-S", guardian.__file__, self._session_id, guardian.socket_base()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,

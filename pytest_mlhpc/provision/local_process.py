@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError, ProtocolError, ProvisionError, RunFailure
 from pytest_mlhpc.node.files import EXIT_UNSAFE, UNSAFE, check_private, open_private, outcome_of, unwritten
-from pytest_mlhpc.node.processes import CappedLog, describe_exit, start_session
+from pytest_mlhpc.node.processes import CappedLog, describe_exit, start_in_new_session
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
@@ -358,7 +358,7 @@ def popen(
 
     No function runs in the child, so that Python starts it by vfork, however large this process is.
     """
-    return start_session(
+    return start_in_new_session(
         argv,
         env=environment,
         cwd=cwd,

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.processes import start_session
+from pytest_mlhpc.node.processes import start_in_new_session
 from pytest_mlhpc.provision.kubernetes.errors import one_line
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ def _plugin_environment(listed: Any) -> dict[str, str]:
 
 def _run_plugin(argv: list[str], env: Mapping[str, str], directory: str | None, hint: str) -> bytes:
     try:
-        process = start_session(  # one group to kill; and no terminal to ask for a password
+        process = start_in_new_session(  # one group to kill; and no terminal to ask for a password
             argv,
             env=dict(env),
             cwd=directory,

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_mlhpc.node.processes import start_session
+from pytest_mlhpc.node.processes import start_in_new_session
 from pytest_mlhpc.provision.slurm import parse
 from pytest_mlhpc.provision.slurm.client import (
     CALL_LIMIT_S,
@@ -389,13 +389,15 @@ def run_command(
         SlurmUnavailable: it was killed, or did not end in time; none of its processes is left.
     """
     try:
-        process = start_session(  # one group to kill; and a Ctrl-C of the terminal does not cut a submission
-            _resolve_program(argv, environ),
-            env=environ,
-            cwd=directory or None,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+        process = (
+            start_in_new_session(  # one group to kill; and a Ctrl-C of the terminal does not cut a submission
+                _resolve_program(argv, environ),
+                env=environ,
+                cwd=directory or None,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
         )
     except OSError as error:
         kind = SlurmUnusable if error.errno in _NO_PROGRAM else SlurmUnavailable

@@ -23,7 +23,7 @@ from pytest_mlhpc.errors import ProvisionError, UsageError
 from pytest_mlhpc.jobs.provisioner import Event, Handle
 from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
 from pytest_mlhpc.node.files import read_json, read_private
-from pytest_mlhpc.node.processes import start_session
+from pytest_mlhpc.node.processes import start_in_new_session
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.guardian import end_processes
 from pytest_mlhpc.provision.slurm.client import (
@@ -245,7 +245,7 @@ class InsideJobClient:
         try:
             plan = read_json(read_private(submission.directory / "plan.json"))
             with (submission.directory / "slurm.out").open("ab") as output:
-                process = start_session(
+                process = start_in_new_session(
                     ["/bin/bash", str(submission.script)],
                     env=environ,
                     cwd=submission.directory,
@@ -353,7 +353,7 @@ class InsideJobClient:
             return
         module = "pytest_mlhpc.provision.slurm.inside_job_guardian"
         try:
-            self._guardian = start_session(
+            self._guardian = start_in_new_session(
                 [sys.executable, "-P", "-m", module, self._session_id, self._job, str(self._runs_dir)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
