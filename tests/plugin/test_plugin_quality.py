@@ -43,7 +43,7 @@ def test_the_first_test_of_the_page_reaches_its_target_and_is_recorded(suite):
     keys = [event["key"] for event in record["measurement"]["per_rank"][0]["events"]]
     assert (keys.count("run_start"), keys.count("run_stop")) == (1, 1)
     assert keys.count("eval_error") == metrics["epochs"]
-    assert "until=quality" in record["benchmark"]
+    assert "until=quality" in record["definition"]
 
 
 @pytest.mark.servers
