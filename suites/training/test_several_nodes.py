@@ -4,9 +4,7 @@ import pytest
 
 from pytest_mlhpc import train
 
-LAUNCHERS = pytest.mark.parametrize(
-    ("launcher", "name"), [("srun", "by_srun"), ("torchrun", "by_torchrun")], ids=["srun", "torchrun"]
-)
+LAUNCHERS = pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 
 
 @train("cosmoflow", nodes=2, devices_per_node=2, requires="-wse")

@@ -113,6 +113,9 @@ channels:
   hook: {{type: webhook, url: "{hook.url}/hook", limit_s: 600}}
   mail: {{type: smtp, host: 127.0.0.1, port: {mail.port}, security: none, sender: a@b.org, to: [c@d.org], limit_s: 600}}
 """)
+        (tmp_path / "systems.yaml").write_text(
+            "systems: {cirrus: {partitions: {main: {scheduler: local}}}}\n"
+        )
         yield Centre(influxdb, tmp_path, state_dir, hook, mail)
 
 

@@ -83,7 +83,7 @@ def cut(suite, session) -> None:
 @pytest.mark.slow
 def test_a_results_file_cut_under_a_run_is_noticed_and_the_job_cancelled(suite):
     session = suite.begin_gated("one")
-    session.until("a word that it was read", lambda: "cluster:part: running" in session.text)
+    session.until("a word that it was read", lambda: "test_one: running" in session.text)
     cut(suite, session)
     result = session.end()
     result.expect(
