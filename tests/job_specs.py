@@ -15,6 +15,8 @@ from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 KNOWN = {workload.name: workload for workload in WORKLOADS}
 LAUNCHERS = {
     "plain": "pytest_mlhpc.node.launch.plain",
+    "spawn": "pytest_mlhpc.node.launch.spawn",
+    "srun": "pytest_mlhpc.node.launch.srun",
     "torchrun": "pytest_mlhpc.node.launch.torchrun",
     "ours": "site_tools.launch",
 }

@@ -26,7 +26,7 @@ import pytest
 from pytest_mlhpc import Metric, nodes, program, train, workload
 RATE = Metric("rate", r"rate: (\\S+)", "items/s")
 def script(text, **spec):
-    return program(["/bin/sh", "-c", text], RATE, judge=False, **{"launcher": "plain", **spec})
+    return program(["/bin/sh", "-c", text], RATE, judge=False, **spec)
 """
 
 #: A job that says that it has begun, then waits for the file `go` beside the test (or for ever), then reports.

@@ -33,6 +33,8 @@ _PLAIN = re.compile(rf"\$\$\{{|\$\{{(?P<env>{_NAME})\}}|(?P<bad_env>\$\{{[^}}]*\
 _TEMPLATE = re.compile(
     rf"{_PLAIN.pattern}|\{{\{{|\}}\}}|\{{(?P<derived>{_NAME})\}}|(?P<bad_brace>\{{[^}}]*\}}?)", re.DOTALL
 )
+#: One word in braces, as a command may have it: other braces are the program's own.
+_NAMED = re.compile(rf"\{{({_NAME})\}}")
 _FILL = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|\{")
 
 
@@ -102,6 +104,11 @@ def fill(text: str, values: Mapping[str, object]) -> Hidden:
         return str(values[match[1]])
 
     return Hidden(_FILL.sub(put, text))
+
+
+def with_values(word: str, values: Mapping[str, object]) -> str:
+    """Return *word* of a command with each ``{name}`` of *values* replaced; all other braces are the program's own."""
+    return _NAMED.sub(lambda found: str(values.get(found[1], found[0])), word)
 
 
 def derived_values(*, cores: int, memory: int, devices: int, nodes: int, ranks: int) -> dict[str, int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -30,6 +30,13 @@ class Environment:
     extra: Mapping[str, Any] = field(
         default_factory=dict
     )  #: venv, conda, container, uenv: read by launch and provision
+
+    def with_software(self, modules: Sequence[str], image: str) -> Environment:
+        """Return this environment with more *modules*, and another *image* in its container, as a test asks for them."""
+        container = {"container": {**(self.extra.get("container") or {}), "image": image}} if image else {}
+        if not modules and not image:
+            return self
+        return replace(self, modules=(*self.modules, *modules), extra={**self.extra, **container})
 
 
 @dataclass(frozen=True)

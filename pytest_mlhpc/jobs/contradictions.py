@@ -23,9 +23,9 @@ def contradictions(spec: JobSpec, values: Mapping[str, Any]) -> list[tuple[str, 
     found = []
     if not _NAME.match(spec.name):
         found.append(("name", f"{spec.name!r} is empty, too long or holds control characters"))
-    started = 1 if spec.workload == "command" else spec.ranks
-    if spec.launcher == "plain" and not spec.about_nodes and (spec.nodes > 1 or started > 1):
-        many = f"{spec.nodes} nodes" if spec.nodes > 1 else f"{started} ranks"
+    once = spec.workload == "command" and spec.started == 1
+    if spec.launcher == "plain" and not spec.about_nodes and not once and spec.nodes * spec.started > 1:
+        many = f"{spec.nodes} nodes" if spec.nodes > 1 else f"{spec.started} ranks"
         found.append(
             ("launcher", f"plain starts one process on one node, {many} asked; name srun, mpirun or torchrun")
         )
@@ -65,7 +65,7 @@ def lacking(spec: JobSpec) -> str:
         return f"--mlhpc-each-node runs tests of one node, {spec.nodes} asked"
     if spec.nodes > partition.nodes.max:
         return f"{partition.id} gives at most {count(partition.nodes.max, 'node')}, {spec.nodes} asked"
-    one_node = spec.ranks // spec.nodes
+    one_node = max(spec.ranks, spec.processes if partition.accelerator == "cpu" else 0) // spec.nodes
     if partition.accelerator == "cpu":
         if one_node > partition.nodes.cores:
             return (
@@ -113,7 +113,16 @@ def _wrong_command(spec: JobSpec) -> list[tuple[str, str]]:
         found.append(("command", "names no program; write './bench -n 4' or ['./bench', '-n', '4']"))
     if any("\0" in argument for argument in spec.argv):
         found.append(("command", "holds a NUL character"))
-    if not spec.metrics:
-        text = "there is none, so nothing would be measured; add Metric('rate', r'rate: (\\S+)', 'items/s')"
-        found.append(("metrics", text))
+    if spec.cwd is not None and spec.artifacts:
+        found.append(
+            (
+                "artifacts",
+                "are files of the run's own folder; leave out cwd, and name what the program reads by files",
+            )
+        )
+    if spec.cwd is not None and spec.files:
+        found.append(("files", "are put into the run's own folder; leave out cwd"))
+    if spec.asked.get("launcher") and not spec.asked.get("ranks_per_node"):
+        text = "starts ranks, and without ranks_per_node a program is started once, by none; say ranks_per_node=1"
+        found.append(("launcher", text))
     return found

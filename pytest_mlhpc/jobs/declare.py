@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +13,14 @@ from pytest_mlhpc.config.model import Partition, Target
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.errors import Problem, SpecError, nearest
 from pytest_mlhpc.jobs.contradictions import contradictions, unknown_judged
-from pytest_mlhpc.jobs.metrics import wrong_metrics
+from pytest_mlhpc.jobs.programs import (
+    patterns_of,
+    references_of,
+    staged_files,
+    with_plain_values,
+    working_directory,
+)
+from pytest_mlhpc.jobs.software import SoftwareError, for_record, target_with, variables
 from pytest_mlhpc.jobs.spec import (
     NO_DATA,
     SCHEDULERS,
@@ -25,64 +29,13 @@ from pytest_mlhpc.jobs.spec import (
     choice_like,
     definition_of,
     in_bytes,
+    split_words,
     wrong_value,
 )
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED
 from pytest_mlhpc.node.worker.workloads.definitions import Workload
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import tuned
 from pytest_mlhpc.node.worker.workloads.fields.quality import to_quality
-
-
-def with_plain_values(where: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *asked*, the fields of a program, fit for a record: ``command`` is a list of texts, ``metrics`` hold rules.
-
-    Raises:
-        SpecError: names each word that is neither text nor number nor path, and each metric that cannot be.
-    """
-    found, problems = dict(asked), []
-    if isinstance(command := asked.get("command"), str):
-        try:
-            found["command"] = shlex.split(command)
-        except ValueError as error:
-            problems.append(Problem(where, "command", f"{str(error).lower()} in {command!r}"))
-    elif command is not None:
-        problems += [Problem(where, "command", text) for text in _wrong(command)]
-        found["command"] = [_text(value) for value in command] if not problems else []
-    if "metrics" in asked:
-        wrong = wrong_metrics(asked["metrics"])
-        problems += [Problem(where, "metrics", text) for text in wrong]
-        found["metrics"] = {} if wrong else {metric.name: metric.rule() for metric in asked["metrics"]}
-    if problems:
-        raise SpecError(problems)
-    return found
-
-
-def beside_test(spec: JobSpec) -> tuple[str, ...]:
-    """Return the program and its arguments as nodes are told them.
-
-    A program by a relative path, such as ``./bench``, is the file of that name beside the test, where there is one. A spec
-    has it as it was typed: another checkout declares the same run.
-    """
-    name = next(iter(spec.argv), "")
-    if spec.cwd is not None or not spec.folder or "/" not in name or name.startswith("/"):
-        return spec.argv
-    path = Path(os.path.normpath(Path(spec.folder).absolute() / name))
-    return (str(path), *spec.argv[1:]) if path.is_file() else spec.argv
-
-
-def _text(value: Any) -> str:
-    return str(os.fspath(value)) if isinstance(value, os.PathLike) else str(value)
-
-
-def _wrong(command: Sequence[Any]) -> list[str]:
-    """Return a text for each word that is no argument: ``str()`` of any object would start something unmeant."""
-    return [
-        f"word {index} is {value!r}, expected text, a number or a path"
-        for index, value in enumerate(command)
-        if isinstance(value, bool)
-        or not isinstance(value, (str, int, float, os.PathLike))
-        or (isinstance(value, os.PathLike) and not isinstance(os.fspath(value), str))
-    ]
 
 
 def checked(
@@ -194,25 +147,18 @@ def resolve(
     workload = workloads.get(declared.workload)
     if workload is None:
         raise SpecError(problems)
-    fields = {**UNIVERSAL, **workload.fields}
-    partition = declared.target.partition
-    chosen = preset or partition.preset
+    chosen = preset or declared.target.partition.preset
     if chosen not in workload.presets:
         known = ", ".join(workload.presets)
         text = f"{declared.workload} has no preset {chosen!r}; it has {known}"
         problems.append(Problem(declared.where, "preset", text, nearest(chosen, workload.presets)))
     if problems:
         raise SpecError(problems)
+    declared, asked = _with_software(declared, asked)
+    partition = declared.target.partition
     asked, options = _scheduler_options(declared, asked, schedulers or {})
     asked = with_plain_values(declared.where, asked) if workload.name == COMMAND else asked
-    values = {name: field.default for name, field in fields.items()}
-    values.update({k: v for k, v in workload.presets[chosen].items() if k in fields})
-    values.update({k: in_bytes(fields[k].type, v) for k, v in asked.items()})
-    values["devices"] = values["nodes"] * values["devices_per_node"]
-    if values.get("global_batch", 0) is None:
-        per_device = max(workload.device_batch, values.get("gradient_accumulation") or 1)
-        values["global_batch"] = per_device * values["devices"]
-    values = tuned(values, asked, partition.accelerator, workload.name)
+    values = _effective(workload, chosen, asked, partition.accelerator)
     _check_within(declared, workload, values)
     spec = _spec(declared, workload, chosen, values, asked)
     together = [
@@ -233,6 +179,23 @@ def resolve(
     if problems:
         raise SpecError(problems)
     return replace(spec, scheduler_options=options, definition=definition_of(spec, workload))
+
+
+def _effective(
+    workload: Workload, preset: str, asked: Mapping[str, Any], accelerator: str
+) -> Mapping[str, Any]:
+    """Return the value of every field: what the test asks for, else the preset's, else the default."""
+    fields = {**UNIVERSAL, **workload.fields}
+    values = {name: field.default for name, field in fields.items()}
+    values.update({k: v for k, v in workload.presets[preset].items() if k in fields})
+    values.update({k: in_bytes(fields[k].type, v) for k, v in asked.items()})
+    if (each := values.get("ranks_per_node")) and "devices_per_node" not in asked:
+        values["devices_per_node"] = each
+    values["devices"] = values["nodes"] * values["devices_per_node"]
+    if values.get("global_batch", 0) is None:
+        per_device = max(workload.device_batch, values.get("gradient_accumulation") or 1)
+        values["global_batch"] = per_device * values["devices"]
+    return tuned(values, asked, accelerator, workload.name)
 
 
 #: Of a field that many expect a test to have.
@@ -281,6 +244,26 @@ def _wrong_decorator(where: str, decorator: str, workload: Workload) -> list[Pro
     return [Problem(where, "", f"{workload.name!r} is declared by @{right}, not by @{decorator}")]
 
 
+def _with_software(declared: Declaration, asked: Mapping[str, Any]) -> tuple[Declaration, dict[str, Any]]:
+    """Return *declared* with the environment, modules and image that it asks for, and *asked* fit for a record.
+
+    An image for pods is an option of their scheduler.
+
+    Raises:
+        SpecError: what is wrong with them.
+    """
+    image, modules = str(asked.get("image") or ""), split_words(asked.get("modules") or ())
+    found = dict(asked)
+    try:
+        target = target_with(declared.target, str(asked.get("environment") or ""), modules, image)
+        variables(asked.get("env"))
+    except SoftwareError as error:
+        raise SpecError([Problem(declared.where, error.key, str(error))]) from None
+    if image and target.partition.scheduler == "kubernetes":
+        found["kubernetes"] = {**(asked.get("kubernetes") or {}), "image": image}
+    return replace(declared, target=target), found
+
+
 def _scheduler_options(
     declared: Declaration, asked: Mapping[str, Any], schedulers: Mapping[str, type[Any] | None]
 ) -> tuple[dict[str, Any], Mapping[str, Any]]:
@@ -294,14 +277,21 @@ def _scheduler_options(
     given = asked.get(partition.scheduler) if partition.scheduler in SCHEDULERS else None
     if not given:
         return rest, {}
+    model = schedulers.get(partition.scheduler)
+    known = getattr(model, "model_fields", partition.scheduler_options)
     found, problems = checked(
         declared.where,
         partition.scheduler,
         given=given,
-        options=partition.scheduler_options,
-        model=schedulers.get(partition.scheduler),
+        options={name: value for name, value in partition.scheduler_options.items() if name in known},
+        model=model,
         folder=declared.folder,
     )
+    problems += [
+        Problem(declared.where, partition.scheduler, f"{name} is the site's to say, in systems.yaml")
+        for name in given
+        if name in getattr(model, "OF_SITE", ())
+    ]
     if problems:
         raise SpecError(problems)
     return {**rest, partition.scheduler: without_manifest(found)}, found
@@ -316,11 +306,17 @@ def _spec(
 ) -> JobSpec:
     partition = declared.target.partition
     command = workload.name == COMMAND
+    env = variables(values["env"])
+    modules, files = (
+        split_words(values["modules"]),
+        staged_files(declared.where, declared.folder, partition, values) if command else {},
+    )
+    each = values.get("ranks_per_node")
     metrics = values.get("metrics") or {} if command else {}
     judged = _judged(values["judge"], workload, metrics)
     about_nodes = workload.name in (HELD, VETTED)
     ranks = _held_ranks(values["nodes"], asked, partition) if about_nodes else values["devices"]
-    apart = {*UNIVERSAL, "devices", *(("command", "metrics", "cwd", "reference") if command else ())}
+    apart = {*UNIVERSAL, "devices", *(_OF_PROGRAM if command else ())}
     exclusive = values["exclusive"]
     return JobSpec(
         node_id=declared.node_id,
@@ -331,87 +327,35 @@ def _spec(
         target=declared.target,
         preset=preset,
         parameters={name: value for name, value in values.items() if name not in apart},
-        asked=dict(asked),
+        asked={**asked, **({"env": for_record(env)} if env else {})},
         nodes=values["nodes"],
         ranks=ranks,
         steps=1 if to_quality(values) else values["steps"],  # it needs as many as it needs
         warmup_steps=0 if to_quality(values) else values["warmup"],
         time_limit_s=parse_duration(values["time_limit"] or _time_limit(workload, partition)),
-        launcher=_held_launcher(partition)
-        if about_nodes
-        else values["launcher"] or _launcher(partition.launcher, values["devices"], command=command),
+        launcher=_held_launcher(partition) if about_nodes else _launcher(partition, values, command=command),
         data=NO_DATA if workload.probe else values["data"],
         cache=values["cache"],
         exclusive=(not command) if exclusive is None else exclusive,
         judged=judged,
         expected_metrics=tuple(metrics) if command else _expected(workload, values, judged),
+        processes=(values["nodes"] * each if each else 1) if command else 0,
+        env=env,
+        modules=modules,
+        image=values["image"],
+        files=files,
+        artifacts=split_words(values["artifacts"]) if command else (),
+        sanity=patterns_of(values["sanity"]) if command else (),
         argv=tuple(values["command"]) if command else (),
         metrics=metrics,
-        references=_references(declared, values["reference"], metrics, judged) if command else {},
-        cwd=_working_directory(declared, values["cwd"]) if command else None,
+        references=references_of(declared.where, partition, values["reference"], metrics, judged)
+        if command
+        else {},
+        cwd=working_directory(declared.where, declared.folder, partition, values["cwd"]) if command else None,
         folder="" if partition.scheduler == "kubernetes" else str(declared.folder),
         node=declared.target.node,
         requires=split_words(values["requires"]),
     )
-
-
-def _references(
-    declared: Declaration,
-    given: Mapping[str, Any] | None,
-    metrics: Mapping[str, Mapping[str, Any]],
-    judged: Sequence[str],
-) -> dict[str, float]:
-    """Return metric -> what it promises on this target, in base units.
-
-    Raises:
-        SpecError: a value is no positive number, or it is not clear of which metric it is.
-    """
-    partition = declared.target.partition
-    nested = bool(given) and all(isinstance(value, Mapping) for value in (given or {}).values())
-    named = dict(given or {}) if nested else {name: given for name in judged[:1] if given}
-    problems = []
-    if given and not nested and len(judged) != 1:
-        example = f"{{{next(iter(metrics), 'rate')!r}: {{{partition.system!r}: 180}}}}"
-        problems.append(f"does not say of which metric it is, as {len(judged)} are judged; write {example}")
-    for name, values in named.items():
-        if name not in judged:
-            known = nearest(str(name), judged)
-            problems.append(
-                f"{name!r} is no judged metric" + (f" (did you mean {known!r}?)" if known else "")
-            )
-        problems += [
-            f"{place}: expected a positive number in the unit of {name}, found {value!r}"
-            for place, value in values.items()
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf
-        ]
-    if problems:
-        raise SpecError([Problem(declared.where, "reference", text) for text in problems])
-    here = {
-        name: next((values[place] for place in (partition.id, partition.system) if place in values), None)
-        for name, values in named.items()
-    }
-    return {
-        name: value * metrics[name].get("scale", 1.0) for name, value in here.items() if value is not None
-    }
-
-
-def _working_directory(declared: Declaration, given: str | None) -> str | None:
-    """Return the folder that a program starts in: one that is not a whole path is relative to the test's file.
-
-    Raises:
-        SpecError: it is relative, and pods do not have the folder of the test's file.
-    """
-    if given is None or given.startswith("/"):
-        return given
-    if declared.target.partition.scheduler == "kubernetes":
-        text = f"{given!r} is relative to the test's file, which pods do not have; write the whole path of a folder there"
-        raise SpecError([Problem(declared.where, "cwd", text)])
-    return os.path.normpath(declared.folder / given)
-
-
-def split_words(given: str | Sequence[Any]) -> tuple[str, ...]:
-    """Return the words of a field that is a text with blanks, or a list."""
-    return tuple(given.split() if isinstance(given, str) else map(str, given))
 
 
 def _time_limit(workload: Workload, partition: Partition) -> float:
@@ -429,10 +373,24 @@ def _held_launcher(partition: Partition) -> str:
     return "srun" if partition.scheduler == "slurm" else "plain"
 
 
-def _launcher(partitions: str, ranks: int, *, command: bool) -> str:
-    if partitions not in {"", "auto", "plain", "torchrun"}:
-        return partitions
-    return "plain" if command or ranks == 1 else "torchrun"
+def _launcher(partition: Partition, values: Mapping[str, Any], *, command: bool) -> str:
+    """Return who starts the processes of a run: of a program without ``ranks_per_node``, the batch itself."""
+    if command and not values["ranks_per_node"]:
+        return "plain"
+    if values["launcher"]:
+        return str(values["launcher"])
+    if command and partition.launcher in {"", "auto", "plain"}:
+        if partition.scheduler == "slurm":
+            return "srun"
+        several = "podrun" if partition.scheduler == "kubernetes" else "torchrun"
+        return several if values["nodes"] > 1 else "spawn"
+    if partition.launcher not in {"", "auto", "plain", "torchrun"}:
+        return partition.launcher
+    return "plain" if values["devices"] == 1 and not command else "torchrun"
+
+
+#: Fields of a program that are no parameters of it: a spec has them by themselves.
+_OF_PROGRAM = ("command", "metrics", "cwd", "reference", "files", "files_limit", "artifacts", "sanity")
 
 
 def _judged(judge: Any, workload: Workload, metrics: Mapping[str, Any]) -> tuple[str, ...]:

@@ -108,7 +108,8 @@ def train(
     """Train *workload* on the selected system, and judge what was measured.
 
     Fields of every test: ``nodes``, ``devices_per_node``, ``time_limit`` (seconds, or a text such as ``"30m"``),
-    ``judge`` (False, or names of metrics), ``name``, ``requires``, ``launcher``, ``exclusive``, ``kubernetes``. Fields of
+    ``judge`` (False, or names of metrics), ``name``, ``requires``, ``launcher``, ``exclusive``, and of its software ``env``,
+    ``environment``, ``modules``, ``image``; ``slurm`` and ``kubernetes`` are options of the scheduler. Fields of
     trainings: ``steps`` and ``warmup`` (counts), ``data``, ``cache``, ``global_batch`` (samples), ``precision``, and what
     ``mlhpc data workloads NAME`` lists. A parameter of the test that is named like a field sets that field.
     """
@@ -122,9 +123,12 @@ def program(command: str | Sequence[Any], *metrics: Metric, **fields: Unpack[Pro
     Args:
         command: a list of words, or a text that is split as a POSIX shell splits words. No shell is involved.
         metrics: what is taken from its output.
-        fields: ``cwd`` is the folder to start in, relative to the test's file; unset: a new one of the run. ``reference``
-            is what the metric promises on a system, in its unit, such as ``{"cirrus": 180_000}``; of several metrics
-            ``{"triad": {"cirrus": 180_000}}``. A system may be written as ``system:partition``.
+        fields: ``ranks_per_node`` is how many processes the launcher starts on each node; unset: one, on the first node, by no
+            launcher. ``files`` are files, folders and globs relative to the test's file that the run finds in its folder,
+            ``artifacts`` names or globs of files there that the test reads, ``sanity`` regular expressions that must match in
+            the output. ``cwd`` is the folder to start in, relative to the test's file; unset: a new one of the run.
+            ``reference`` is what the metric promises on a system, in its unit, such as ``{"cirrus": 180_000}`` or
+            ``{"cirrus:gpu": (180_000, -0.05, None)}``; of several metrics ``{"triad": {"cirrus": 180_000}}``.
             Otherwise those of every test, see :func:`train`.
     """
     return Declared("program", "command", {"command": command, "metrics": metrics, **fields})
@@ -209,6 +213,11 @@ class Fields(TypedDict, total=False):
     name: str
     time_limit: str | float | None
     requires: str | Sequence[str]
+    env: Mapping[str, str | int | float] | None
+    environment: str
+    modules: str | Sequence[str]
+    image: str
+    slurm: Mapping[str, Any] | None
     kubernetes: Mapping[str, Any] | None
 
 
@@ -230,6 +239,11 @@ class MeasuredFields(Fields, total=False):
 class ProgramFields(MeasuredFields, total=False):
     """Fields of programs."""
 
+    ranks_per_node: int | None
+    files: str | Sequence[str]
+    files_limit: Size
+    artifacts: str | Sequence[str]
+    sanity: str | Sequence[str]
     cwd: str | None
     reference: Mapping[str, Any] | None
 

@@ -48,6 +48,7 @@ class Outcome:
     directory: str = ""
     vetting: VetVerdict | None = None  #: instead of a measurement: what was found of the nodes
     held: HeldNodes | None = None  #: instead of a measurement: nodes that are the test's while it runs
+    artifacts: tuple[str, ...] = ()  #: names or globs of files in the run's folder that the test may read
 
 
 #: Outcomes that the infrastructure causes. The attempt is retried, away from failed nodes.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from pytest_mlhpc.jobs.declare import beside_test
+from pytest_mlhpc.jobs.programs import beside_test
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.protocol.plan import Plan
 

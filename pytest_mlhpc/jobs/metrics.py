@@ -26,15 +26,15 @@ _TOKEN = re.compile(
 )
 
 
-def wrong_pattern(pattern: object) -> str:
-    """Return why *pattern* cannot name a metric, or an empty string: no expression, no group, or without end."""
+def wrong_pattern(pattern: object, *, one_group: bool = True) -> str:
+    """Return why *pattern* cannot be searched for, or an empty string: no expression, not one group, or without end."""
     if not isinstance(pattern, str):
         return f"pattern {pattern!r} is no text"
     try:
         groups = re.compile(pattern).groups
     except (re.error, RecursionError, OverflowError) as error:
         return f"pattern {pattern!r} is no regular expression: {error}"
-    if groups != 1:
+    if one_group and groups != 1:
         return f"pattern {pattern!r} has {groups} groups; exactly one must catch the figure"
     if _nested_repeat(pattern):
         return f"pattern {pattern!r} repeats a repeat, which can take for ever"
@@ -216,6 +216,7 @@ class Metric:
             "unit": unit,
             "better": self.better or better_of(unit),
             "scale": None if scale == 1 else scale,
+            "declared": None if self.unit == unit else self.unit,
             "reduce": None if self.reduce == "median" else self.reduce,
             "tolerance": self.tolerance,
         }

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_mlhpc.config.build import derived_values, fill
+from pytest_mlhpc.config.build import derived_values, fill, with_values
 from pytest_mlhpc.config.model import Partition
-from pytest_mlhpc.jobs.declare import beside_test
 from pytest_mlhpc.jobs.job import Attempt
+from pytest_mlhpc.jobs.programs import beside_test
 from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec, allocation_time_s, path_kind, uuid7
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.protocol.plan import (
@@ -58,6 +58,8 @@ def plan_of(
         nodelist=(first.node,) if first.node else (),
         vetting=vetting,
         environment=first.target.environment.name,
+        modules=first.modules,
+        image=first.image,
         scheduler_options=first.scheduler_options,
     )
 
@@ -79,7 +81,7 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
         memory=spec.node_memory,
         devices=node.devices,
         nodes=spec.nodes,
-        ranks=spec.ranks,
+        ranks=spec.started,
     )
     return RunPlan(
         run_id=uuid7(),
@@ -99,9 +101,14 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
         python=environment.python,
         variables={
             **{name: fill(text, derived) for name, text in environment.variables.items()},
+            **{name: with_values(text, derived) for name, text in spec.env.items()},
             **({"MLHPC_WORKLOAD_MODULE": spec.module} if spec.module else {}),
         },
-        argv=beside_test(spec),
+        argv=tuple(with_values(word, derived) for word in beside_test(spec)),
+        processes=spec.processes,
+        files=dict(spec.files),
+        artifacts=spec.artifacts,
+        sanity=spec.sanity,
         metrics={name: MetricPattern(**rule) for name, rule in spec.metrics.items()},
         exclusive=spec.exclusive,
         device_ids=_device_ids(spec),

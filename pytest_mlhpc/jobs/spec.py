@@ -18,6 +18,7 @@ from typing import Any, Final
 from pytest_mlhpc.config.model import Environment, Partition, Target
 from pytest_mlhpc.config.quantities import parse_duration, parse_size
 from pytest_mlhpc.errors import nearest
+from pytest_mlhpc.node.files import may_be_secret
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED
 from pytest_mlhpc.node.worker.data.files import DataError, read_manifest
 from pytest_mlhpc.node.worker.workloads.definitions import Field, Workload
@@ -76,6 +77,17 @@ class JobSpec:
     references: Mapping[str, float] = field(
         default_factory=dict
     )  #: metric -> what it promises here, in base units
+    processes: int = 0  #: that the launcher starts in all; of all but programs 0, which means one a rank
+    env: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  #: over the environment's variables; may hold secrets
+    modules: tuple[str, ...] = ()  #: to load after the environment's own
+    image: str = ""  #: of a container, instead of the environment's
+    files: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: path in the run's folder -> what is copied there
+    artifacts: tuple[str, ...] = ()  #: names or globs of files that the test may read
+    sanity: tuple[str, ...] = ()  #: regular expressions that must match in the output
     cwd: str | None = None  #: folder that a program starts in; None: a new one of its run
     folder: str = (
         ""  #: of the test's file, as the controller sees it; empty: not known, or nodes do not see it
@@ -105,9 +117,14 @@ class JobSpec:
         return str(self.parameters["level"]) if self.workload == VETTED else self.target.partition.vet.level
 
     @property
+    def started(self) -> int:
+        """How many processes the launcher starts."""
+        return self.processes or self.ranks
+
+    @property
     def cores_per_rank(self) -> int:
-        """Cores that one rank may use, at least one."""
-        return max(1, self.node_cores // max(1, self.ranks // self.nodes))
+        """Cores that one process may use, at least one."""
+        return max(1, self.node_cores // max(1, self.started // self.nodes))
 
     @property
     def node_cores(self) -> int:
@@ -156,7 +173,7 @@ def _needs(spec: JobSpec) -> tuple[object, ...]:
     options = json.dumps(spec.scheduler_options, sort_keys=True, default=str)
     vetting = json.dumps(spec.parameters, sort_keys=True) if spec.workload == VETTED else spec.vet_level
     place = (vetting, target.partition.id, target.environment.name, spec.node, options)
-    return (*place, spec.nodes, spec.ranks, spec.exclusive)
+    return (*place, spec.modules, spec.image, spec.nodes, spec.ranks, spec.exclusive)
 
 
 #: Instead of a payload's hash: the interpreter on the nodes is ours, so it has this package and nothing is shipped.
@@ -223,13 +240,18 @@ UNIVERSAL: Mapping[str, Field] = {
         (), "features that the partition must have, with a minus must not: '+cuda -hip'", "words"
     ),
     "launcher": Field("", "launcher instead of the partition's", "str"),
+    "env": Field(None, "variables over those of the environment", "mapping"),
+    "environment": Field("", "environment of the partition, by its name", "str"),
+    "modules": Field((), "modules to load after those of the environment", "words"),
+    "image": Field("", "container image instead of the environment's", "str"),
     "kubernetes": Field(
         None, "options put over the partition's, where its scheduler is kubernetes", "mapping"
     ),
+    "slurm": Field(None, "options put over the partition's, where its scheduler is slurm", "mapping"),
 }
 
 #: Fields that are called like a scheduler, and hold options of it.
-SCHEDULERS = frozenset({"kubernetes"})
+SCHEDULERS = frozenset({"kubernetes", "slurm"})
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "list": (list, tuple),
@@ -238,6 +260,11 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }  # fmt: skip
 _KINDS = {"judge": "True, False or a list of metrics", "duration": "a time like '30m', or seconds",
           "words": "a text or a list of words", "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
+
+
+def split_words(given: str | Sequence[Any]) -> tuple[str, ...]:
+    """Return the words of a field that is a text with blanks, or a list."""
+    return tuple(given.split() if isinstance(given, str) else map(str, given))
 
 
 def field_names(workload: Workload | None) -> frozenset[str]:
@@ -307,7 +334,7 @@ def definition_of(spec: JobSpec, workload: Workload) -> str:
         and value is not None
         and name not in chosen
     }
-    fields |= {"nodes": spec.nodes, "devices": spec.ranks}
+    fields |= {"nodes": spec.nodes, "devices": spec.ranks, **_software(spec)}
     if spec.workload == "command":
         return text_of("program", {**fields, **_program(spec)})
     fields["preset"] = spec.preset
@@ -318,6 +345,13 @@ def definition_of(spec: JobSpec, workload: Workload) -> str:
     if spec.cache != "unknown":
         fields["cache"] = spec.cache
     return text_of(spec.workload, fields)
+
+
+def _software(spec: JobSpec) -> dict[str, Any]:
+    """Return what the test says of its software, where it says something. A secret counts by its name alone."""
+    env = {name: "" if may_be_secret(name) else text for name, text in sorted(spec.env.items())}
+    said = {"env": env, "modules": list(spec.modules), "image": spec.image}
+    return {name: value for name, value in said.items() if value}
 
 
 def _program(spec: JobSpec) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
-from pytest_mlhpc.jobs.metrics import choices
+from pytest_mlhpc.jobs.metrics import base_unit, choices
 from pytest_mlhpc.node.processes import describe_exit
 from pytest_mlhpc.node.protocol.plan import MetricPattern, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, SchemaError
@@ -60,6 +61,8 @@ def measure(run: RunPlan, finished: FinishedProgram) -> Measurement | Failure:
     trouble = _exit_failure(finished) or _output_failure(run, finished)
     if trouble:
         return Failure(*trouble, log=str(finished.log))
+    if isinstance(wrong := _sanity(run.sanity, finished), Failure):
+        return wrong
     samples = _samples(run.metrics, finished)
     if isinstance(samples, str):
         return Failure("metric_invalid", samples, log=str(finished.log))
@@ -77,7 +80,7 @@ def measure(run: RunPlan, finished: FinishedProgram) -> Measurement | Failure:
         device_type="none",
         device_model="",
         nodes=(finished.host,),
-        ranks=1,
+        ranks=run.started,
         devices=0,
         steps=0,
         samples=0,
@@ -109,13 +112,25 @@ def _with_last_lines(reason: str, finished: FinishedProgram) -> str:
 
 
 def _output_failure(run: RunPlan, finished: FinishedProgram) -> tuple[str, str] | None:
-    if not finished.dropped or not run.metrics:
+    if not finished.dropped or not (run.metrics or run.sanity):
         return None
     printed = len(finished.output) + finished.dropped
     return (
         "output_limit",
         f"the program printed {printed} bytes; metrics are searched within {len(finished.output)}",
     )
+
+
+def _sanity(patterns: Sequence[str], finished: FinishedProgram) -> Failure | None:
+    """Return the failure of a program that ended well and did not print what its test wants to see."""
+    found = _search({pattern: f"({pattern})" for pattern in patterns}, finished) if patterns else {}
+    if isinstance(found, str):
+        return Failure("sanity_failed", found, log=str(finished.log))
+    missing = [pattern for pattern in patterns if not found[pattern]]
+    if not missing:
+        return None
+    text = f"nothing in the program's output matches {' nor '.join(map(repr, missing))} (sanity)"
+    return Failure("sanity_failed", _with_last_lines(text, finished), log=str(finished.log))
 
 
 def _samples(
@@ -182,7 +197,9 @@ def _metric(name: str, wanted: MetricPattern, observed: list[object]) -> MetricV
         return Failure("metric_missing", f"the program's output has no metric {name}: {how}")
     values = []
     for item in observed:
-        value = _number(item)
+        value = _number(_plain_figure(item, wanted))
+        if isinstance(item, str) and value is None and (unit := _other_unit(item, wanted)):
+            return Failure("metric_invalid", f"metric {name} is {item[:80]!r}: {unit}")
         if value is None or not math.isfinite(value):
             return Failure(
                 "metric_invalid", f"metric {name} is {str(item)[:80]!r}, which is no finite number"
@@ -205,6 +222,33 @@ def _metric(name: str, wanted: MetricPattern, observed: list[object]) -> MetricV
         )
     except (SchemaError, OverflowError) as error:
         return Failure("metric_invalid", str(error))
+
+
+#: A figure with its unit behind it, as programs print it.
+_WITH_UNIT = re.compile(
+    r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([A-Za-z%\u00b5\u03bc][\w/%\u00b5\u03bc]*)\s*\Z"
+)
+
+
+def _unit_of(text: str) -> tuple[str, float] | None:
+    try:
+        return base_unit(text)
+    except ValueError:
+        return None
+
+
+def _plain_figure(item: object, wanted: MetricPattern) -> object:
+    """Return *item* without the declared unit, where it carries that."""
+    found = _WITH_UNIT.match(item) if isinstance(item, str) else None
+    return found[1] if found and _unit_of(found[2]) == (wanted.unit, wanted.scale) else item
+
+
+def _other_unit(item: str, wanted: MetricPattern) -> str:
+    """Return what *item* carries in place of the declared unit, or an empty string."""
+    found = _WITH_UNIT.match(item)
+    if not found or _unit_of(found[2]) is None:
+        return ""
+    return f"it is in {found[2]}, and the metric is declared in {wanted.declared or wanted.unit}"
 
 
 def _number(item: object) -> float | None:

@@ -21,6 +21,7 @@ from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.node.processes import start_in_new_session
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.node.run_files import stage
 from pytest_mlhpc.provision import guardian
 from pytest_mlhpc.provision.conversation import result_message, run_message
 from pytest_mlhpc.provision.device_lock import MachineLock
@@ -90,6 +91,7 @@ class LocalProvisioner:
         directory = Path(plan.directory)
         try:
             make_directory(directory)
+            stage(plan)
             write_private(directory / "plan.json", json.dumps(to_json(plan)), new=True)
         except OSError as error:
             raise cannot_write(error, directory) from error

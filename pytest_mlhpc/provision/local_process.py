@@ -23,6 +23,7 @@ from pytest_mlhpc.node.processes import CappedLog, describe_exit, start_in_new_s
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
+from pytest_mlhpc.node.run_files import link_files
 from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, last_lines, measure
 from pytest_mlhpc.provision.conversation import Conversation, result_message, run_message
 from pytest_mlhpc.provision.guardian import (
@@ -326,6 +327,7 @@ def start_command(plan: Plan, environment: Mapping[str, str]) -> CommandProcess 
         log = CappedLog(Path(plan.directory) / "output.log", OUTPUT_CAP)
         if run.cwd is None:
             _own_folder(plan).mkdir(mode=0o700, exist_ok=True)
+            link_files(run, Path(plan.directory), _own_folder(plan))
     except OSError as error:
         raise ProvisionError(unwritten(error), no_room(error, Path(plan.directory))) from error
     try:

@@ -14,14 +14,14 @@ from pytest_mlhpc.store.files import make_directories
 
 
 def environment_of(plan: Plan, partition: Partition) -> Environment:
-    """Return the environment that *plan* names.
+    """Return the environment that *plan* names, with the software that its tests ask for.
 
     Raises:
         ProvisionError: ``rejected``, the partition has none of this name (an adopted plan after an edit).
     """
     for environment in partition.environments:
         if environment.name == plan.environment:
-            return environment
+            return environment.with_software(plan.modules, plan.image)
     raise ProvisionError("rejected", f"{partition.id} has no environment {plan.environment!r} any more")
 
 

@@ -14,9 +14,9 @@ from pytest_mlhpc.builtin import make_manager
 from pytest_mlhpc.config.model import Target
 from pytest_mlhpc.errors import MlhpcError, Problem, SpecError, nearest
 from pytest_mlhpc.jobs.contradictions import duplicates, lacking, unfulfilled
-from pytest_mlhpc.jobs.declare import Declaration, misdeclared, resolve, split_words
+from pytest_mlhpc.jobs.declare import Declaration, misdeclared, resolve
 from pytest_mlhpc.jobs.decorators import Declared, declared_of
-from pytest_mlhpc.jobs.spec import JobSpec, field_names
+from pytest_mlhpc.jobs.spec import JobSpec, field_names, split_words
 from pytest_mlhpc.node.worker.workloads.definitions import Workload
 from pytest_mlhpc.session.bench import Bench, workloads_of
 from pytest_mlhpc.session.preflight import too_large
@@ -133,7 +133,9 @@ def declare(session: pytest.Session, bench: Bench) -> list[JobSpec]:
     kept, gone, items = [], [], {}
     for item in session.items:
         declared, spec, reason = declared_of(item), None, ""
-        if declared is not None and not (reason := _not_required(item, declared)):
+        if declared is not None and not (
+            reason := _not_required(item, declared) or _elsewhere(item, declared, bench)
+        ):
             spec = _spec(item, declared, bench)
             reason = lacking(spec) if spec is not None else ""
         if reason:
@@ -158,6 +160,19 @@ def _not_required(item: pytest.Item, declared: Declared) -> str:
     if not isinstance(requires, (str, list, tuple)) or target is None:
         return ""
     return unfulfilled(split_words(requires), target.partition)
+
+
+def _elsewhere(item: pytest.Item, declared: Declared, bench: Bench) -> str:
+    """Return why a test with an environment of its own is left out: it runs once, on the target that has it."""
+    target = _target(item)
+    wanted = item.callspec.params.get("environment", declared.fields.get("environment")) if target else None  # type: ignore[attr-defined]
+    if target is None or not isinstance(wanted, str) or wanted in {"", target.environment.name}:
+        return ""
+    here = (target.partition.id, target.node)
+    twins = [one for one in bench.targets if (one.partition.id, one.node) == here]
+    if any(one.environment.name == wanted for one in twins) or target is not twins[0]:
+        return f"its environment is {wanted}"
+    return ""
 
 
 def faults_anywhere(session: pytest.Session) -> dict[str, list[Problem]]:

@@ -264,6 +264,7 @@ class Concluder:
             record_id=first.run.run_id,
             directory=first.directory,
             vetting=node_verdict(first) if job.spec.workload == VETTED else None,
+            artifacts=job.spec.artifacts,
         )
 
     def _record(

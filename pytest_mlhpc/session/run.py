@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import numbers
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from operator import ge, gt, le, lt
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pytest_mlhpc.errors import RunFailure, nearest
 from pytest_mlhpc.jobs.job import Outcome
 from pytest_mlhpc.jobs.metrics import base_unit
 from pytest_mlhpc.judge.evidence import metric_lines
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
+from pytest_mlhpc.node.run_files import ARCHIVE, artifacts_of, matching, unpack
 from pytest_mlhpc.store.text import quantity
 from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 
@@ -112,7 +114,7 @@ class MeasuredMetric(MetricValue):
 
 
 class Run:
-    """A measured and judged run: ``run["loss"].last``, ``run.output``, ``run >= baseline``, ``run.verdict``."""
+    """A measured and judged run: ``run["loss"].last``, ``run.output``, ``run.json("m.json")``, ``run >= baseline``, ``run.verdict``."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -142,14 +144,71 @@ class Run:
         Raises:
             RunFailure: the folder of the run is gone.
         """
+        log = self._log()
+        return log.read_bytes().decode("utf-8", "replace") if log is not None else ""
+
+    @property
+    def log(self) -> Path:
+        """The file with what the program printed.
+
+        Raises:
+            RunFailure: the folder of the run is gone.
+        """
+        folder = self._folder()
+        return self._log() or folder / "output.log"
+
+    def path(self, name: str) -> Path:
+        """Return where the artifact *name* lies, a path in the folder of the run.
+
+        Raises:
+            RunFailure: the program has not written it, or the test does not name it among its ``artifacts``.
+        """
+        if not matching([name], self.outcome.artifacts):
+            example = f"artifacts=[{name!r}]"
+            known = ", ".join(self.outcome.artifacts) or "none"
+            text = f"{name!r} is no artifact of the test (it has {known}); add {example} to its decorator"
+            raise RunFailure("no_result", text)
+        inner = self._folder() / self.measurement.run_id
+        folder = inner if inner.is_dir() else self._folder()
+        archive = folder / ARCHIVE
+        if not (folder / name).is_file() and archive.is_file():
+            unpack(archive, folder, self.outcome.artifacts)
+        if not (folder / name).is_file():
+            written = ", ".join(artifacts_of(folder, self.outcome.artifacts)) or "none"
+            raise RunFailure(
+                "no_result", f"the program wrote no {name!r} into {folder}; artifacts there: {written}"
+            )
+        return folder / name
+
+    def text(self, name: str) -> str:
+        """Return the content of the artifact *name* as text."""
+        return self.path(name).read_text("utf-8", "replace")
+
+    def json(self, name: str) -> Any:
+        """Return the content of the artifact *name*, a JSON file.
+
+        Raises:
+            RunFailure: it is missing, or no JSON.
+        """
+        try:
+            return json.loads(self.text(name))
+        except (ValueError, RecursionError) as error:
+            raise RunFailure("metric_invalid", f"{self.path(name)} is no JSON: {error}") from None
+
+    def _folder(self) -> Path:
         folder = Path(self.outcome.directory)
         if not folder.is_dir():
             raise RunFailure("no_result", f"the run's output is gone, with its folder {folder}")
-        for place in (folder, folder / self.measurement.run_id):
-            for name in ("output.log", "rank0.log", "launcher.log"):
-                if (place / name).is_file():
-                    return (place / name).read_bytes().decode("utf-8", "replace")
-        return ""
+        return folder
+
+    def _log(self) -> Path | None:
+        folder = self._folder()
+        places = [
+            place / name
+            for place in (folder, folder / self.measurement.run_id)
+            for name in ("output.log", "rank0.log", "launcher.log")
+        ]
+        return next((place for place in places if place.is_file()), None)
 
     def __getitem__(self, name: str) -> MeasuredMetric:
         """Return a metric; KeyError names the nearest and lists all."""

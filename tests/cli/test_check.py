@@ -33,7 +33,7 @@ def test_good(run): pass
 @train("cosmoflow", global_bach=3)
 def test_typo(run): pass
 
-@program("true")
+@program("")
 def test_of_nothing(run): pass
 
 @train("cosmoflow", steps=3, nodes=5)
@@ -64,7 +64,7 @@ def test_every_mistake_is_named_once_for_every_system_and_variables_need_not_be_
     assert (checked.tests, checked.targets) == (3, ("here:cpu", "site:small"))
     typo, other = map(str, checked.findings)
     assert typo == "test_it.py:7: global_bach: cosmoflow has no such field (did you mean 'global_batch'?)"
-    assert other.startswith("test_it.py:10: metrics: there is none")
+    assert other.startswith("test_it.py:10: command: names no program")
     assert checked.nowhere == ("test_it.py::test_elsewhere", "test_it.py::test_too_large")
 
 

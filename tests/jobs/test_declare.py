@@ -75,11 +75,14 @@ def test_a_decorator_knows_the_fields_of_its_workloads(name):
 
 def test_the_page_of_tests_explains_all_shared_fields_which_are_at_most_25():
     shared = set(UNIVERSAL)
-    for kind in ("Fields", "NodesFields", "MeasuredFields", "ProgramFields", "RepeatedFields"):
+    for kind in ("Fields", "MeasuredFields", "ProgramFields", "RepeatedFields"):
         shared |= set(typing.get_type_hints(getattr(decorators, kind)))
+    of_nodes = set(typing.get_type_hints(decorators.NodesFields)) - shared
     page = (Path(__file__).parents[2] / "docs" / "writing-benchmarks.md").read_text()
-    assert [name for name in sorted(shared) if f"`{name}`" not in page and f"`{name}=" not in page] == []
-    assert len(shared) <= 25
+    assert [
+        name for name in sorted(shared | of_nodes) if f"`{name}`" not in page and f"`{name}=" not in page
+    ] == []
+    assert (len(shared), len(of_nodes)) <= (25, 3)
 
 
 @pytest.mark.parametrize("name", TYPED)

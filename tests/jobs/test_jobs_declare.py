@@ -169,7 +169,7 @@ def test_a_command_reaches_the_program_and_the_record_as_words(command, given):
     ("metric", "rule"),
     [
         (Metric("rate", "x(.)", "items/s"), {"pattern": "x(.)", "unit": "items/s", "better": "higher"}),
-        (Metric("t", unit="us"), {"unit": "s", "better": "lower", "scale": 1e-6}),
+        (Metric("t", unit="us"), {"unit": "s", "better": "lower", "scale": 1e-6, "declared": "us"}),
         (Metric("t", unit="s", better="none", reduce="max", tolerance=0.1),
          {"unit": "s", "better": "none", "reduce": "max", "tolerance": 0.1}),
     ],

@@ -60,8 +60,8 @@ def test_a_reference_of_two_metrics_says_of_which_it_is(problems):
         ),
         (
             "command",
-            {"command": ["x"], "metrics": RATE, "nodes": 2},
-            "plain starts one process on one node, 2 nodes asked",
+            {"command": ["x"], "metrics": RATE, "ranks_per_node": 2, "launcher": "plain"},
+            "plain starts one process on one node, 2 ranks asked",
         ),
         ("cosmoflow", {"launcher": "torchrum"}, "unknown launcher 'torchrum'"),
         ("cosmoflow", {"launcher": "torchrum"}, "did you mean 'torchrun'"),
@@ -201,7 +201,6 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_submitted(problem
         ({"command": "", "metrics": RATE}, "command: names no program"),
         ({"command": "./bench 'x", "metrics": RATE}, 'command: no closing quotation in "./bench \'x"'),
         ({"command": ["a\0b"], "metrics": RATE}, "holds a NUL character"),
-        ({"command": ["x"]}, "metrics: there is none, so nothing would be measured; add Metric("),
         ({"command": ["x"], "metrics": [3]}, "metrics: expected Metric(name, pattern, unit), found 3"),
         ({"command": ["x"], "metrics": [*RATE, *RATE]}, "metrics: rate: is declared twice"),
         *(

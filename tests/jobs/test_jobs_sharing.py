@@ -113,7 +113,7 @@ def test_a_node_that_a_run_names_is_avoided_if_the_partition_has_enough_others(
     start_queue, command, nodes, away
 ):
     queue = start_queue()
-    (job,) = queue.add(command(nodes=nodes, launcher="torchrun"))
+    (job,) = queue.add(command(nodes=nodes, ranks_per_node=1))
     first = queue.next()
     failure = {"outcome": "node_failure", "text": "pod p-1 (node n3) was lost", "log": "", "nodes": ["n3"]}
     queue.line(first, job.attempts[0], "failed", **failure)

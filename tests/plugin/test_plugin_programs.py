@@ -1,5 +1,6 @@
 """Where programs start on this machine; tests/real/slurm has the same of a cluster."""
 
+from program_files import TESTS, write_suite
 from program_folders import write_programs
 
 
@@ -21,4 +22,51 @@ def test_a_program_that_is_nowhere_is_named_with_where_it_was_looked_for(suite):
     suite.run().expect(
         1,
         "*cannot start './bench': No such file or directory (looked for beside the test, and in the new folder*",
+    )
+
+
+def test_files_artifacts_variables_and_ranks_are_the_same_as_on_a_cluster(suite):
+    systems = suite.folder / "systems.yaml"
+    systems.write_text(systems.read_text().replace("cores: 1", "cores: 2"))
+    write_suite(suite.folder, nodes=1, ranks=2)
+    suite.run("test_files.py").assert_outcomes(passed=TESTS)
+    (record,) = [one for one in suite.records() if "test_files[" in one["node_id"]]
+    assert record["asked"]["env"] == {"GREETING": "hello {ranks}", "MY_TOKEN": "***"}
+    assert "not for records" not in str(suite.records())
+    assert [path.name for path in suite.folder.glob("out")] == []
+
+
+def test_what_a_run_does_not_hold_is_named(suite):
+    suite.write(
+        """
+        @program("sh -c 'echo rate: 4; echo {} > a.json; echo [ > b.json'", RATE, artifacts=["*.json"])
+        @pytest.mark.parametrize("read", ["a.json", "b.json", "c.json", "d.txt", "../plan.json"])
+        def test_it(run, read):
+            assert run.json(read) == {}
+        """
+    )
+    result = suite.run()
+    result.expect(1, "*b.json is no JSON: Expecting value*", passed=1, failed=4)
+    result.stdout.fnmatch_lines_random(
+        [
+            "*the program wrote no 'c.json' into */*; artifacts there: a.json, b.json",
+            "*'d.txt' is no artifact of the test (it has *.json); add artifacts=?'d.txt'? to its decorator",
+            "*'../plan.json' is no artifact of the test*",
+        ]
+    )
+
+
+def test_a_program_that_does_not_say_what_its_test_wants_fails_before_it_is_measured(suite):
+    suite.write('@script("echo rate: 4", sanity=["rate", "Solution Validates"])\ndef test_it(run): pass\n')
+    suite.run().expect(
+        1,
+        "sanity_failed: nothing in the program's output matches 'Solution Validates' (sanity); its last lines:",
+        "rate: 4",
+    )
+
+
+def test_an_environment_that_a_partition_does_not_have_is_named_with_the_nearest(suite):
+    suite.write('@job(environment="defualt")\ndef test_it(run): pass\n')
+    suite.run().expect(
+        1, "*environment: local:cpu has no environment 'defualt'; it has default (did you mean 'default'?)*"
     )

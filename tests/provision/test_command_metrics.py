@@ -103,3 +103,40 @@ def test_the_measurement_is_what_the_schema_says():
 def test_any_output_is_a_measurement_or_a_failure_with_a_known_name(output):
     found = measure(run_with(other=MetricPattern("items/s", "higher")), finished(output))
     assert isinstance(found, Measurement) or found.outcome in FAILURES
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("163 GB/s", "metric rate is '163 GB/s': it is in GB/s, and the metric is declared in MB/s"),
+        ("1.8us", "metric rate is '1.8us': it is in us, and the metric is declared in MB/s"),
+        ("163 MB/s", 163e6),
+        ("163MB/s", 163e6),
+        ("163 apples", "metric rate is '163 apples', which is no finite number"),
+    ],
+)
+def test_a_figure_that_carries_a_unit_is_of_the_declared_one_or_an_error(text, found):
+    rate = MetricPattern("B/s", "higher", "rate: (.*)$", scale=1e6, declared="MB/s")
+    made = measure(
+        run_plan(workload="command", steps=0, metrics={"rate": rate}), finished(f"rate: {text}\n".encode())
+    )
+    value = made.metrics[0].value if isinstance(made, Measurement) else made.text.partition("; its last")[0]
+    assert value == found
+
+
+@pytest.mark.parametrize(
+    ("patterns", "missing"),
+    [
+        (("valid", r"^end \d$"), ""),
+        (("valid", "absent", "gone"), "'absent' nor 'gone'"),
+        (("^alid",), "'^alid'"),
+    ],
+)
+def test_output_without_what_its_test_wants_is_a_failure(patterns, missing):
+    run = run_plan(workload="command", steps=0, metrics={}, sanity=patterns)
+    found = measure(run, finished(b"solution valid\nend 7\n"))
+    if not missing:
+        assert isinstance(found, Measurement)
+    else:
+        text = f"nothing in the program's output matches {missing} (sanity)"
+        assert (found.outcome, found.text.partition(";")[0]) == ("sanity_failed", text)

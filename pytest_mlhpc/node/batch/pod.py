@@ -38,6 +38,7 @@ from pytest_mlhpc.node.batch.runs import Site
 from pytest_mlhpc.node.processes import become_subreaper, raise_file_limit, say
 from pytest_mlhpc.node.protocol.plan import HELD, Plan, read_plan
 from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.node.run_files import staged_sets, unpack
 
 #: How long nothing of what the agent prints may be taken at its end, in seconds: a container runtime that restarts is back
 #: before that. And the same where the pod is being deleted: half of Kubernetes' usual grace period of 30 s.
@@ -68,7 +69,7 @@ def main(arguments: List[str], environ: MutableMapping[str, str]) -> int:
     os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
     code = EXIT_BUG
     try:
-        code = _do_part(plan, place, stream, signals, environ)
+        code = _do_part(plan, place, path.parent, stream, signals, environ)
     except Exception:  # noqa: BLE001 - whatever it is, what was measured has to go out
         traceback.print_exc()
     ending = STALLED_ENDING_S if signals.stop() else STALLED_S
@@ -78,11 +79,16 @@ def main(arguments: List[str], environ: MutableMapping[str, str]) -> int:
     return EXIT_TOLD_TO_END if signals.stop() and code == 0 else code
 
 
-def _do_part(
-    plan: Plan, place: PodPlace, stream: PodStream, signals: BatchSignals, environ: MutableMapping[str, str]
+def _do_part(  # noqa: PLR0917 - from the plan to the environment
+    plan: Plan,
+    place: PodPlace,
+    config: Path,
+    stream: PodStream,
+    signals: BatchSignals,
+    environ: MutableMapping[str, str],
 ) -> int:
     try:
-        path = _prepare(plan, place)
+        path = _prepare(plan, place, config)
         sockets = _sockets(place)
     except OSError as error:
         say(f"cannot write {error.filename or place.work}: {error.strerror}")
@@ -151,11 +157,13 @@ def path_of(place: PodPlace) -> Path:
     return place.work / "plan.json"
 
 
-def _prepare(plan: Plan, place: PodPlace) -> Path:
-    """Write the plan where ranks look for it: its folder is where they make what they need."""
+def _prepare(plan: Plan, place: PodPlace, config: Path) -> Path:
+    """Write the plan where ranks look for it, and beside it the files of its runs, which *config* has as archives."""
     place.work.mkdir(parents=True, exist_ok=True)
     path = path_of(place)
     path.write_text(json.dumps(to_json(plan)), encoding="utf-8")
+    for name in staged_sets(plan):
+        unpack(config / f"{name}.tar", place.work / name)
     return path
 
 

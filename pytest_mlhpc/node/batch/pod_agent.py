@@ -25,6 +25,7 @@ from pytest_mlhpc.node.batch.podrun import Share, Tasks
 from pytest_mlhpc.node.batch.vetting import all_runs
 from pytest_mlhpc.node.processes import CappedLog, end_descendants, reap, say
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
+from pytest_mlhpc.node.run_files import link_files
 
 EXIT_LEADER_GONE, EXIT_REFUSED = 69, 2
 EXIT_TOLD_TO_END = 128 + signal.SIGTERM
@@ -152,6 +153,7 @@ class PodAgent:
         folder = self._place.work / run.run_id
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            link_files(run, self._place.work, folder)
             self._open_log(run, folder)
             reading, writing = os.pipe()
         except OSError as error:

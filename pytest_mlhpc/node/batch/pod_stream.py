@@ -24,6 +24,9 @@ PIECE = 3900
 #: From how many bytes on that come at once lines are packed which are shorter than this on average, in bytes.
 FLOOD, SHORT = 64 * 1024, 16
 
+#: Number of the stream in which a run's artifacts are sent.
+ARTIFACTS = -2
+
 #: Fewest characters of a run's id that name it in the stream.
 TAG = 8
 
@@ -45,7 +48,9 @@ def tags(run_ids: Sequence[str]) -> Dict[str, str]:
 
 
 def stream_name(number: int) -> str:
-    """Return the name of a rank's stream, or of the launcher's (-1)."""
+    """Return the name of a rank's stream, of the launcher's (-1), or of the run's artifacts."""
+    if number == ARTIFACTS:
+        return "artifacts"
     return "launcher" if number < 0 else str(number)
 
 

@@ -244,9 +244,9 @@ class RankBook:
 
     def node_of(self, number: int) -> str:
         """Return the node on which a rank is to be, or nothing where all are here."""
-        if not self.nodes or not 0 <= number < self.run.ranks:
+        if not self.nodes or not 0 <= number < self.run.started:
             return ""
-        return self.nodes[number * len(self.nodes) // self.run.ranks]
+        return self.nodes[number * len(self.nodes) // self.run.started]
 
     def who(self, number: int) -> str:
         """Name a rank, with its node where that says something."""
@@ -256,8 +256,8 @@ class RankBook:
     def greet(self, body: Mapping[str, Any], pid: int) -> bool:
         """Take the greeting of who has proved to be of this run; return whether it is one of its ranks."""
         number = body["rank"]
-        if not 0 <= number < self.run.ranks:
-            self.fail("foreign_result", f"rank {number} connected, but the run has {self.run.ranks} ranks")
+        if not 0 <= number < self.run.started:
+            self.fail("foreign_result", f"rank {number} connected, but the run has {self.run.started} ranks")
         elif body["purpose"] == "messages" and number in self.ranks:
             self.fail("duplicate_result", f"two processes say that they are rank {number}")
         elif str(body.get("node")) in self.nodes and str(body.get("node")) != self.node_of(number):
@@ -357,7 +357,7 @@ class RankBook:
         for death in [] if self.agents else words.deaths:
             deaths.setdefault(death.task, death.exit)
         deaths.update(torchrun_deaths(output))
-        named = [number for number in deaths if number < self.run.ranks]
+        named = [number for number in deaths if number < self.run.started]
         for number in named:
             rank = self.ranks.setdefault(number, RankState())
             rank.exit = deaths[number] if rank.exit is None else rank.exit
@@ -438,9 +438,9 @@ class RankBook:
 
     def reports(self) -> List[RankReport]:
         """Return the reports of all ranks in order; a missing one is a trouble, never hidden."""
-        missing = [number for number in range(self.run.ranks) if number not in self.ranks]
+        missing = [number for number in range(self.run.started) if number not in self.ranks]
         silent = [number for number, rank in sorted(self.ranks.items()) if rank.report is None]
-        if missing and len(missing) == self.run.ranks:
+        if missing and len(missing) == self.run.started:
             self.fail("no_result", "the run ended without a word from any rank", 0, quote=True)
         elif missing:
             some = ", ".join(map(str, missing[:8]))
@@ -449,7 +449,7 @@ class RankBook:
             )
             self.fail(
                 "too_few_ranks",
-                f"of {self.run.ranks} ranks these were never heard of: {some}{where}",
+                f"of {self.run.started} ranks these were never heard of: {some}{where}",
                 missing[0],
             )
         elif silent:
@@ -461,5 +461,5 @@ class RankBook:
         """Return each rank's exit code (minus a signal's number), the launcher's where the rank's is not known."""
         unknown = 127 if launcher is None else launcher  # 127: the shell's code for what never started
         known = {number: rank.exit for number, rank in self.ranks.items()}
-        codes = [known.get(number) for number in range(self.run.ranks)]
+        codes = [known.get(number) for number in range(self.run.started)]
         return [unknown if code is None else code for code in codes]

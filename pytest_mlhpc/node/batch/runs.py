@@ -16,16 +16,18 @@ from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 from pytest_mlhpc.node import processes
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.agents.wire import key_of_run
-from pytest_mlhpc.node.batch.output import ControllerGone, Lines
+from pytest_mlhpc.node.batch.output import LOG_CAP, ControllerGone, Lines
+from pytest_mlhpc.node.batch.pod_stream import ARTIFACTS
 from pytest_mlhpc.node.batch.ranks import RankBook
 from pytest_mlhpc.node.batch.server import RankServer, RemoteServer
 from pytest_mlhpc.node.batch.supervise import Server, Supervisor
 from pytest_mlhpc.node.files import make_private
 from pytest_mlhpc.node.launch import module_of, step
-from pytest_mlhpc.node.processes import GrowthWatch, say
+from pytest_mlhpc.node.processes import CappedLog, GrowthWatch, say
 from pytest_mlhpc.node.protocol.channel import running_payload
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.node.run_files import ARCHIVE, artifact_archive, link_files
 
 #: What a launcher above us would have set, and a rank of ours would take for its own place; and what is for this batch alone.
 FOREIGN_VARIABLES = (
@@ -59,9 +61,9 @@ class Site:
     def direct(self, run: RunPlan) -> bool:
         """Return whether the run's processes are all on this node, started by ourselves and not by Slurm."""
         if not self.slurm:
-            return run.nodes == 1
-        alone = run.nodes == 1 and self.nodes[:1] == (self.own,)
-        return alone and run.launcher in ("plain", "torchrun") and not run.launcher_options
+            return run.nodes == 1 or run.once
+        alone = (run.nodes == 1 or run.once) and self.nodes[:1] == (self.own,)
+        return alone and run.launcher in ("plain", "torchrun") and not step.needs_srun(run)
 
     @functools.cached_property
     def addresses(self) -> Tuple[str, ...]:
@@ -109,9 +111,26 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: Ends, *,
         started = book.started
         if not (book.trouble and book.trouble.again) or start == STARTS:
             break
+    if site.pod and run.artifacts and supervisor.book.trouble is None:
+        send_artifacts(supervisor, relay)
     if (site.slurm or site.hub) and supervisor.broken_off:
         supervisor.await_signal(SIGNAL_LAG_S)
     report(supervisor, relay, began_ns)
+
+
+def send_artifacts(supervisor: Supervisor, relay: Lines) -> None:
+    """Send the artifacts of a run in a pod, whose disk nobody else sees, as a stream of its own."""
+    run, folder = supervisor.book.run, supervisor.directory
+    log = CappedLog(folder / ARCHIVE, LOG_CAP)
+    try:
+        log.write(artifact_archive(folder, run.artifacts))
+        relay.log(run, ARTIFACTS, log)
+    except ValueError as error:
+        supervisor.book.fail("output_limit", str(error))
+    except OSError as error:
+        supervisor.logs.no_room(error, folder)
+    finally:
+        log.close()
 
 
 def execute(supervisor: Supervisor, run: RunPlan, path: Path, site: Site) -> None:
@@ -125,6 +144,7 @@ def execute(supervisor: Supervisor, run: RunPlan, path: Path, site: Site) -> Non
             supervisor.directory.mkdir(parents=True, exist_ok=True)
         else:
             make_private(supervisor.directory)
+        link_files(run, supervisor.directory.parent, supervisor.directory)
         server = listen(run, site)
     except OSError as error:
         supervisor.logs.no_room(error, supervisor.directory)
@@ -186,7 +206,7 @@ def place(run: RunPlan, good: Sequence[str], site: Site) -> Dict[str, str]:
     found = {step.SCHEDULER: "slurm", step.BATCH_NODE: site.own} if site.slurm else {}
     if site.hub:
         found = {step.SCHEDULER: step.PODS, step.BATCH_NODE: site.own, step.HUB: site.hub}
-    if run.ranks > 1:
+    if run.started > 1:
         here = len(good) == 1 or not site.address
         found["MASTER_ADDR"] = nodes.master_address(good) if here else site.address
         found["MASTER_PORT"] = str(nodes.master_port(good[0], site.own))

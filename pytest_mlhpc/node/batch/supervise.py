@@ -171,7 +171,7 @@ class Supervisor:
 
     def _drop_strangers(self) -> None:
         waiting = [one for one in self._connections if not one.purpose]
-        too_many = max(0, len(waiting) - MOST_STRANGERS - 2 * self.book.run.ranks)
+        too_many = max(0, len(waiting) - MOST_STRANGERS - 2 * self.book.run.started)
         for number, connection in enumerate(waiting):  # the oldest first
             if number < too_many or connection.stranger:
                 self._turn_away(connection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: Our own launchers, each a module of this package. Another launcher is named by its own payload module.
-OURS = frozenset({"plain", "torchrun", "srun", "mpirun", "poprun", "podrun"})
+OURS = frozenset({"plain", "torchrun", "srun", "mpirun", "poprun", "podrun", "spawn"})
 
 
 def module_of(launcher: str) -> str:

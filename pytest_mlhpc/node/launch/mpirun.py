@@ -25,7 +25,7 @@ def launch(
     """
     each = step.ranks_per_node(run, nodes)
     given = {**step.with_threads(run, environment), "MLHPC_RANKS_FROM": "openmpi"}
-    argv = ["mpirun", "-n", str(run.ranks), "-N", str(each)]
+    argv = ["mpirun", "-n", str(run.started), "-N", str(each)]
     argv += ["--host", ",".join(f"{node}:{each}" for node in nodes)]
     if not any(word.lstrip("-") in ("bind-to", "map-by", "rankfile", "rf") for word in run.launcher_options):
         argv += ["--bind-to", "none"]

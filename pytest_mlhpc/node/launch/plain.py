@@ -1,4 +1,4 @@
-"""Launcher `plain`: one rank, or one program, started by itself."""
+"""Launcher `plain`: one rank, or a program once on the first of its nodes, started by itself."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def launch(
     Raises:
         ValueError: the run wants more than one rank or node.
     """
-    if run.ranks != 1 or len(nodes) > 1:
+    if run.started != 1 or (len(nodes) > 1 and not run.once):
         raise ValueError(
-            f"launcher plain starts one rank on one node, not {run.ranks} on {len(nodes)}; use torchrun"
+            f"launcher plain starts one rank on one node, not {run.started} on {len(nodes)}; use torchrun"
         )
     if here(run, nodes, environment):
         return step.worker_argv(run), dict(environment)
-    argv = step.srun(run, nodes, environment, per_node=1, cores=run.cores_per_rank)
+    argv = step.srun(run, nodes[:1], environment, per_node=1, cores=run.cores_per_rank)
     return argv + step.worker_argv(run), dict(environment)
 
 
 def here(run: RunPlan, nodes: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether the only one of *nodes* is the batch's own, and nothing is asked of srun: it may start a container."""
+    """Return whether the batch itself can start the run's only process: it is on that node, and srun is not needed."""
     if not step.in_slurm(environment):
         return True
-    return list(nodes) == [environment.get(step.BATCH_NODE)] and not run.launcher_options
+    return list(step.used(run, nodes)) == [environment.get(step.BATCH_NODE)] and not step.needs_srun(run)

@@ -31,10 +31,30 @@ def ranks_per_node(run: RunPlan, nodes: Sequence[str]) -> int:
     Raises:
         ValueError: the ranks cannot be shared evenly.
     """
-    each, rest = divmod(run.ranks, len(nodes))
+    each, rest = divmod(run.started, len(nodes))
     if rest or not each:
-        raise ValueError(f"{run.ranks} ranks cannot be shared evenly by {len(nodes)} nodes")
+        raise ValueError(f"{run.started} ranks cannot be shared evenly by {len(nodes)} nodes")
     return each
+
+
+#: Words of srun by which it starts a container around each task (pyxis, enroot, CSCS' container engine).
+_CONTAINER = ("--container-", "--environment=")
+
+
+def needs_srun(run: RunPlan) -> bool:
+    """Return whether only srun can start the run's process on the batch's own node.
+
+    A rank gets all that the site says of srun; a program that is started once only what starts its container, as an mpirun
+    of its own must not begin inside a step.
+    """
+    if run.once:
+        return any(word.startswith(_CONTAINER) for word in run.launcher_options)
+    return bool(run.launcher_options)
+
+
+def used(run: RunPlan, nodes: Sequence[str]) -> Sequence[str]:
+    """Return those of *nodes* on which processes are started: of a program that is started once, the first."""
+    return nodes[:1] if run.once else nodes
 
 
 def with_threads(run: RunPlan, environment: Mapping[str, str]) -> Dict[str, str]:

@@ -83,6 +83,7 @@ class MetricPattern:
     scale: float = 1.0
     reduce: str = "median"
     tolerance: Optional[float] = None
+    declared: str = ""  #: the unit as the test names it, where that is not ``unit``
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,10 @@ class RunPlan:
 
     ``parameters`` are the workload's effective fields as plain JSON (see ``node/worker/workloads/definitions.py``).
     ``ranks`` processes are started on ``nodes`` nodes, one device each. ``python`` is the environment's interpreter.
-    ``variables`` are added to the process environment. ``argv`` and ``metrics`` are for `command` alone.
+    ``variables`` are added to the process environment. What follows is for `command` alone: ``argv``, ``metrics``,
+    ``processes`` (how many are started in all; of other workloads 0, which means one a rank), ``files`` (path in the run's
+    folder -> where it lies for the controller), ``artifacts`` (names or globs of files that the test may read), and
+    ``sanity``, regular expressions that must match in the output.
     ``data_source`` is memory, device or files; with files, ``data_path`` is where they lie, or None: a synthetic set is
     made below the plan's directory. ``data_kind`` is real or synthetic; ``cache`` is cold, warm or unknown.
     ``launcher`` is the name of a module below ``pytest_mlhpc.node.launch``, or the full name of another payload module.
@@ -118,6 +122,10 @@ class RunPlan:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)  #: may hold secrets
     argv: Tuple[str, ...] = ()
     metrics: Mapping[str, MetricPattern] = field(default_factory=dict)
+    processes: int = 0
+    files: Mapping[str, str] = field(default_factory=dict)
+    artifacts: Tuple[str, ...] = ()
+    sanity: Tuple[str, ...] = ()
     device_ids: Tuple[str, ...] = ()
     data_source: str = "memory"
     data_path: Optional[str] = None
@@ -129,6 +137,16 @@ class RunPlan:
     launcher_options: Tuple[str, ...] = ()
     wrapper: Tuple[str, ...] = ()
     secret: str = field(default="", repr=False)
+
+    @property
+    def started(self) -> int:
+        """How many processes the launcher starts."""
+        return self.processes or self.ranks
+
+    @property
+    def once(self) -> bool:
+        """Whether it is a program that is started once, on the first node, however many nodes it has."""
+        return self.workload == "command" and self.launcher == "plain"
 
 
 @dataclass(frozen=True)
@@ -150,6 +168,8 @@ class Plan:
     nodelist: Tuple[str, ...] = ()  #: nodes that the allocation must have
     vetting: Optional[VetSettings] = None  #: how nodes are vetted before the first run; None: not at all
     environment: str = ""
+    modules: Tuple[str, ...] = ()  #: that its tests load after the environment's own
+    image: str = ""  #: of a container, instead of the environment's
     scheduler_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     protocol: int = PROTOCOL
     schema: int = SCHEMA

@@ -98,7 +98,7 @@ class ManifestMaker:
             )
         except UsageError as error:
             raise ProvisionError("rejected", str(error)) from error
-        manifests = [("secret", rendered.secret)]
+        manifests = [("secret", one) for one in (rendered.secret, rendered.files) if one is not None]
         manifests += [("service", rendered.service)] if rendered.service is not None else []
         manifests += [("workload", manifest) for manifest in rendered.workloads]
         made = AllocationManifests(rendered.kind, tuple(manifests))

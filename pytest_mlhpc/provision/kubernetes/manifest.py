@@ -16,6 +16,7 @@ from pytest_mlhpc.config.model import Environment, Partition
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.node.run_files import staged_archive, staged_sets
 from pytest_mlhpc.provision.kubernetes.causes import PROBE
 from pytest_mlhpc.provision.kubernetes.kinds import TemplateRule, WorkloadKind, kind_of
 from pytest_mlhpc.provision.kubernetes.objects import (
@@ -37,6 +38,7 @@ from pytest_mlhpc.provision.kubernetes.pod_template import (
     RenderContext,
     common_labels,
     deadlines,
+    files_secret,
     pod_size,
     pod_template,
     with_affinity,
@@ -62,6 +64,7 @@ class RenderedObjects:
     """The objects of an allocation, in the order of creation. ``plan`` is the plan as the pods see it."""
 
     secret: dict[str, Any]
+    files: dict[str, Any] | None  #: a second Secret, with the files of the runs
     service: dict[str, Any] | None
     workloads: tuple[dict[str, Any], ...]
     kind: WorkloadKind
@@ -116,6 +119,7 @@ def render(  # noqa: PLR0917 - from settings to content
     inside = replace(plan, directory=WORK, scheduler_options={})
     return RenderedObjects(
         secret=_secret(job, inside, payload),
+        files=_files(job) if staged_sets(plan) else None,
         service=_service(job) if job.leader and not kind.own_service else None,
         workloads=workloads,
         kind=kind,
@@ -150,6 +154,32 @@ def _secret(job: RenderContext, inside: Plan, payload: bytes | None) -> dict[str
         "metadata": _metadata(job),
         "immutable": True,
         "data": {name: base64.b64encode(data).decode("ascii") for name, data in content.items()},
+    }
+
+
+def _files(job: RenderContext) -> dict[str, Any]:
+    """Return the Secret with an archive of each set of files that the runs have.
+
+    Raises:
+        UsageError: they cannot be read, or are too large together.
+    """
+    try:
+        content = {f"{name}.tar": staged_archive(files) for name, files in staged_sets(job.plan).items()}
+    except OSError as error:
+        raise UsageError(f"files of a test: cannot read {error.filename}: {error.strerror}") from error
+    size = sum(map(len, content.values()))
+    if size > MAX_SECRET_BYTES:
+        text = f"the files of the tests have {size} bytes together, packed; a Secret takes {MAX_SECRET_BYTES}"
+        raise UsageError(f"{job.partition.id}: {text}; pack fewer runs, or put files on a volume")
+    data = {name: base64.b64encode(archive).decode("ascii") for name, archive in content.items()}
+    metadata = {**_metadata(job), "name": files_secret(job.name)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": metadata,
+        "immutable": True,
+        "data": data,
     }
 
 

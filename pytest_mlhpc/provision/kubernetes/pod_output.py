@@ -21,6 +21,7 @@ from pytest_mlhpc.node.batch.pod_stream import RS, tags
 from pytest_mlhpc.node.files import open_private, read_json, read_private
 from pytest_mlhpc.node.protocol.lines import MAX_BODY, Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
+from pytest_mlhpc.node.run_files import ARCHIVE
 
 #: Most bytes of worker lines that wait for a missing one.
 MAX_WAITING_BYTES = 2 * MAX_BODY
@@ -31,7 +32,9 @@ MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 SAVED_OUTPUT_FILE: Final = "worker_lines.jsonl"
 _SAVED_SCHEMA: Final = 1
 
-_OUTPUT_LINE = re.compile(rb"\[(\S{1,128}) (launcher|\d{1,6}|pod\d{1,6}) (\d{1,10})\] (.*)", re.DOTALL)
+_OUTPUT_LINE = re.compile(
+    rb"\[(\S{1,128}) (launcher|artifacts|\d{1,6}|pod\d{1,6}) (\d{1,10})\] (.*)", re.DOTALL
+)
 _LINE_NUMBER = re.compile(rb'\{"n":(\d{1,12}),')
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -161,13 +164,19 @@ class PodOutput:
         return found
 
     def _output_problem(self, run: RunPlan) -> str:
-        """Return what is missing of the output in which a `command`'s metrics are searched."""
-        if run.workload != "command" or not run.metrics or run.run_id in self._failed:
+        """Return what is missing of the output in which a `command`'s metrics are searched, or of its artifacts."""
+        if run.workload != "command" or run.run_id in self._failed:
             return ""
-        out = self.outputs.get((run.run_id, "0" if run.launcher == "plain" else "launcher"))
-        return (
-            out.problem if out is not None else "nothing of the program's output came, nor that there is none"
-        )
+        main = "0" if run.launcher == "plain" else "launcher"
+        needed = [main] * bool(run.metrics or run.sanity) + ["artifacts"] * bool(run.artifacts)
+        for stream in needed:
+            out = self.outputs.get((run.run_id, stream))
+            if out is None:
+                what = "program's output" if stream == main else "run's artifacts"
+                return f"nothing of the {what} came, nor that there is none"
+            if out.problem:
+                return out.problem
+        return ""
 
     def _failure(self, run: RunPlan, problem: str) -> bytes:
         outcome, text = "truncated_result", f"the pod's log is incomplete: {problem}"
@@ -195,7 +204,9 @@ class PodOutput:
         elif data.get("pod") == "output" and self._is_of_run(data):
             size, dropped, sha = data.get("bytes"), data.get("dropped"), data.get("sha256")
             stream = str(data.get("stream"))
-            known = re.fullmatch(r"launcher|\d{1,6}|pod\d{1,6}", stream) and _SHA256.fullmatch(str(sha))
+            known = re.fullmatch(r"launcher|artifacts|\d{1,6}|pod\d{1,6}", stream) and _SHA256.fullmatch(
+                str(sha)
+            )
             if known and type(size) is int and type(dropped) is int and 0 <= size <= MAX_OUTPUT_BYTES:
                 out = self._output_file(data["run"], stream)
                 out.size, out.dropped, out.sha256 = size, dropped, str(sha)
@@ -220,9 +231,8 @@ class PodOutput:
         key = run_id, stream
         if key not in self.outputs:
             folder = self._folder / run_id
-            self.outputs[key] = OutputFile(
-                folder / (f"rank{stream}.log" if stream.isdigit() else f"{stream}.log")
-            )
+            name = ARCHIVE if stream == "artifacts" else f"{stream}.log"
+            self.outputs[key] = OutputFile(folder / (f"rank{name}" if stream.isdigit() else name))
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 self.outputs[key].path.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from pytest_mlhpc.config.model import Environment, Partition
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.protocol.plan import Plan
+from pytest_mlhpc.node.run_files import staged_sets
 from pytest_mlhpc.node.worker.workloads.fields.ipu import IPU, ipus_of_rank
 from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.objects import ALLOCATION, RANK, Must
@@ -217,6 +218,11 @@ def _variables(pods: RenderContext, rank: int | None) -> list[Any]:
     return [{"name": "HOME", "value": WORK}, *plain, *paths]
 
 
+def files_secret(name: str) -> str:
+    """Return the name of the Secret with the files of the runs, beside the one with the plan."""
+    return f"{name}-files"
+
+
 def _mounts(settings: KubernetesSettings) -> list[Any]:
     ours: list[Any] = [
         Must({"name": "mlhpc-config", "mountPath": CONFIG, "readOnly": True}),
@@ -238,8 +244,12 @@ def _volumes(pods: RenderContext) -> list[Any]:
     settings = pods.settings
     info = {"path": "annotations", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.annotations"}}
     shared = settings.shared_memory or max(1 << 20, pods.shape.memory // 2)
+    secrets = [pods.name, *([files_secret(pods.name)] if staged_sets(pods.plan) else [])]
+    config: dict[str, Any] = {"projected": {"sources": [{"secret": {"name": name}} for name in secrets]}}
+    if len(secrets) == 1:
+        config = {"secret": {"secretName": pods.name}}
     ours: list[Any] = [
-        Must({"name": "mlhpc-config", "secret": {"secretName": pods.name}}),
+        Must({"name": "mlhpc-config", **config}),
         Must({"name": "mlhpc-work", "emptyDir": {}}),
         Must({"name": "mlhpc-info", "downwardAPI": {"items": [info]}}),
         {"name": "mlhpc-shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared >> 20}Mi"}},

@@ -63,9 +63,9 @@ class SlurmSettings:
         return nodes > 1 if self.exclusive == "multi-node" else bool(self.exclusive)
 
 
-def settings_of(partition: Partition) -> SlurmSettings:
-    """Return the settings of a partition whose scheduler is slurm; its options were checked when it was loaded."""
-    options = dict(partition.scheduler_options)
+def settings_of(partition: Partition, overrides: Mapping[str, Any] | None = None) -> SlurmSettings:
+    """Return the settings of a partition whose scheduler is slurm, with a test's *overrides*; both were checked before."""
+    options = {**partition.scheduler_options, **(overrides or {})}
     gpus = options.pop("gpus", None) or ("gpus-per-node" if partition.nodes.devices else "none")
     names = {"max_time": "max_time_s", "pending_limit": "pending_limit_s"}
     given: dict[str, Any] = {

@@ -73,7 +73,7 @@ class SlurmProvisioner:
         self._active = ActiveAllocations(self._now)
         self._unsure: dict[str, SlurmAllocation] = {}  #: cancelled, and perhaps not gone
         self._awake = threading.Event()
-        self._limits: tuple[PartitionLimits | None, QosLimits | None] | None = None
+        self._limits: dict[str, tuple[PartitionLimits | None, QosLimits | None] | None] = {}  #: by QoS
         self._backoff = Backoff(self._now)
         self._diagnosis = Diagnosis(client, self._backoff)
         self._canceller = Canceller(client, self._backoff, self._now)
@@ -86,16 +86,17 @@ class SlurmProvisioner:
 
     def validate(self, spec: JobSpec) -> str:
         """Return why *spec* is beyond the limits of systems.yaml, the partition or its QoS, or an empty string."""
-        return beyond_limits(spec, self._partition, self._settings, *self._known_limits())
+        settings = settings_of(self._partition, spec.scheduler_options)
+        return beyond_limits(spec, self._partition, settings, *self._known_limits(settings.qos))
 
     def longest(self) -> float | None:
         """Return the longest allocation that systems.yaml, the partition and its QoS give, in seconds; None: any."""
-        return longest_allocation_s(self._settings, *self._known_limits())
+        return longest_allocation_s(self._settings, *self._known_limits(self._settings.qos))
 
-    def _known_limits(self) -> tuple[PartitionLimits | None, QosLimits | None]:
-        if self._limits is None:
-            self._limits = self._diagnosis.limits(self._settings.partition, self._settings.qos)
-        return self._limits or (None, None)
+    def _known_limits(self, qos: str) -> tuple[PartitionLimits | None, QosLimits | None]:
+        if self._limits.get(qos) is None:
+            self._limits[qos] = self._diagnosis.limits(self._settings.partition, qos)
+        return self._limits[qos] or (None, None)
 
     def submit(self, plan: Plan) -> Handle:
         """Write the job script and submit it; without an answer :meth:`events` tries again.

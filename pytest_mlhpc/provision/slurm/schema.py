@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -121,6 +121,11 @@ class SlurmOptions(BaseModel):
     """`slurm:` of a partition. Every field is described in docs/systems.md."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: What is the site's alone: a test cannot say it.
+    OF_SITE: ClassVar[frozenset[str]] = frozenset(
+        {"client", "partition", "pending_limit", "shared_directory", "batch_python", "tasks"}
+    )
 
     client: Literal["auto", "cli", "pyslurm"] = Field(
         "cli", description="how Slurm is asked: its commands, or pyslurm"

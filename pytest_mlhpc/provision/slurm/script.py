@@ -154,7 +154,7 @@ def _sbatch_options(plan: Plan, partition: Partition, settings: SlurmSettings, n
 
 def _tasks_per_node(plan: Plan, partition: Partition) -> tuple[int, int]:
     """Return ranks on a node and the cores of each, of the run that needs most cores; without runs the whole node."""
-    shapes = [(max(1, run.ranks // run.nodes), run.cores_per_rank) for run in plan.runs]
+    shapes = [(max(1, run.started // run.nodes), run.cores_per_rank) for run in plan.runs]
     return max(shapes or [(1, partition.nodes.cores)], key=lambda shape: (shape[0] * shape[1], shape[0]))
 
 

@@ -20,6 +20,7 @@ from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.node.files import check_private, make_private, outcome_of
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.node.run_files import stage
 from pytest_mlhpc.provision.plans import cannot_write, environment_of, make_directory, no_room, write_private
 from pytest_mlhpc.provision.slurm.allocation import SlurmAllocation
 from pytest_mlhpc.provision.slurm.client import (
@@ -55,6 +56,9 @@ def write_job(plan: Plan, partition: Partition, payload: Path | None) -> SlurmSu
     """
     directory = Path(plan.directory)
     name = job_name(plan.allocation_id)
+    partition = replace(
+        partition, scheduler_options={**partition.scheduler_options, **plan.scheduler_options}
+    )
     environment = environment_of(plan, partition)
     plan = with_launch_options(plan, partition, environment, payload)
     script = render_script(
@@ -68,6 +72,7 @@ def write_job(plan: Plan, partition: Partition, payload: Path | None) -> SlurmSu
     try:
         make_directory(directory, *(run.run_id for run in plan.runs))
         make_private(lines_directory(plan))
+        stage(plan)
         write_private(directory / "plan.json", json.dumps(to_json(plan)))
         write_private(directory / "job.sh", script)
         if payload:
@@ -98,7 +103,7 @@ def with_launch_options(
             environment,
             binds,
             launcher=run.launcher,
-            ranks_per_node=-(-run.ranks // run.nodes),
+            ranks_per_node=-(-run.started // run.nodes),
         )
         arguments = rank_wrapper(environment, binds, partition.accelerator)
         runs.append(replace(run, launcher_options=options, wrapper=arguments))

@@ -66,7 +66,7 @@ def test_half_a_group_of_pods_holds_nothing_while_a_quota_is_full(pod_suite, kub
     path = quota(kubernetes, pod_suite.namespace, pods="1")
     pod_suite.partition(kind="pods")
     pod_suite.tests(
-        '@script("echo rate: 4", nodes=2, launcher="torchrun")\n'
+        '@script("echo rate: 4", nodes=2, ranks_per_node=1)\n'
         'def test_two(run):\n    assert run["rate"].value == 4\n'
     )
     session = pod_suite.start()

@@ -89,7 +89,7 @@ def test_a_single_pod_that_somebody_deletes_is_told_the_same(pod_suite):
 def test_one_of_two_pods_that_somebody_deletes_is_told_and_ends_the_other(pod_suite):
     pod_suite.partition(kind="pods")
     pod_suite.tests(f"""\
-        @script("touch {pod_suite.folder}/begun-one; exec sleep 600", nodes=2, launcher="torchrun")
+        @script("touch {pod_suite.folder}/begun-one; exec sleep 600", nodes=2, ranks_per_node=1)
         def test_one(run): pass
     """)
     session = pod_suite.begin("one", options=["-o", "mlhpc_infra_exit_code=75"])

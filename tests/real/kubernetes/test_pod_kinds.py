@@ -8,7 +8,7 @@ from operators import IPU, JOBSET, PYTORCH, operator, pytorch_pods
 
 #: Two pods, one rank each.
 TWO = """\
-@script("echo rate: 4", nodes=2, launcher="torchrun")
+@script("echo rate: 4", nodes=2, ranks_per_node=1)
 def test_two(run):
     assert run["rate"].value == 4
 """

@@ -45,7 +45,7 @@ def test_jobs_that_waiting_does_not_start_name_slurms_reason(own_slurm, make_sui
         @script("echo rate: 4")
         def test_drained(run): pass
 
-        @script("echo rate: 4", nodes=2, launcher="srun")
+        @script("echo rate: 4", nodes=2, ranks_per_node=1)
         def test_never(run): pass
     """)
     session = suite.start(*suite.ids("drained", "never"))

@@ -120,7 +120,7 @@ def test_a_step_that_uses_more_memory_than_it_may_is_out_of_memory_and_the_next_
     suite.partition(memory="300MiB")
     suite.tests("""\
         def python(text):
-            return program([sys.executable, "-c", text], RATE, judge=False, launcher="srun")
+            return program([sys.executable, "-c", text], RATE, judge=False, ranks_per_node=1)
 
         @python("x = b'x' * (1 << 30); print('rate: 4')")
         def test_greedy(run): pass
@@ -160,10 +160,10 @@ def test_a_job_requeued_while_nobody_looks_does_nothing_twice_and_is_run_again_b
 def test_a_step_that_somebody_cancels_is_an_error_and_a_launchers_words_alone_are_none(suite):
     words = "slurmstepd: error: *** STEP 1.0 ON n CANCELLED AT 2026-01-01T00:00:00 ***"
     suite.tests(f"""\
-        @script("touch {suite.folder}/begun-taken; exec sleep 600", launcher="srun")
+        @script("touch {suite.folder}/begun-taken; exec sleep 600", ranks_per_node=1)
         def test_taken(run): pass
 
-        @script("echo '{words}' >&2; echo rate: 4", launcher="srun")
+        @script("echo '{words}' >&2; echo rate: 4", ranks_per_node=1)
         def test_talks(run): pass
     """)
     session = suite.begin("taken")

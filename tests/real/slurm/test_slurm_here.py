@@ -20,7 +20,7 @@ def test_one(run):
 """
 
 TWO = """
-@script("echo rate: 7", nodes=2, launcher="srun", time_limit=600)
+@script("echo rate: 7", nodes=2, ranks_per_node=1, time_limit=600)
 def test_two(run):
     pass
 """
@@ -29,7 +29,7 @@ def test_two(run):
 HANGING = """\
 @script(
     "touch {folder}/rank-$SLURM_PROCID; exec sleep 600",
-    nodes=2, launcher="srun", time_limit=300,
+    nodes=2, ranks_per_node=1, time_limit=300,
 )
 def test_hanging(run):
     pass

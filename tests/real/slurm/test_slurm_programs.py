@@ -1,5 +1,6 @@
 """Where programs start on a real cluster: as on this machine (tests/plugin/test_plugin_programs.py)."""
 
+from program_files import TESTS, write_suite
 from program_folders import write_programs
 
 
@@ -7,3 +8,45 @@ def test_a_program_starts_in_a_new_folder_and_finds_what_lies_beside_its_test(su
     write_programs(suite.folder)
     suite.run("deep", "--mlhpc-pack").expect(0, passed=4)
     assert list(suite.folder.glob("**/made")) == []
+
+
+def test_files_artifacts_variables_and_ranks_are_the_same_as_on_this_machine(suite):
+    write_suite(suite.folder, nodes=2, ranks=2)
+    suite.run("test_files.py", "--mlhpc-pack").expect(0, passed=TESTS)
+
+
+def test_runs_of_one_allocation_share_a_copy_of_their_files(suite):
+    (suite.folder / "input").write_text("rate: 4")
+    suite.tests(
+        """
+@pytest.mark.parametrize("name", ["one", "two", "three"])
+@script("cat input", files="input")
+def test_it(run, name): pass
+"""
+    )
+    suite.run("--mlhpc-pack").expect(0, passed=3)
+    copies = [path for path in suite.state.glob("runs/**/input") if not path.is_symlink()]
+    assert len(copies) == 1
+
+
+def test_options_of_a_test_reach_its_job(suite):
+    suite.tests(
+        """
+@script("echo rate: 4; scontrol show job $SLURM_JOB_ID | grep -o Comment=.*", slurm={"comment": "of a test"})
+def test_it(run):
+    assert "Comment=of a test" in run.output
+
+@script("echo rate: 4", slurm={"shared_directory": "/tmp"})
+def test_of_site(run): pass
+
+@script("echo rate: 4", slurm={"coment": "x"})
+def test_misspelt(run): pass
+
+@script("echo rate: 4", modules="no/such-module")
+def test_module(run): pass
+"""
+    )
+    result = suite.run()
+    result.expect(1, "slurm: shared_directory is the site's to say, in systems.yaml", passed=1, error=3)
+    assert "did you mean 'comment'" in result.text
+    assert "module no/such-module cannot be loaded" in result.text or "no command module" in result.text

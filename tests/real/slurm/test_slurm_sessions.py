@@ -12,7 +12,7 @@ from pytest_mlhpc.provision.reapers import cluster_name
 
 SUITE = """\
 @pytest.mark.parametrize("name", ["one", "two", "three"])
-@script("echo $SLURMD_NODENAME; echo rate: 4", launcher="srun")
+@script("echo $SLURMD_NODENAME; echo rate: 4", ranks_per_node=1)
 def test_it(run, name):
     assert run["rate"].value == 4
 """

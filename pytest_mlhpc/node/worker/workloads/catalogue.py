@@ -19,6 +19,22 @@ _COMMAND = Workload(
         "metrics": Field(
             (), "what is taken from the output: Metric(name, pattern, unit)", "list", identity=False
         ),
+        "ranks_per_node": Field(
+            None,
+            "processes that the launcher starts on each node; unset: one, on the first node, by no launcher",
+            minimum=1,
+        ),
+        "files": Field(
+            (),
+            "files, folders and globs, relative to the test's file, that the run finds in its folder",
+            "words",
+            identity=False,
+        ),
+        "files_limit": Field(1 << 30, "most bytes of files", "size", identity=False, minimum=1),
+        "artifacts": Field(
+            (), "files of the run's folder that the test reads, names or globs", "words", identity=False
+        ),
+        "sanity": Field((), "regular expressions that must match in the output", "words", identity=False),
         "cwd": Field(
             None,
             "folder to start in, relative to the test's file; unset: a new one of the run",

@@ -1,0 +1,174 @@
+"""A declared program: its words, where it starts, its files, and what its metrics promise. Pure, but for a look at the files."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_mlhpc.config.model import Partition
+from pytest_mlhpc.errors import Problem, SpecError, nearest
+from pytest_mlhpc.jobs.metrics import wrong_metrics, wrong_pattern
+from pytest_mlhpc.jobs.software import SoftwareError, check_artifacts, files_of, is_staged
+from pytest_mlhpc.jobs.spec import JobSpec, split_words
+
+
+def with_plain_values(where: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *asked*, the fields of a program, fit for a record: ``command`` is a list of texts, ``metrics`` hold rules.
+
+    Raises:
+        SpecError: names each word that is neither text nor number nor path, and each metric that cannot be.
+    """
+    found, problems = dict(asked), []
+    if isinstance(command := asked.get("command"), str):
+        try:
+            found["command"] = shlex.split(command)
+        except ValueError as error:
+            problems.append(Problem(where, "command", f"{str(error).lower()} in {command!r}"))
+    elif command is not None:
+        problems += [Problem(where, "command", text) for text in _wrong(command)]
+        found["command"] = [_text(value) for value in command] if not problems else []
+    for pattern in patterns_of(asked.get("sanity") or ()):
+        if text := wrong_pattern(pattern, one_group=False):
+            problems.append(Problem(where, "sanity", text))
+    if "metrics" in asked:
+        wrong = wrong_metrics(asked["metrics"])
+        problems += [Problem(where, "metrics", text) for text in wrong]
+        found["metrics"] = {} if wrong else {metric.name: metric.rule() for metric in asked["metrics"]}
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def beside_test(spec: JobSpec) -> tuple[str, ...]:
+    """Return the program and its arguments as nodes are told them.
+
+    A program by a relative name is that of the run's files, where it is among them. By a relative path, such as ``./bench``, it
+    is the file of that name beside the test, where there is one. A spec has it as it was typed: another checkout declares
+    the same run.
+    """
+    name = next(iter(spec.argv), "")
+    if not name or spec.cwd is not None or name.startswith("/"):
+        return spec.argv
+    if is_staged(name, spec.files):
+        return (f"./{os.path.normpath(name)}", *spec.argv[1:])
+    if not spec.folder or "/" not in name:
+        return spec.argv
+    path = Path(os.path.normpath(Path(spec.folder).absolute() / name))
+    return (str(path), *spec.argv[1:]) if path.is_file() else spec.argv
+
+
+def _text(value: Any) -> str:
+    return str(os.fspath(value)) if isinstance(value, os.PathLike) else str(value)
+
+
+def _wrong(command: Sequence[Any]) -> list[str]:
+    """Return a text for each word that is no argument: ``str()`` of any object would start something unmeant."""
+    return [
+        f"word {index} is {value!r}, expected text, a number or a path"
+        for index, value in enumerate(command)
+        if isinstance(value, bool)
+        or not isinstance(value, (str, int, float, os.PathLike))
+        or (isinstance(value, os.PathLike) and not isinstance(os.fspath(value), str))
+    ]
+
+
+def references_of(
+    where: str,
+    partition: Partition,
+    given: Mapping[str, Any] | None,
+    metrics: Mapping[str, Mapping[str, Any]],
+    judged: Sequence[str],
+) -> dict[str, float]:
+    """Return metric -> what it promises on this target, in base units.
+
+    Raises:
+        SpecError: a value is no positive number, or it is not clear of which metric it is.
+    """
+    nested = bool(given) and all(isinstance(value, Mapping) for value in (given or {}).values())
+    named = dict(given or {}) if nested else {name: given for name in judged[:1] if given}
+    problems = []
+    if given and not nested and len(judged) != 1:
+        example = f"{{{next(iter(metrics), 'rate')!r}: {{{partition.system!r}: 180}}}}"
+        problems.append(f"does not say of which metric it is, as {len(judged)} are judged; write {example}")
+    for name, values in named.items():
+        if name not in judged:
+            known = nearest(str(name), judged)
+            problems.append(
+                f"{name!r} is no judged metric" + (f" (did you mean {known!r}?)" if known else "")
+            )
+        problems += [
+            f"{place}: expected a positive number in the unit of {name}, found {value!r}; or (number, low, high) with "
+            "shares such as -0.05 and 0.1"
+            for place, value in values.items()
+            if _promise(value, metrics.get(name, {}).get("better", "")) is None
+        ]
+    if problems:
+        raise SpecError([Problem(where, "reference", text) for text in problems])
+    found = {}
+    for name, values in named.items():
+        promise = _promise(_of_place(values, partition), metrics[name].get("better", ""))
+        if promise is not None:
+            found[name] = promise * metrics[name].get("scale", 1.0)
+    return found
+
+
+def _of_place(values: Mapping[str, Any], partition: Partition) -> Any:
+    """Return the value for *partition*: by its full name, its system's, or part of the name of its device model."""
+    model = partition.nodes.device_model.lower()
+    places = [place for place in (partition.id, partition.system) if place in values]
+    places += [place for place in values if model and str(place).lower() in model]
+    return values[places[0]] if places else None
+
+
+def _promise(value: Any, better: str) -> float | None:
+    """Return the worst value that keeps a promise: a number, or the bound of ``(number, low, high)``; None: it is neither."""
+    low = high = None
+    if isinstance(value, (tuple, list)) and len(value) == 3:
+        value, low, high = value
+    shares = [share for share in (low, high) if share is not None]
+    if any(isinstance(one, bool) or not isinstance(one, (int, float)) for one in (value, *shares)):
+        return None
+    if (
+        not 0 < value < math.inf
+        or (low is not None and not -1 < low <= 0)
+        or (high is not None and not 0 <= high < math.inf)
+    ):
+        return None
+    return float(value * (1 + ((high if better == "lower" else low) or 0.0)))
+
+
+def working_directory(where: str, folder: Path, partition: Partition, given: str | None) -> str | None:
+    """Return the folder that a program starts in: one that is not a whole path is relative to the test's file.
+
+    Raises:
+        SpecError: it is relative, and pods do not have the folder of the test's file.
+    """
+    if given is None or given.startswith("/"):
+        return given
+    if partition.scheduler == "kubernetes":
+        text = f"{given!r} is relative to the test's file, which pods do not have; write the whole path of a folder there"
+        raise SpecError([Problem(where, "cwd", text)])
+    return os.path.normpath(folder / given)
+
+
+def staged_files(where: str, folder: Path, partition: Partition, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is put into the run's folder.
+
+    Raises:
+        SpecError: a file is missing, or they are too large; an artifact is no path there.
+    """
+    try:
+        check_artifacts(split_words(values["artifacts"]))
+        given = split_words(values["files"])
+        return files_of(given, folder.absolute(), values["files_limit"], partition) if given else {}
+    except SoftwareError as error:
+        raise SpecError([Problem(where, error.key, str(error))]) from None
+
+
+def patterns_of(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the patterns of ``sanity``: a text is one pattern, blanks and all."""
+    return (given,) if isinstance(given, str) else tuple(given)

@@ -1,0 +1,181 @@
+"""Files of a program's run: those that it finds in its folder (``files``), and those that its test reads (``artifacts``).
+
+The controller copies ``files`` once for each allocation (:func:`stage`); on the node each run gets a folder of its own with
+links to that copy (:func:`link_files`). Artifacts are files of the run's folder; a pod sends them as one archive.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+from pathlib import Path, PurePosixPath
+from typing import Iterable, Iterator, List, Mapping, Sequence, Tuple
+
+from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
+
+#: Name of the archive in which a pod sends the artifacts of a run, below the run's folder.
+ARCHIVE = "artifacts.tar"
+
+#: Most bytes of artifacts that a pod sends: half of what it sends of a program's output (``node/batch/output.py``).
+ARCHIVE_BYTES = 8 * 1024 * 1024
+
+
+def staged_name(files: Mapping[str, str]) -> str:
+    """Return the folder of the plan's directory in which the copy of *files* lies: equal files share one copy."""
+    text = json.dumps(sorted(files.items()))
+    return f"files-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}"
+
+
+def staged_sets(plan: Plan) -> Mapping[str, Mapping[str, str]]:
+    """Return the different sets of files that the runs of *plan* have, by the name of their folder."""
+    return {staged_name(run.files): run.files for run in plan.runs if run.files}
+
+
+def stage(plan: Plan) -> None:
+    """Copy the files of all runs into the plan's directory.
+
+    Raises:
+        OSError: one cannot be read or written; ``filename`` says which.
+    """
+    for name, files in staged_sets(plan).items():
+        copy_files(files, Path(plan.directory) / name)
+
+
+def copy_files(files: Mapping[str, str], folder: Path) -> None:
+    """Copy *files* (path below *folder* -> source, a file or a whole folder) with their modes, without links.
+
+    Raises:
+        OSError: one cannot be read or written.
+    """
+    for place, source in files.items():
+        for path, inside in regular_files(Path(source)):
+            target = folder / place / inside if inside else folder / place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(str(path), str(target))
+            target.chmod(path.stat().st_mode & 0o777 | 0o200)
+
+
+def regular_files(source: Path) -> Iterator[Tuple[Path, str]]:
+    """Yield each regular file of *source* with its path inside, empty where *source* is a file itself. Links are followed."""
+    if not source.is_dir():
+        yield source, ""
+        return
+    for folder, folders, names in os.walk(source):
+        folders[:] = sorted(one for one in folders if one not in ("__pycache__", ".git"))
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.is_file():  # sockets and pipes have nothing to copy
+                yield path, path.relative_to(source).as_posix()
+
+
+def link_files(run: RunPlan, directory: Path, folder: Path) -> None:
+    """Fill *folder*, that of the run, with links to the files that were staged below *directory*.
+
+    Folders are made anew, so that a program that writes beside its inputs does not meet another run's files.
+
+    Raises:
+        OSError: a link cannot be made.
+    """
+    if not run.files:
+        return
+    source = directory / staged_name(run.files)
+    for path, inside in regular_files(source):
+        target = folder / inside
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.is_symlink():  # the run was started once more
+            target.symlink_to(path)
+
+
+def matching(names: Iterable[str], artifacts: Sequence[str]) -> List[str]:
+    """Return those of *names*, paths in the run's folder, that *artifacts* name or match."""
+    return [
+        name
+        for name in names
+        if any(name == one or fnmatch.fnmatchcase(name, one) for one in artifacts) and safe(name)
+    ]
+
+
+def safe(name: str) -> bool:
+    """Return whether *name* is a path that stays in its folder."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def artifacts_of(folder: Path, artifacts: Sequence[str]) -> List[str]:
+    """Return the artifacts that lie in *folder*, as paths in it; links that lead out of it are none."""
+    root = folder.resolve()
+    found = []
+    for path, inside in regular_files(folder):
+        if path.resolve().is_relative_to(root):
+            found.append(inside)
+    return matching(found, artifacts)
+
+
+def archive_of(files: Iterable[Tuple[str, Path]]) -> bytes:
+    """Return a compressed tar archive of *files* (name in the archive, path): contents and modes, without owners and times.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name, path in files:
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = path.stat().st_size, path.stat().st_mode & 0o777
+            with path.open("rb") as file:
+                archive.addfile(member, file)
+    return content.getvalue()
+
+
+def staged_archive(files: Mapping[str, str]) -> bytes:
+    """Return the archive of a run's *files* (path in its folder -> source), for nodes that see no folder of ours.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    return archive_of(
+        (os.path.normpath(f"{place}/{inside}" if inside else place), path)
+        for place, source in files.items()
+        for path, inside in regular_files(Path(source))
+    )
+
+
+def artifact_archive(folder: Path, artifacts: Sequence[str]) -> bytes:
+    """Return the archive of the artifacts in *folder*.
+
+    Raises:
+        OSError: one cannot be read.
+        ValueError: they are larger than what a pod sends.
+    """
+    names = artifacts_of(folder, artifacts)
+    size = sum((folder / name).stat().st_size for name in names)
+    if size > ARCHIVE_BYTES:
+        raise ValueError(
+            f"the artifacts have {size} bytes, a pod sends {ARCHIVE_BYTES}; write large files to a volume"
+        )
+    return archive_of((name, folder / name) for name in names)
+
+
+def unpack(archive: Path, folder: Path, only: Sequence[str] = ("*",)) -> None:
+    """Put the regular files of *archive* whose names match *only* into *folder*, and nothing else.
+
+    Raises:
+        OSError: it cannot be read or written.
+        tarfile.TarError: it is damaged.
+    """
+    with tarfile.open(str(archive), "r:gz") as opened:
+        wanted = set(matching([one.name for one in opened.getmembers() if one.isreg()], only))
+        for member in opened.getmembers():
+            source = opened.extractfile(member) if member.name in wanted and member.isreg() else None
+            if source is None:
+                continue
+            target = folder / member.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                shutil.copyfileobj(source, file)
+            target.chmod(member.mode & 0o777 | 0o600)

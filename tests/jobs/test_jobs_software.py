@@ -1,0 +1,176 @@
+"""What a test says of its software and its files, and what is wrong with it."""
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_mlhpc.config.model import Environment
+from pytest_mlhpc.jobs import software
+from pytest_mlhpc.jobs.metrics import Metric
+from pytest_mlhpc.jobs.plan import run_plan
+from pytest_mlhpc.jobs.spec import same_needs
+from pytest_mlhpc.provision.slurm.schema import SlurmOptions
+
+RATE = [Metric("rate", r"rate: (\S+)", "items/s")]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of a test."""
+    for name in ("bench.sh", "a.csv", "b.csv"):
+        (tmp_path / name).write_text("12345")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.c").write_text("int")
+    return tmp_path
+
+
+@pytest.fixture
+def on_slurm(target):
+    """A target with a container and two environments."""
+    environments = (
+        Environment("default", "python3", extra={"container": {"runtime": "apptainer", "image": "old.sif"}}),
+        Environment("new", "python3"),
+    )
+    options = SlurmOptions().model_dump()
+    partition = replace(
+        target.partition, scheduler="slurm", environments=environments, scheduler_options=options
+    )
+    return replace(target, partition=partition, environment=environments[0])
+
+
+def files_of(given, folder, target, limit="1GiB"):
+    return software.files_of(given, folder, limit, target.partition)
+
+
+def test_files_folders_and_globs_are_put_where_they_lie_beside_the_test(folder, target):
+    found = files_of(["bench.sh", "src/", "*.csv", "./bench.sh"], folder, target)
+    assert found == {name: str(folder / name) for name in ("bench.sh", "src", "a.csv", "b.csv")}
+    assert files_of(["../bench.sh"], folder / "src", target) == {"bench.sh": str(folder / "bench.sh")}
+
+
+@pytest.mark.parametrize(
+    ("given", "limit", "text"),
+    [
+        (["bunch.sh"], "1GiB", "there is no 'bunch.sh' in {folder} (did you mean 'bench.sh'?)"),
+        (["*.txt"], "1GiB", "there is no '*.txt' in {folder}"),
+        (["src"], "2B", "have 3B, more than 2B; raise files_limit"),
+        (
+            ["bench.sh", "{folder}/src/../src/../bench.sh", "{folder}x/bench.sh"],
+            "1GiB",
+            "would both be bench.sh",
+        ),
+    ],
+)
+def test_files_that_cannot_be_are_named(folder, target, given, limit, text):
+    other = folder.with_name(folder.name + "x")
+    other.mkdir()
+    (other / "bench.sh").write_text("another")
+    with pytest.raises(software.SoftwareError) as caught:
+        files_of([one.format(folder=folder) for one in given], folder, target, limit)
+    assert text.format(folder=folder) in str(caught.value)
+
+
+def test_a_pod_gets_no_more_than_an_object_of_the_server_holds(folder, target):
+    (folder / "large").write_bytes(b"x" * (software.POD_FILES_BYTES + 1))
+    pods = replace(target, partition=replace(target.partition, scheduler="kubernetes"))
+    with pytest.raises(software.SoftwareError, match="a pod gets 900KiB at most; put them on a volume of"):
+        files_of(["large"], folder, pods)
+    assert files_of(["large"], folder, target)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"env": {"A B": 1}}, "env: 'A B' is no name of a variable"),
+        ({"env": {"A": [1]}}, "env: A: expected text or a number, found [1]"),
+        ({"env": {"A": True}}, "env: A: expected text or a number, found True"),
+        ({"env": {"MLHPC_RUN": "x"}}, "env: MLHPC_RUN is set for each run; choose another name"),
+        ({"environment": "nwe"}, "has no environment 'nwe'; it has default, new (did you mean 'new'?)"),
+        ({"modules": ["a b"]}, "modules: 'a b' is no name of a module"),
+        ({"image": "a b"}, "image: 'a b' is no name of an image"),
+        (
+            {"environment": "new", "image": "x.sif"},
+            "image: sys:part has no container whose image could be another",
+        ),
+        ({"slurm": {"partition": "x"}}, "slurm: partition is the site's to say, in systems.yaml"),
+        ({"slurm": {"constrain": "x"}}, "slurm.constrain: unknown key (did you mean 'constraint'?)"),
+        ({"artifacts": "../x"}, "artifacts: '../x' is no path in the run's folder"),
+        ({"artifacts": "x", "cwd": "/tmp"}, "artifacts: are files of the run's own folder; leave out cwd"),
+        ({"sanity": "(a+)+"}, "sanity: pattern '(a+)+' repeats a repeat, which can take for ever"),
+        (
+            {"launcher": "plain"},
+            "launcher: starts ranks, and without ranks_per_node a program is started once",
+        ),
+        ({"ranks_per_node": 0}, "ranks_per_node: 0 is less than 1"),
+        (
+            {"reference": {"sys": (180, 0.1, None)}},
+            "reference: sys: expected a positive number in the unit of rate",
+        ),
+    ],
+)
+def test_what_a_test_cannot_say_is_named(problems, on_slurm, asked, text):
+    fields = {"command": ["x"], "metrics": RATE, "schemas": {"slurm": SlurmOptions}, **asked}
+    assert any(text in problem for problem in problems("command", on=on_slurm, **fields))
+
+
+def test_modules_need_a_job_script(problems, target):
+    (problem,) = problems("command", on=target, command=["x"], metrics=RATE, modules="gcc/14")
+    assert "modules: are loaded by a job script, and sys:part (fake) has none" in problem
+
+
+def test_software_of_a_test_makes_another_job_and_another_definition(declare, on_slurm):
+    def spec(**asked):
+        return declare("command", on=on_slurm, command=["x"], metrics=RATE, **asked)
+
+    plain = spec()
+    for asked in ({"modules": "gcc/14 openmpi"}, {"image": "new.sif"}):
+        found = spec(**asked)
+        assert found.definition != plain.definition
+        assert not same_needs(found, plain)
+    assert spec(modules="gcc/14 openmpi").target.environment.modules == ("gcc/14", "openmpi")
+    container = spec(image="new.sif").target.environment.extra["container"]
+    assert container == {"runtime": "apptainer", "image": "new.sif"}
+    assert spec(environment="new").target.environment.name == "new"
+    with_env = spec(env={"A": "{cores_per_rank}", "N": 2, "MY_KEY": "secret"})
+    assert with_env.definition != plain.definition
+    assert "secret" not in with_env.definition + str(with_env.asked) + repr(with_env)
+    cores = str(on_slurm.partition.nodes.cores)
+    assert run_plan(with_env, 0).variables == {"A": cores, "N": "2", "MY_KEY": "secret"}
+
+
+def test_words_in_braces_that_are_no_value_stay_as_they_are(declare, target):
+    spec = declare("command", on=target, command=["x", "{nodes}", "{}", '{"a": 1}', "{print}"], metrics=RATE)
+    assert run_plan(spec, 0).argv == ("x", "1", "{}", '{"a": 1}', "{print}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "started", "launcher"),
+    [
+        ({}, 1, "plain"),
+        ({"nodes": 2}, 1, "plain"),
+        ({"nodes": 2, "devices_per_node": 4}, 1, "plain"),
+        ({"ranks_per_node": 1}, 1, "srun"),
+        ({"nodes": 2, "ranks_per_node": 4}, 8, "srun"),
+        ({"nodes": 2, "ranks_per_node": 1, "devices_per_node": 4}, 2, "srun"),
+    ],
+)
+def test_a_program_is_started_once_unless_it_says_its_ranks(declare, on_slurm, asked, started, launcher):
+    spec = declare("command", on=on_slurm, command=["x"], metrics=RATE, **asked)
+    assert (spec.started, spec.launcher) == (started, launcher)
+    assert spec.cores_per_rank == max(1, on_slurm.partition.nodes.cores // (asked.get("ranks_per_node") or 1))
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [
+        ({"sys": 180}, 180e6),
+        ({"sys": (180, -0.05, 0.1)}, 171e6),
+        ({"sys": (180, None, None), "sys:part": (100, -0.1, None)}, 90e6),
+        ({"model x": 60, "other": 1}, 60e6),
+    ],
+)
+def test_a_reference_is_found_by_partition_system_or_device(declare, target, given, limit):
+    node = replace(target.partition.nodes, device_model="Vendor Model X 80GB")
+    on = replace(target, partition=replace(target.partition, nodes=node))
+    spec = declare("command", on=on, command=["x"], metrics=[Metric("rate", "(.)", "MB/s")], reference=given)
+    assert spec.references == {"rate": pytest.approx(limit)}

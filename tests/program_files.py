@@ -1,0 +1,62 @@
+"""A suite of programs with files, variables, artifacts and ranks: the same on every system, its folder seen by nodes or not."""
+
+from pathlib import Path
+
+SUITE = r"""
+from pytest_mlhpc import Metric, program
+
+STARTS = Metric("starts", r"start: (\S+)", "1", better="none", reduce="sum")
+
+
+@program(
+    "work.sh {nodes}", STARTS, files=["work.sh", "input/", "*.csv"], artifacts=["m.json", "out/*"],
+    env={"GREETING": "hello {ranks}", "MY_TOKEN": "not for records"}, sanity=["all is well", r"hello \d"],
+)
+def test_files(run):
+    assert run["starts"].value == 1
+    assert run.json("m.json") == {"nodes": 1}
+    assert run.text("out/copy.txt") == "from input\n"
+    assert run.path("out/copy.txt").stat().st_size == 11
+    assert run.log.read_text() == run.output
+
+
+@program("work.sh 1", STARTS, files=["work.sh", "input", "table.csv"], nodes=NODES)
+def test_it_is_started_once_on_however_many_nodes(run):
+    assert run["starts"].value == 1
+
+
+@program("work.sh 1", STARTS, files=["work.sh", "input", "table.csv"], nodes=NODES, ranks_per_node=RANKS)
+def test_ranks_are_started_on_every_node(run):
+    assert run["starts"].value == NODES * RANKS
+
+
+@program("work.sh 1", files=["work.sh", "input", "table.csv"])
+def test_a_program_without_metric_has_to_succeed(run):
+    assert "all is well" in run.output
+"""
+
+WORK = """\
+#!/bin/sh
+set -e
+mkdir -p out
+cat input/deep/text.txt > out/copy.txt
+printf '{"nodes": %s}' "$1" > m.json
+test -f table.csv
+echo "$GREETING"
+echo start: 1
+echo all is well
+"""
+
+#: How many tests the suite has.
+TESTS = 4
+
+
+def write_suite(folder: Path, nodes: int, ranks: int) -> None:
+    """Write the suite for *nodes* nodes with *ranks* ranks each into *folder*."""
+    (folder / "test_files.py").write_text(SUITE.replace("NODES", str(nodes)).replace("RANKS", str(ranks)))
+    script = folder / "work.sh"
+    script.write_text(WORK)
+    script.chmod(0o755)
+    (folder / "input" / "deep").mkdir(parents=True)
+    (folder / "input" / "deep" / "text.txt").write_text("from input\n")
+    (folder / "table.csv").write_text("a,b\n")
