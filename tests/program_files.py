@@ -3,7 +3,8 @@
 from pathlib import Path
 
 SUITE = r"""
-from pytest_mlhpc import Metric, program
+import pytest
+from pytest_mlhpc import Metric, build, program
 
 STARTS = Metric("starts", r"start: (\S+)", "1", better="none", reduce="sum")
 
@@ -33,6 +34,25 @@ def test_ranks_are_started_on_every_node(run):
 @program("work.sh 1", files=["work.sh", "input", "table.csv"])
 def test_a_program_without_metric_has_to_succeed(run):
     assert "all is well" in run.output
+
+
+tool = build("sh make-tool.sh", files=["make-tool.sh"], env={"SAYS": "built"})
+broken = build("sh -c 'echo no such library >&2; exit 3'")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@program("{tool}/tool", STARTS)
+def test_a_program_that_is_built(run, tool, number):
+    assert "built" in run.output
+
+
+@program("{broken}/tool", STARTS)
+def test_a_build_that_fails(run, broken): pass
+"""
+
+MAKE_TOOL = """\
+printf '#!/bin/sh\\necho start: 1\\necho %s\\n' "$SAYS" > tool
+chmod +x tool
 """
 
 WORK = """\
@@ -48,7 +68,10 @@ echo all is well
 """
 
 #: How many tests the suite has.
-TESTS = 4
+TESTS = 6
+
+#: What a session says of the one that fails.
+FAILS = "build_failed: the build broken (sh -c echo no such library >&2; exit 3): ended with exit code 3; its last lines: no such library"
 
 
 def write_suite(folder: Path, nodes: int, ranks: int) -> None:
@@ -57,6 +80,7 @@ def write_suite(folder: Path, nodes: int, ranks: int) -> None:
     script = folder / "work.sh"
     script.write_text(WORK)
     script.chmod(0o755)
+    (folder / "make-tool.sh").write_text(MAKE_TOOL)
     (folder / "input" / "deep").mkdir(parents=True)
     (folder / "input" / "deep" / "text.txt").write_text("from input\n")
     (folder / "table.csv").write_text("a,b\n")

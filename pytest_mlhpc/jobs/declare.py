@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.config.model import Partition, Target
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.errors import Problem, SpecError, nearest
+from pytest_mlhpc.jobs.builds import Build, build_plan
 from pytest_mlhpc.jobs.contradictions import contradictions, unknown_judged
 from pytest_mlhpc.jobs.programs import (
     patterns_of,
@@ -121,6 +122,9 @@ class Declaration:
     decorator: str = ""  #: that declares it; unset: any
     line: str = ""  #: file:line of the test, for messages; unset: its node id
     identity: str = ""  #: of the test (pytest_mlhpc/session/collection.py); unset: its node id
+    builds: Mapping[str, tuple[Build, Path]] = field(
+        default_factory=dict
+    )  #: name -> declaration, folder of its file
 
     @property
     def where(self) -> str:
@@ -307,11 +311,6 @@ def _spec(
     partition = declared.target.partition
     command = workload.name == COMMAND
     env = variables(values["env"])
-    modules, files = (
-        split_words(values["modules"]),
-        staged_files(declared.where, declared.folder, partition, values) if command else {},
-    )
-    each = values.get("ranks_per_node")
     metrics = values.get("metrics") or {} if command else {}
     judged = _judged(values["judge"], workload, metrics)
     about_nodes = workload.name in (HELD, VETTED)
@@ -339,23 +338,39 @@ def _spec(
         exclusive=(not command) if exclusive is None else exclusive,
         judged=judged,
         expected_metrics=tuple(metrics) if command else _expected(workload, values, judged),
-        processes=(values["nodes"] * each if each else 1) if command else 0,
         env=env,
-        modules=modules,
+        modules=split_words(values["modules"]),
         image=values["image"],
-        files=files,
-        artifacts=split_words(values["artifacts"]) if command else (),
-        sanity=patterns_of(values["sanity"]) if command else (),
-        argv=tuple(values["command"]) if command else (),
-        metrics=metrics,
-        references=references_of(declared.where, partition, values["reference"], metrics, judged)
-        if command
-        else {},
-        cwd=working_directory(declared.where, declared.folder, partition, values["cwd"]) if command else None,
         folder="" if partition.scheduler == "kubernetes" else str(declared.folder),
         node=declared.target.node,
         requires=split_words(values["requires"]),
+        **(_program_fields(declared, values, metrics, judged) if command else {}),
     )
+
+
+def _program_fields(
+    declared: Declaration, values: Mapping[str, Any], metrics: Mapping[str, Any], judged: Sequence[str]
+) -> dict[str, Any]:
+    """Return the fields of a spec that only programs have.
+
+    Raises:
+        SpecError: its files, builds, references or folder cannot be.
+    """
+    where, folder, partition = declared.where, declared.folder, declared.target.partition
+    return {
+        "argv": tuple(values["command"]),
+        "processes": values["nodes"] * values["ranks_per_node"] if values["ranks_per_node"] else 1,
+        "files": staged_files(where, folder, partition, values),
+        "artifacts": split_words(values["artifacts"]),
+        "sanity": patterns_of(values["sanity"]),
+        "builds": tuple(
+            build_plan(where, name, one, place, declared.target)
+            for name, (one, place) in declared.builds.items()
+        ),
+        "metrics": metrics,
+        "references": references_of(where, partition, values["reference"], metrics, judged),
+        "cwd": working_directory(where, folder, partition, values["cwd"]),
+    }
 
 
 def _time_limit(workload: Workload, partition: Partition) -> float:

@@ -109,6 +109,7 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
         files=dict(spec.files),
         artifacts=spec.artifacts,
         sanity=spec.sanity,
+        builds=spec.builds,
         metrics={name: MetricPattern(**rule) for name, rule in spec.metrics.items()},
         exclusive=spec.exclusive,
         device_ids=_device_ids(spec),

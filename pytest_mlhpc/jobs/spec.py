@@ -19,7 +19,7 @@ from pytest_mlhpc.config.model import Environment, Partition, Target
 from pytest_mlhpc.config.quantities import parse_duration, parse_size
 from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.node.files import may_be_secret
-from pytest_mlhpc.node.protocol.plan import HELD, VETTED
+from pytest_mlhpc.node.protocol.plan import HELD, VETTED, BuildPlan
 from pytest_mlhpc.node.worker.data.files import DataError, read_manifest
 from pytest_mlhpc.node.worker.workloads.definitions import Field, Workload
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import MANNER
@@ -88,6 +88,7 @@ class JobSpec:
     )  #: path in the run's folder -> what is copied there
     artifacts: tuple[str, ...] = ()  #: names or globs of files that the test may read
     sanity: tuple[str, ...] = ()  #: regular expressions that must match in the output
+    builds: tuple[BuildPlan, ...] = ()  #: what has to be built before it runs
     cwd: str | None = None  #: folder that a program starts in; None: a new one of its run
     folder: str = (
         ""  #: of the test's file, as the controller sees it; empty: not known, or nodes do not see it
@@ -358,7 +359,12 @@ def _program(spec: JobSpec) -> dict[str, Any]:
     """Return what counts of a program: its arguments, of paths only the name, and how samples become a figure."""
     reduced = {name: rule["reduce"] for name, rule in spec.metrics.items() if rule.get("reduce")}
     command = [_ABSOLUTE.sub(lambda found: found[1] + Path(found[2]).name, word) for word in spec.argv]
-    return {"command": command, **({"reduce": reduced} if reduced else {})}
+    built = {one.name: list(one.argv) for one in spec.builds}
+    return {
+        "command": command,
+        **({"reduce": reduced} if reduced else {}),
+        **({"build": built} if built else {}),
+    }
 
 
 def data_kind(spec: JobSpec) -> str:

@@ -32,8 +32,9 @@ def staged_name(files: Mapping[str, str]) -> str:
 
 
 def staged_sets(plan: Plan) -> Mapping[str, Mapping[str, str]]:
-    """Return the different sets of files that the runs of *plan* have, by the name of their folder."""
-    return {staged_name(run.files): run.files for run in plan.runs if run.files}
+    """Return the different sets of files that runs and builds of *plan* have, by the name of their folder."""
+    found = [files for run in plan.runs for files in (run.files, *(build.files for build in run.builds))]
+    return {staged_name(files): files for files in found if files}
 
 
 def stage(plan: Plan) -> None:

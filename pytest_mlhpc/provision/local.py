@@ -254,7 +254,7 @@ class LocalProvisioner:
             "MLHPC_ALLOCATION": plan.allocation_id,
             "MLHPC_RUN": run.run_id,
         }
-        if len(plan.runs) > 1 or run.workload != "command" or run.launcher != "plain":
+        if len(plan.runs) > 1 or run.workload != "command" or run.launcher != "plain" or run.builds:
             return start_batch(plan, environment, payload_path(self._state_dir, plan.payload_sha256))
         started = start_command(plan, environment)
         if isinstance(started, CommandProcess):

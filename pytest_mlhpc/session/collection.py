@@ -13,6 +13,7 @@ import pytest
 from pytest_mlhpc.builtin import make_manager
 from pytest_mlhpc.config.model import Target
 from pytest_mlhpc.errors import MlhpcError, Problem, SpecError, nearest
+from pytest_mlhpc.jobs.builds import DECLARED, Build
 from pytest_mlhpc.jobs.contradictions import duplicates, lacking, unfulfilled
 from pytest_mlhpc.jobs.declare import Declaration, misdeclared, resolve
 from pytest_mlhpc.jobs.decorators import Declared, declared_of
@@ -287,8 +288,27 @@ def _resolve(item: pytest.Function, declared: Declared, target: Target, bench: B
         decorator=declared.decorator,
         line=_line(item),
         identity=identity_of(item, target.id),
+        builds=_builds(item),
     )
     return resolve(declaration, bench.workloads, bench.settings.preset, bench.launchers, bench.models)
+
+
+def _builds(item: pytest.Function) -> dict[str, tuple[Build, Path]]:
+    """Return the builds among the fixtures of *item*, each with the folder of the file that declares it."""
+    found = {}
+    for name in item.fixturenames:
+        definitions = item._fixtureinfo.name2fixturedefs.get(name)  # noqa: SLF001 - pytest has no public way
+        function = definitions[-1].func if definitions else None
+        declared = getattr(function, DECLARED, None)
+        if isinstance(declared, Build) and definitions:
+            found[name] = (declared, _folder_of(definitions[-1], item))
+    return found
+
+
+def _folder_of(definition: Any, item: pytest.Function) -> Path:
+    """Return the folder of the file in which a fixture is declared: that of its base, a file or a folder below the root."""
+    base = item.session.config.rootpath / str(definition.baseid).partition("::")[0]
+    return base if base.is_dir() else base.parent
 
 
 def _wrong_fixture(item: pytest.Function, spec: JobSpec, declared: Declared) -> Sequence[Problem]:

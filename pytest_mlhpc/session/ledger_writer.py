@@ -217,7 +217,7 @@ class LedgerWriter:
     def _payload(self, spec: JobSpec, root: Path, *, alone: bool) -> str:
         """Return the hash of the payload that *spec* needs; a program that is started directly, by itself, needs none."""
         local = spec.target.partition.scheduler == "local"
-        if local and alone and spec.workload == "command" and spec.launcher == "plain":
+        if local and alone and spec.workload == "command" and spec.launcher == "plain" and not spec.builds:
             return ""
         if spec.target.partition.scheduler == "slurm" and has_this_package(spec.target.environment):
             return FROM_SOURCE  # pods have a file system of their own

@@ -124,6 +124,7 @@ FAILURES: dict[str, str] = {
     "wrong_result": "what the run computed, sent or read back was checked and is wrong",
     "data_exhausted": "the data set ended before the steps that were asked for",
     "data_unusable": "the data set is missing, damaged or of another shape than the workload takes",
+    "build_failed": "what a program needs could not be built",
     "sanity_failed": "the program's output does not match what its test wants in it",
     "target_missed": "the training ended before the quality that was asked for was reached",
     "clock_backwards": "a clock went backwards during the run",

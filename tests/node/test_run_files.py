@@ -6,7 +6,7 @@ import tarfile
 from dataclasses import replace
 
 import pytest
-from allocation_worlds import run_plan
+from pods import run_plan
 
 from pytest_mlhpc.node import run_files
 from pytest_mlhpc.node.protocol.plan import Plan

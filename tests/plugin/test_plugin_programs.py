@@ -1,6 +1,6 @@
 """Where programs start on this machine; tests/real/slurm has the same of a cluster."""
 
-from program_files import TESTS, write_suite
+from program_files import FAILS, TESTS, write_suite
 from program_folders import write_programs
 
 
@@ -29,7 +29,11 @@ def test_files_artifacts_variables_and_ranks_are_the_same_as_on_a_cluster(suite)
     systems = suite.folder / "systems.yaml"
     systems.write_text(systems.read_text().replace("cores: 1", "cores: 2"))
     write_suite(suite.folder, nodes=1, ranks=2)
-    suite.run("test_files.py").assert_outcomes(passed=TESTS)
+    result = suite.run("test_files.py")
+    result.assert_outcomes(passed=TESTS, failed=1)
+    assert FAILS in " ".join(result.outlines)
+    (built,) = suite.state.glob("builds/*")  # of two runs, and nothing of the one that failed
+    assert sorted(path.name for path in built.iterdir()) == [".complete", "make-tool.sh", "rank0.log", "tool"]
     (record,) = [one for one in suite.records() if "test_files[" in one["node_id"]]
     assert record["asked"]["env"] == {"GREETING": "hello {ranks}", "MY_TOKEN": "***"}
     assert "not for records" not in str(suite.records())
@@ -69,4 +73,59 @@ def test_an_environment_that_a_partition_does_not_have_is_named_with_the_nearest
     suite.write('@job(environment="defualt")\ndef test_it(run): pass\n')
     suite.run().expect(
         1, "*environment: local:cpu has no environment 'defualt'; it has default (did you mean 'default'?)*"
+    )
+
+
+BUILDS = """
+made = build("sh -c 'date +%N > made'", files="*.src")
+@program("sh -c 'echo rate: 4; cat {made}/made'", RATE, judge=False)
+def test_it(run, made):
+    print("built at", run.output.split()[-1])
+"""
+
+
+def test_a_build_is_made_again_when_its_files_change(suite):
+    source = suite.file("a.src", "one")
+    suite.write("from pytest_mlhpc import build\n" + BUILDS)
+
+    def time_of_build():
+        result = suite.run()
+        result.assert_outcomes(passed=1)
+        return next(line for line in result.outlines if line.startswith("built at"))
+
+    first = time_of_build()
+    assert time_of_build() == first
+    source.write_text("two")
+    assert time_of_build() != first
+
+
+def test_builds_that_cannot_be_are_errors_of_their_tests(suite):
+    suite.write(
+        """
+        from pytest_mlhpc import build
+        quoted, nothing, nodes = build("make 'x"), build(""), build("make")
+        lost, named = build("make", files="scr"), build("make", env={"A B": 1})
+
+        @job("x")
+        def test_quoted(run, quoted): pass
+        @job("x")
+        def test_nothing(run, nothing): pass
+        @job("x")
+        def test_nodes(run, nodes): pass
+        @job("x")
+        def test_lost(run, lost): pass
+        @job("x")
+        def test_named(run, named): pass
+        """
+    )
+    result = suite.run()
+    result.expect(1, errors=5)
+    result.stdout.fnmatch_lines_random(
+        [
+            "*: quoted: no closing quotation in *",
+            "*: nothing: the build names no program; write build('make bench')",
+            "*: nodes: {nodes} is a figure of the run; give the build another name",
+            "*: lost: files: there is no 'scr' in *",
+            "*: named: env: 'A B' is no name of a variable",
+        ]
     )

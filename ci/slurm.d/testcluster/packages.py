@@ -40,6 +40,8 @@ def missing(*, database: bool, tests: bool = False) -> list[str]:
         absent += [
             package for name, package in plugins.items() if not any(_LIBRARIES.glob(f"*/slurm*/{name}"))
         ]
+        if tests and not any(_LIBRARIES.glob("*/openmpi/include/mpi.h")):
+            absent.append("libopenmpi-dev")  # tests build a program with MPI
     return sorted(absent)
 
 

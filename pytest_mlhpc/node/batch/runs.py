@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 from pytest_mlhpc.node import processes
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.agents.wire import key_of_run
+from pytest_mlhpc.node.batch.builds import build_all, builds_folder, with_builds
 from pytest_mlhpc.node.batch.output import LOG_CAP, ControllerGone, Lines
 from pytest_mlhpc.node.batch.pod_stream import ARTIFACTS
 from pytest_mlhpc.node.batch.ranks import RankBook
@@ -96,6 +97,14 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: Ends, *,
         relay.send(run, "end", {"exit": []})
         return
     began_ns = time.time_ns()
+    if run.builds and (failure := prepare(plan, run, path, signals, site)):
+        relay.send(run, "started", {"protocol": PROTOCOL, "payload_sha256": running_payload()})
+        relay.send(run, "failed", {"outcome": failure[0], "text": failure[1], "log": ""})
+        relay.send(run, "end", {"exit": []})
+        return
+    if run.builds:
+        run = with_builds(run, builds_folder(plan, pod=site.pod))
+        began_ns = time.time_ns()
     started = run.workload == "command"  # it has no ranks that would say so
     if started:
         relay.send(run, "started", {"protocol": PROTOCOL, "payload_sha256": running_payload()})
@@ -116,6 +125,20 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: Ends, *,
     if (site.slurm or site.hub) and supervisor.broken_off:
         supervisor.await_signal(SIGNAL_LAG_S)
     report(supervisor, relay, began_ns)
+
+
+def prepare(plan: Plan, run: RunPlan, path: Path, signals: Ends, site: Site) -> Optional[Tuple[str, str]]:
+    """Build what *run* needs; return the failure (outcome, text) that it is, or None.
+
+    Raises:
+        ControllerGone: nobody listens any more, or a signal said to end.
+    """
+
+    def supervise(book: RankBook, folder: Path, relay: Lines) -> Supervisor:
+        return Supervisor(book, folder, relay, signals.wakeup, signals.stop, lifeline=site.lifeline)
+
+    root = builds_folder(plan, pod=site.pod)
+    return build_all(plan, run, root, supervise, lambda one, alone: execute(one, alone, path, site))
 
 
 def send_artifacts(supervisor: Supervisor, relay: Lines) -> None:

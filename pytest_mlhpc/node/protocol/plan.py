@@ -87,6 +87,21 @@ class MetricPattern:
 
 
 @dataclass(frozen=True)
+class BuildPlan:
+    """What a program needs to be built: ``{name}`` in its arguments is the folder of the build.
+
+    ``key`` names that folder: it is a digest of all that the build depends on, so that a later run finds it ready. ``files`` are
+    those that ``argv`` finds in its folder, as of a run; ``variables`` are set over the run's.
+    """
+
+    name: str
+    key: str
+    argv: Tuple[str, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """One attempt of one run.
 
@@ -126,6 +141,7 @@ class RunPlan:
     files: Mapping[str, str] = field(default_factory=dict)
     artifacts: Tuple[str, ...] = ()
     sanity: Tuple[str, ...] = ()
+    builds: Tuple[BuildPlan, ...] = ()
     device_ids: Tuple[str, ...] = ()
     data_source: str = "memory"
     data_path: Optional[str] = None

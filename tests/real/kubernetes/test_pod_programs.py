@@ -1,7 +1,12 @@
 """Programs with files and artifacts in pods, which see no folder of the tests: as on this machine (tests/plugin/test_plugin_programs.py)."""
 
+import shutil
+from pathlib import Path
+
 import pytest
-from program_files import TESTS, write_suite
+from program_files import FAILS, TESTS, write_suite
+
+PROGRAMS = Path(__file__).parents[3] / "suites" / "programs"
 
 pytestmark = pytest.mark.servers
 
@@ -9,4 +14,10 @@ pytestmark = pytest.mark.servers
 def test_files_artifacts_variables_and_ranks_are_the_same_as_on_this_machine(pod_suite):
     pod_suite.partition({"nodes": {"max": 2}}, kind="pods")
     write_suite(pod_suite.folder, nodes=2, ranks=1)
-    pod_suite.run("test_files.py").expect(0, passed=TESTS)
+    pod_suite.run("test_files.py").expect(1, FAILS, passed=TESTS, failed=1)
+
+
+def test_a_program_of_the_shipped_suite_runs_unchanged(pod_suite):
+    pod_suite.partition({"features": ["python"]})
+    shutil.copytree(PROGRAMS, pod_suite.folder / "programs")
+    pod_suite.run("programs", "-k", "json_lines").expect(0, passed=1)
