@@ -218,11 +218,22 @@ def command(record: Record, options: Sequence[str] = ()) -> str:
     node_id = one_line(record.node_id, 10_000)
     if record.verdict in {"improved", "no_baseline"}:
         return shlex.join(["mlhpc", "baseline", "accept", node_id, "--reason", "TEXT", *options])
+    if not _is_of_pytest(node_id):
+        return _history_of(node_id, record.system)
     words = ["pytest", node_id, "--system", f"{record.system}:{record.partition}"]
     # A record does not say which ones would be taken by themselves, so they are always named.
     for option, value in (("--mlhpc-environment", record.environment), ("--mlhpc-preset", record.preset)):
         words += [option, value] if value else []
     return one_line(shlex.join([*words, *options_of_pytest(options)]), 10_000)
+
+
+def _is_of_pytest(node_id: str) -> bool:
+    """Return whether pytest can run it: records of other tools (history/ingest.py) have names of another form."""
+    return "::" in node_id
+
+
+def _history_of(name: str, system: str) -> str:
+    return one_line(shlex.join(["mlhpc", "history", name, "--system", system]), 10_000)
 
 
 def typed_here(status: Status, root_of: Mapping[str, str]) -> Status:
@@ -329,6 +340,8 @@ def _stale(missing: Sequence[Night], options: Sequence[str]) -> list[TestProblem
         words = [nights[0].node_id] if len(nights) == 1 else files
         words = ["pytest", *words, "--system", f"{system}:{partition}", *options_of_pytest(options)]
         command = shlex.join(words)
+        if not _is_of_pytest(nights[0].node_id):
+            command = _history_of(nights[0].node_id, system)
         reason = f"nothing recorded since {last}"
         what = f"stale: {tests}: {reason}"
         ids = tuple(night.node_id for night in nights)

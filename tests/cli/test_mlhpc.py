@@ -297,7 +297,7 @@ PRINTS = {
     "status": {}, "check": {}, "systems list": {}, "systems show": {"after": "local"}, "baseline show": {}, "baseline diff": {},
     "history show": {"after": "test_a"}, "history changes": {}, "history event add": {"after": "--system cirrus driver"},
     "history event list": {}, "history event remove": {"after": "EVENT"}, "compare": {"after": "cirrus"}, "records list": {},
-    "records show": {"after": record(1).id}, "records cost": {}, "records check": {}, "alert send": {}, "alert list": {},
+    "records show": {"after": record(1).id}, "records cost": {}, "records check": {}, "records ingest": {"after": "--jsonl log.txt", "code": 1}, "alert send": {}, "alert list": {},
     "vet quick": {"after": "--no-load"}, "vet deep": {"after": "--no-load"}, "vet history": {},
     "screen": {"end": "--seconds 1 -- sleep 1"}, "data check": {}, "data workloads": {}, "ci note": {},
     "papers mlperf check": {"after": "log.txt", "code": 1}, "papers mlperf report": {}, "papers ai500": {"after": "cirrus"},

@@ -1,0 +1,330 @@
+"""Results of other tools as runs: ReFrame's perflogs and results.db, JSON lines, and files of pytest-benchmark.
+
+Open it when a line of another tool is read wrongly. Each reader yields :class:`ForeignRun` or :class:`Unreadable`, in the order
+of the source; nothing is stored here. The forms are those of ReFrame 4.10 (``perflog_compat`` off, columns in any order,
+``FORMAT`` read from each file's header line) and of pytest-benchmark 5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import math
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.jobs.metrics import base_unit, better_of
+from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.protocol.schema import BETTER, MetricValue, SchemaError
+from pytest_mlhpc.store.text import nanoseconds
+
+#: Longest line that is read, in bytes.
+MAX_LINE: Final = 1 << 20
+#: What names a column of ReFrame's perflog beside a metric.
+_VALUE: Final = "_value"
+
+
+@dataclass(frozen=True)
+class ForeignRun:
+    """One run that another tool made: where, when, and what it measured. ``failure`` is why it measured nothing."""
+
+    time_ns: int
+    benchmark: str
+    system: str
+    partition: str
+    environment: str
+    metrics: tuple[MetricValue, ...] = ()
+    failure: str = ""
+    nodes: tuple[str, ...] = ()
+    job_id: str = ""
+    commit: str = ""
+    notes: tuple[str, ...] = ()  #: what of it was left out, and why
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Something that is no run, where it stands, and why."""
+
+    where: str
+    why: str
+
+
+@dataclass(frozen=True)
+class ForeignNames:
+    """What the source does not say, or says in other words.
+
+    ``system``, ``partition`` and ``environment`` win over the source's own where they are set. ``better`` and ``units`` are by
+    the name of a metric.
+    """
+
+    system: str = ""
+    partition: str = ""
+    environment: str = ""
+    better: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
+
+
+Found = Iterator[ForeignRun | Unreadable]
+
+
+def reframe(path: Path, names: ForeignNames) -> Found:
+    """Read a folder of perflogs, one of them, or ReFrame's ``results.db``.
+
+    Raises:
+        UsageError: there is nothing of that kind.
+    """
+    if path.is_dir():
+        files = sorted(path.rglob("*.log"))
+        if not files:
+            raise UsageError(
+                f"{path} holds no perflog (*.log); name ReFrame's folder perflogs, or its results.db"
+            )
+        return (one for file in files for one in _perflog(file, names))
+    with _opened(path) as file:
+        database = file.read(16).startswith(b"SQLite format 3")
+    return _database(path, names) if database else _perflog(path, names)
+
+
+def json_lines(path: Path, names: ForeignNames) -> Found:
+    """Read lines like ``{"time": "2026-11-27T02:00Z", "benchmark": "x", "metric": "rate", "value": 3.5, "unit": "MB/s"}``.
+
+    ``metrics`` may hold several, as ``{name: {value, unit, better}}``. ``system``, ``partition``, ``environment`` and ``commit``
+    are optional.
+    """
+    for number, line in _lines(path):
+        where = f"{path}:{number}"
+        try:
+            found = read_json(line)
+            if not isinstance(found, dict):
+                yield Unreadable(where, "is no JSON object")
+                continue
+            one = {"value": found.get("value"), "unit": found.get("unit"), "better": found.get("better")}
+            given = found.get("metrics") or ({found["metric"]: one} if "metric" in found else {})
+            figures = [
+                (
+                    str(name),
+                    metric.get("value"),
+                    str(metric.get("unit") or "1"),
+                    str(metric.get("better") or ""),
+                )
+                for name, metric in dict(given).items()
+            ]
+            yield _run(names, found, _moment(found.get("time")), figures)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+            yield Unreadable(where, _why(error))
+
+
+def pytest_benchmark(path: Path, names: ForeignNames) -> Found:
+    """Read a file of ``--benchmark-json`` or a folder of them (``.benchmarks``): the median time of each benchmark."""
+    files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
+    for file in files:
+        try:
+            with _opened(file) as opened:
+                found = read_json(opened.read())
+            moment = _moment(found["datetime"])
+            node, commit = str(found["machine_info"].get("node", "")), found.get("commit_info") or {}
+            for one in found["benchmarks"]:
+                about = {
+                    "benchmark": one.get("fullname") or one["name"],
+                    "system": node,
+                    "nodes": [node] if node else [],
+                    "commit": commit.get("id", ""),
+                }
+                yield _run(names, about, moment, [("time", one["stats"]["median"], "s", "")])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            yield Unreadable(str(file), _why(error))
+
+
+def _perflog(path: Path, names: ForeignNames) -> Found:
+    """Read one perflog. Its first line names the columns, and so does each later one where they changed."""
+    columns: list[str] = []
+    for number, line in _lines(path):
+        words = line.decode("utf-8", "replace").rstrip("\n").split("|")
+        if "job_completion_time" in words or "job_completion_time_unix" in words:
+            columns = words
+            continue
+        where = f"{path}:{number}"
+        if not columns:
+            yield Unreadable(where, "no line before it names the columns (ReFrame 4 writes one)")
+        elif len(words) != len(columns):
+            yield Unreadable(where, f"has {len(words)} columns, the header {len(columns)}")
+        else:
+            try:
+                yield _of_perflog(dict(zip(columns, words, strict=True)), names)
+            except (ValueError, KeyError, OverflowError) as error:
+                yield Unreadable(where, _why(error))
+
+
+def _of_perflog(row: Mapping[str, str], names: ForeignNames) -> ForeignRun:
+    figures = []
+    for column in row:
+        if not column.endswith(_VALUE) or row[column] in {"", "null", "None"}:
+            continue
+        name = column.removesuffix(_VALUE)
+        bounds = [_number(row.get(f"{name}_{end}_thres")) for end in ("lower", "upper")]
+        figures.append((name, row[column], row.get(f"{name}_unit") or "1", _direction(*bounds)))
+    moment = row.get("job_completion_time_unix") or row["job_completion_time"]
+    about = {
+        "benchmark": row.get("name") or row.get("display_name") or row["check_name"],
+        "system": row.get("system"), "partition": row.get("partition"), "environment": row.get("environ"),
+        "job_id": row.get("jobid"), "nodes": [one for one in (row.get("job_nodelist") or "").split(",") if one],
+    }  # fmt: skip
+    failed = row.get("result", "pass") not in {"pass", "xpass", "xfail"} and not figures
+    return _run(names, about, _moment(moment), figures, "ReFrame: " + row.get("result", "") if failed else "")
+
+
+def _database(path: Path, names: ForeignNames) -> Found:
+    """Read the sessions of ReFrame's SQLite file, which is opened read-only."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            rows = database.execute("SELECT uuid, json_blob FROM sessions ORDER BY session_start_unix")
+            for uuid, blob in rows:
+                try:
+                    cases = [case for run in read_json(blob)["runs"] for case in run["testcases"]]
+                except (ValueError, TypeError, KeyError, RecursionError) as error:
+                    yield Unreadable(f"{path}: session {uuid}", _why(error))
+                    continue
+                for case in cases:
+                    try:
+                        yield _of_case(case, names)
+                    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+                        yield Unreadable(f"{path}: {case.get('uuid', uuid)}", _why(error))
+    except sqlite3.Error as error:
+        raise UsageError(f"{path}: no results.db of ReFrame can be read there: {error}") from error
+
+
+def _of_case(case: Mapping[str, Any], names: ForeignNames) -> ForeignRun:
+    figures = [
+        (key.rpartition(":")[2], value, str(unit or "1"), _direction(_number(low), _number(high)))
+        for key, (value, _, low, high, unit, *_) in (case.get("perfvalues") or {}).items()
+    ]
+    about = {
+        "benchmark": case.get("display_name") or case["name"],
+        "system": case.get("system"), "partition": case.get("partition"), "environment": case.get("environ"),
+        "job_id": case.get("jobid"), "nodes": case.get("job_nodelist") or [],
+    }  # fmt: skip
+    failed = case.get("result") not in {"pass", "xpass", "xfail"} and not figures
+    why = f"ReFrame: {case.get('fail_phase')}: {case.get('fail_reason')}"[:2000] if failed else ""
+    return _run(names, about, _moment(case["job_completion_time_unix"]), figures, why)
+
+
+def _run(
+    names: ForeignNames,
+    about: Mapping[str, Any],
+    time_ns: int,
+    figures: Sequence[tuple[str, Any, str, str]],
+    failure: str = "",
+) -> ForeignRun:
+    """Return the run of *about*; *figures* are (name, value, unit, direction or empty).
+
+    Raises:
+        KeyError, ValueError: it names no benchmark or no system.
+    """
+    system = names.system or str(about.get("system") or "")
+    if not system:
+        raise ValueError("names no system; give --system NAME")
+    metrics, notes = [], []
+    for name, value, unit, better in figures:
+        made = _metric(names, name, value, unit, better)
+        if isinstance(made, str):
+            notes.append(made)
+        else:
+            metrics.append(made)
+    unique = tuple({one.name: one for one in metrics}.values())
+    if not unique and not failure:
+        failure = "it has no figure that can be recorded" + (f": {notes[0]}" if notes else "")
+    return ForeignRun(
+        time_ns,
+        str(about["benchmark"])[:200],
+        system,
+        names.partition or str(about.get("partition") or "default"),
+        names.environment or str(about.get("environment") or "default"),
+        unique,
+        failure,
+        tuple(map(str, about.get("nodes") or ())),
+        str(about.get("job_id") or ""),
+        str(about.get("commit") or ""),
+        tuple(notes),
+    )
+
+
+def _metric(names: ForeignNames, given: str, value: Any, unit: str, better: str) -> MetricValue | str:
+    """Return the metric in base units, or why there is none."""
+    name = re.sub(r"[^a-z0-9_]+", "_", given.lower()).strip("_")[:64]
+    if name[:1].isdigit():
+        name = f"m{name}"[:64]
+    number = _number(value)
+    if number is None:
+        return f"{given} is {str(value)[:40]!r}, which is no finite number"
+    try:
+        base, factor = base_unit(names.units.get(given) or names.units.get(name) or unit)
+        told = names.better.get(given) or names.better.get(name) or better or better_of(base) or "none"
+        return MetricValue(
+            name, number * factor, base, told, (number * factor,), number * factor, number * factor
+        )
+    except (SchemaError, ValueError) as error:
+        return f"{given}: {error}" + (f"; say --unit {given}=UNIT" if "unit" in str(error) else "")
+
+
+def _direction(lower: float | None, upper: float | None) -> str:
+    """Return which direction is better where a reference is bounded on one side only."""
+    if (lower is None) == (upper is None):
+        return ""
+    return "higher" if upper is None else "lower"
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        number = float(value)
+        return number if math.isfinite(number) else None
+    return None
+
+
+def _moment(value: Any) -> int:
+    """Return the time in ns UTC of a date (ISO 8601; without a zone, UTC) or of seconds since 1970.
+
+    Raises:
+        ValueError: it is neither, or before 1990 or beyond 2200.
+    """
+    number = _number(value)
+    found = round(number * 1e6) * 1000 if number is not None else nanoseconds(str(value))
+    if not dt.datetime(1990, 1, 1, tzinfo=dt.UTC).timestamp() < found / 1e9 < 7.3e9:
+        raise ValueError(f"its time {str(value)[:40]!r} cannot be")
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield number and text of each complete line that is not empty; a last one without its end is still being written."""
+    with _opened(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), 1):
+            if line.strip() and line.endswith(b"\n"):
+                yield number, line
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _why(error: Exception) -> str:
+    return f"has no {error}" if isinstance(error, KeyError) else str(error)[:200]
+
+
+#: Option of ``mlhpc records ingest`` -> its reader.
+READERS: Final[Mapping[str, Callable[[Path, ForeignNames], Found]]] = {
+    "reframe": reframe,
+    "jsonl": json_lines,
+    "pytest-benchmark": pytest_benchmark,
+}
+
+#: Directions that ``--better`` takes.
+DIRECTIONS: Final = tuple(BETTER)
