@@ -11,7 +11,7 @@ STARTS = Metric("starts", r"start: (\S+)", "1", better="none", reduce="sum")
 
 @program(
     "work.sh {nodes}", STARTS, files=["work.sh", "input/", "*.csv"], artifacts=["m.json", "out/*"],
-    env={"GREETING": "hello {ranks}", "MY_TOKEN": "not for records"}, sanity=["all is well", r"hello \d"],
+    env={"GREETING": "hello {ranks}, numa {numa_nodes}", "MY_TOKEN": "not for records"}, sanity=["all is well", r"hello 1, numa \d"],
 )
 def test_files(run):
     assert run["starts"].value == 1

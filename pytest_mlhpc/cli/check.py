@@ -37,6 +37,7 @@ def command(paths: tuple[str, ...], systems_file: str | None) -> CommandReport:
             for one in checked.findings
         ],
         "nowhere": list(checked.nowhere),
+        "unknown_places": list(checked.unknown_places),
         "left_out": dict(left_out),
     }
     text = "".join(f"{line}\n" for line in _lines(checked, left_out))
@@ -48,6 +49,8 @@ def _lines(checked: SuiteCheck, left_out: Mapping[str, str]) -> Iterator[str]:
         yield str(finding)
     for test in checked.nowhere:
         yield f"note: {test} runs on none of the systems: no partition gives what it asks for"
+    for text in checked.unknown_places:
+        yield f"note: {text}"
     if not checked.tests and not checked.findings:
         yield "no test here declares a run; `mlhpc init` writes a first suite"
         return

@@ -1,6 +1,6 @@
 """Results of other tools as runs: ReFrame's perflogs and results.db, JSON lines, and files of pytest-benchmark.
 
-Open it when a line of another tool is read wrongly. Each reader yields :class:`ForeignRun` or :class:`Unreadable`, in the order
+Open it when a line of another tool is read wrongly. Each reader yields :class:`ForeignRun` or :class:`UnreadableRun`, in the order
 of the source; nothing is stored here. The forms are those of ReFrame 4.10 (``perflog_compat`` off, columns in any order,
 ``FORMAT`` read from each file's header line) and of pytest-benchmark 5.
 """
@@ -47,7 +47,7 @@ class ForeignRun:
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class UnreadableRun:
     """Something that is no run, where it stands, and why."""
 
     where: str
@@ -69,7 +69,7 @@ class ForeignNames:
     units: Mapping[str, str] = field(default_factory=dict)
 
 
-Found = Iterator[ForeignRun | Unreadable]
+Found = Iterator[ForeignRun | UnreadableRun]
 
 
 def reframe(path: Path, names: ForeignNames) -> Found:
@@ -101,7 +101,7 @@ def json_lines(path: Path, names: ForeignNames) -> Found:
         try:
             found = read_json(line)
             if not isinstance(found, dict):
-                yield Unreadable(where, "is no JSON object")
+                yield UnreadableRun(where, "is no JSON object")
                 continue
             one = {"value": found.get("value"), "unit": found.get("unit"), "better": found.get("better")}
             given = found.get("metrics") or ({found["metric"]: one} if "metric" in found else {})
@@ -116,7 +116,7 @@ def json_lines(path: Path, names: ForeignNames) -> Found:
             ]
             yield _run(names, found, _moment(found.get("time")), figures)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-            yield Unreadable(where, _why(error))
+            yield UnreadableRun(where, _why(error))
 
 
 def pytest_benchmark(path: Path, names: ForeignNames) -> Found:
@@ -137,7 +137,7 @@ def pytest_benchmark(path: Path, names: ForeignNames) -> Found:
                 }
                 yield _run(names, about, moment, [("time", one["stats"]["median"], "s", "")])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            yield Unreadable(str(file), _why(error))
+            yield UnreadableRun(str(file), _why(error))
 
 
 def _perflog(path: Path, names: ForeignNames) -> Found:
@@ -150,14 +150,14 @@ def _perflog(path: Path, names: ForeignNames) -> Found:
             continue
         where = f"{path}:{number}"
         if not columns:
-            yield Unreadable(where, "no line before it names the columns (ReFrame 4 writes one)")
+            yield UnreadableRun(where, "no line before it names the columns (ReFrame 4 writes one)")
         elif len(words) != len(columns):
-            yield Unreadable(where, f"has {len(words)} columns, the header {len(columns)}")
+            yield UnreadableRun(where, f"has {len(words)} columns, the header {len(columns)}")
         else:
             try:
                 yield _of_perflog(dict(zip(columns, words, strict=True)), names)
             except (ValueError, KeyError, OverflowError) as error:
-                yield Unreadable(where, _why(error))
+                yield UnreadableRun(where, _why(error))
 
 
 def _of_perflog(row: Mapping[str, str], names: ForeignNames) -> ForeignRun:
@@ -187,13 +187,13 @@ def _database(path: Path, names: ForeignNames) -> Found:
                 try:
                     cases = [case for run in read_json(blob)["runs"] for case in run["testcases"]]
                 except (ValueError, TypeError, KeyError, RecursionError) as error:
-                    yield Unreadable(f"{path}: session {uuid}", _why(error))
+                    yield UnreadableRun(f"{path}: session {uuid}", _why(error))
                     continue
                 for case in cases:
                     try:
                         yield _of_case(case, names)
                     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-                        yield Unreadable(f"{path}: {case.get('uuid', uuid)}", _why(error))
+                        yield UnreadableRun(f"{path}: {case.get('uuid', uuid)}", _why(error))
     except sqlite3.Error as error:
         raise UsageError(f"{path}: no results.db of ReFrame can be read there: {error}") from error
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_mlhpc.history.foreign import ForeignRun, Unreadable
+from pytest_mlhpc.history.foreign import ForeignRun, UnreadableRun
 from pytest_mlhpc.jobs.spec import uuid7
 from pytest_mlhpc.node.protocol.schema import Measurement, to_json
 from pytest_mlhpc.store.definition import text_of
@@ -77,7 +77,7 @@ class Ingester:
         self._new: set[str] = set()
         self.found = Ingested()
 
-    def take(self, runs: Iterable[ForeignRun | Unreadable]) -> None:
+    def take(self, runs: Iterable[ForeignRun | UnreadableRun]) -> None:
         """Store those of *runs* that are not stored yet.
 
         Raises:
@@ -85,7 +85,7 @@ class Ingester:
         """
         found = self.found
         for run in runs:
-            if isinstance(run, Unreadable):
+            if isinstance(run, UnreadableRun):
                 if (text := f"{run.where}: {run.why}") not in found.problems:
                     found.problems.append(text)
                 continue

@@ -19,6 +19,7 @@ from pytest_mlhpc.jobs.software import SoftwareError, files_of, variables
 from pytest_mlhpc.jobs.spec import split_words
 from pytest_mlhpc.node.protocol.plan import BuildPlan
 from pytest_mlhpc.node.run_files import regular_files
+from pytest_mlhpc.node.topology import ON_NODE
 
 #: Attribute of a fixture's function that holds its declaration.
 DECLARED = "mlhpc_build"
@@ -62,7 +63,7 @@ def build_plan(where: str, name: str, declared: Build, folder: Path, target: Tar
     Raises:
         SpecError: its command, files or variables cannot be.
     """
-    if name in DERIVED:
+    if name in {*DERIVED, *ON_NODE}:
         raise SpecError(
             [Problem(where, name, f"{{{name}}} is a figure of the run; give the build another name")]
         )

@@ -24,6 +24,7 @@ from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.node.run_files import link_files
+from pytest_mlhpc.node.topology import on_node
 from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, last_lines, measure
 from pytest_mlhpc.provision.conversation import Conversation, result_message, run_message
 from pytest_mlhpc.provision.guardian import (
@@ -321,7 +322,8 @@ def start_command(plan: Plan, environment: Mapping[str, str]) -> CommandProcess 
     Raises:
         ProvisionError: ``disk_full`` or ``not_writable``, its log cannot be created.
     """
-    run = plan.runs[0]
+    run = on_node(plan.runs[0])
+    environment = {**environment, **run.variables}
     cwd = run.cwd or str(_own_folder(plan))
     try:
         log = CappedLog(Path(plan.directory) / "output.log", OUTPUT_CAP)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
 
-from pytest_mlhpc.errors import Problem, UsageError
+from pytest_mlhpc.config.files import known_names
+from pytest_mlhpc.config.model import Partition
+from pytest_mlhpc.errors import Problem, UsageError, nearest
 from pytest_mlhpc.jobs.decorators import declared_of
 from pytest_mlhpc.session.bench import bench_of
 
@@ -30,13 +32,15 @@ class SuiteProblem:
 class SuiteCheck:
     """What a check came to: how many test functions declare a run, on which targets, and what is wrong with them.
 
-    ``nowhere`` are functions that no target gives what they ask for.
+    ``nowhere`` are functions that no target gives what they ask for. ``unknown_places`` are references of a test for a system or
+    device that no systems file and none of the known systems has: such a reference judges nothing.
     """
 
     tests: int
     targets: tuple[str, ...]
     findings: tuple[SuiteProblem, ...]
     nowhere: tuple[str, ...] = ()
+    unknown_places: tuple[str, ...] = ()
 
 
 class _Collector:
@@ -48,6 +52,7 @@ class _Collector:
         self.faults: dict[str, Sequence[Problem]] = {}
         self.broken: list[Problem] = []
         self.deselected: set[str] = set()
+        self.unknown_places: set[str] = set()
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Take what no target gives, or the user left out."""
@@ -59,6 +64,13 @@ class _Collector:
         if (bench := bench_of(session.config)) is not None:
             self.targets = tuple(target.id for target in bench.targets)
             self.faults = dict(bench.faults)
+            places = known_places([target.partition for target in bench.targets])
+            for item in session.items:
+                declared = declared_of(item)
+                given = declared.fields.get("reference") if declared is not None else None
+                self.unknown_places.update(
+                    f"{_function(item.nodeid)}: {text}" for text in unknown_places(given, places)
+                )
             self.tests = frozenset(_function(node_id) for node_id in (*bench.specs, *bench.faults))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -91,7 +103,30 @@ def check(paths: Sequence[str], systems_file: str | None) -> SuiteCheck:
     found = findings(collector.faults, collector.targets)
     broken = (SuiteProblem(problem) for problem in collector.broken)
     nowhere = tuple(sorted(collector.deselected - collector.tests))
-    return SuiteCheck(len(collector.tests), collector.targets, (*broken, *found), nowhere)
+    unknown = tuple(sorted(collector.unknown_places))
+    return SuiteCheck(len(collector.tests), collector.targets, (*broken, *found), nowhere, unknown)
+
+
+def known_places(partitions: Iterable[Partition]) -> frozenset[str]:
+    """Return all that a reference may be for: systems, partitions and device models of the file, and systems that are known."""
+    found = set(known_names())
+    for partition in partitions:
+        found |= {partition.system, partition.id, partition.nodes.device_model}
+    return frozenset(found - {""})
+
+
+def unknown_places(reference: object, places: Collection[str]) -> Iterator[str]:
+    """Yield a text for each place of a test's *reference* that is none of *places*, nor part of a device model there."""
+    if not isinstance(reference, Mapping):
+        return
+    nested = all(isinstance(value, Mapping) for value in reference.values())
+    for values in reference.values() if nested else [reference]:
+        for place in map(str, values):
+            part = any(place.lower() in one.lower() for one in places)
+            if place.partition(":")[0] not in places and not part:
+                hint = nearest(place.partition(":")[0], places)
+                meant = f" (did you mean {hint!r}?)" if hint else ""
+                yield f"no system or device is called {place!r}{meant}; its reference judges nothing"
 
 
 def findings(faults: Mapping[str, Iterable[Problem]], targets: Sequence[str]) -> tuple[SuiteProblem, ...]:

@@ -112,3 +112,19 @@ def test_a_folder_without_benchmarks_has_nothing_to_check(project, mlhpc):
 def test_an_empty_folder_is_told_nothing_but_how_to_begin(tmp_path, mlhpc, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert mlhpc("check").out == "no test here declares a run; `mlhpc init` writes a first suite\n"
+
+
+def test_a_reference_for_a_system_that_nobody_knows_is_noted(project, mlhpc):
+    (project / "test_it.py").write_text(
+        """
+from pytest_mlhpc import Metric, program
+
+@program("x", Metric("a", "(.)", "s"), Metric("b", "(.)", "s"), reference={"a": {"here": 1, "sitee:small": 2}, "b": {"archer2": 3}})
+def test_it(run): pass
+"""
+    )
+    lines = mlhpc("check").out.splitlines()
+    assert lines == [
+        "note: test_it.py::test_it: no system or device is called 'sitee:small' (did you mean 'site'?); its reference judges nothing",
+        "1 test checked on 2 targets: no problem",
+    ]

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.history import foreign
-from pytest_mlhpc.history.foreign import ForeignNames, Unreadable
+from pytest_mlhpc.history.foreign import ForeignNames, UnreadableRun
 
 #: As ReFrame 4.10.4 writes it, with fewer columns.
 HEADER = (
@@ -69,7 +69,7 @@ def test_a_perflog_of_reframe_is_read_by_its_header(perflog):
 )
 def test_a_line_that_is_no_run_is_named_with_its_place(perflog, lines, why):
     (found,) = read(foreign.reframe, perflog(*lines))
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, UnreadableRun)
     assert found.where.endswith(f"Stream.log:{len(lines)}")
     assert why in found.why or why == "no date"
 
@@ -136,12 +136,12 @@ def test_json_lines_have_one_metric_or_several(tmp_path):
     first, second, nameless, nothing, array, text = read(foreign.json_lines, path, system="s")
     assert (figures(first), first.commit) == ([("rate", 3.5e6, "B/s", "higher")], "abc")
     assert (figures(second), second.environment) == ([("one_two", 2.0, "1", "lower")], "e")
-    assert nameless == Unreadable(f"{path}:3", "has no 'benchmark'")
+    assert nameless == UnreadableRun(f"{path}:3", "has no 'benchmark'")
     assert (
         nothing.failure == "it has no figure that can be recorded: rate is 'NaN', which is no finite number"
     )
-    assert array == Unreadable(f"{path}:5", "is no JSON object")
-    assert isinstance(text, Unreadable)
+    assert array == UnreadableRun(f"{path}:5", "is no JSON object")
+    assert isinstance(text, UnreadableRun)
 
 
 def test_files_of_pytest_benchmark_give_the_median_time(tmp_path):
@@ -155,7 +155,7 @@ def test_files_of_pytest_benchmark_give_the_median_time(tmp_path):
     run, damaged = read(foreign.pytest_benchmark, tmp_path)
     assert (run.benchmark, run.system, run.commit) == ("t.py::test_a", "login1", "abc")
     assert figures(run) == [("time", 0.25, "s", "lower")]
-    assert damaged == Unreadable(str(tmp_path / "0002.json"), "has no 'datetime'")
+    assert damaged == UnreadableRun(str(tmp_path / "0002.json"), "has no 'datetime'")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_files_artifacts_variables_and_ranks_are_the_same_as_on_a_cluster(suite)
     (built,) = suite.state.glob("builds/*")  # of two runs, and nothing of the one that failed
     assert sorted(path.name for path in built.iterdir()) == [".complete", "make-tool.sh", "rank0.log", "tool"]
     (record,) = [one for one in suite.records() if "test_files[" in one["node_id"]]
-    assert record["asked"]["env"] == {"GREETING": "hello {ranks}", "MY_TOKEN": "***"}
+    assert record["asked"]["env"] == {"GREETING": "hello {ranks}, numa {numa_nodes}", "MY_TOKEN": "***"}
     assert "not for records" not in str(suite.records())
     assert [path.name for path in suite.folder.glob("out")] == []
 

@@ -23,6 +23,7 @@ from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.processes import say
 from pytest_mlhpc.node.protocol.channel import keep_alive, running_payload
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
+from pytest_mlhpc.node.topology import on_node
 
 #: Most connections that have not proved who they are; the oldest goes first.
 MOST_STRANGERS = 64
@@ -356,7 +357,7 @@ def own_variables(environ: Mapping[str, str]) -> Dict[str, str]:
 
 def planned_variables(run: RunPlan) -> Dict[str, str]:
     """Return the variables that each agent finds in its own plan: keys and secrets among them go over no network."""
-    return {**run.variables, "MLHPC_SECRET": run.secret}
+    return {**on_node(run).variables, "MLHPC_SECRET": run.secret}
 
 
 def _listen(port: int) -> socket.socket:

@@ -29,6 +29,7 @@ from pytest_mlhpc.node.protocol.channel import running_payload
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.run_files import ARCHIVE, artifact_archive, link_files
+from pytest_mlhpc.node.topology import on_node
 
 #: What a launcher above us would have set, and a rank of ours would take for its own place; and what is for this batch alone.
 FOREIGN_VARIABLES = (
@@ -105,6 +106,7 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: Ends, *,
     if run.builds:
         run = with_builds(run, builds_folder(plan, pod=site.pod))
         began_ns = time.time_ns()
+    run = on_node(run)
     started = run.workload == "command"  # it has no ranks that would say so
     if started:
         relay.send(run, "started", {"protocol": PROTOCOL, "payload_sha256": running_payload()})

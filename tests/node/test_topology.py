@@ -1,0 +1,45 @@
+"""What a program may be told of the node on which it starts."""
+
+import pytest
+from pods import run_plan
+
+from pytest_mlhpc.node import topology
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """A node of two NUMA nodes, with a last cache of 32 MiB that cores 0 and 1 share."""
+    for number in (0, 1):
+        (tmp_path / "nodes" / f"node{number}").mkdir(parents=True)
+    (tmp_path / "nodes" / "possible").touch()
+    cache = tmp_path / "processors" / "cpu0" / "cache" / "index3"
+    cache.mkdir(parents=True)
+    for name, text in (("level", "3"), ("type", "Unified"), ("size", "32M"), ("shared_cpu_list", "0-1")):
+        (cache / name).write_text(f"{text}\n")
+    monkeypatch.setattr(topology.os, "sched_getaffinity", lambda _pid: {0, 1})
+    monkeypatch.setattr(topology.last_caches, "__defaults__", (tmp_path / "processors",))
+    monkeypatch.setattr(topology.numa_nodes, "__defaults__", (tmp_path / "nodes",))
+    return tmp_path
+
+
+def test_words_of_the_command_and_variables_are_filled_in(node):
+    run = run_plan(
+        argv=("b", "{last_level_cache}", "x{numa_nodes}{}"), variables={"A": "{numa_nodes}", "B": "{cores}"}
+    )
+    found = topology.on_node(run)
+    assert found.argv == ("b", str(32 << 20), "x2{}")
+    assert found.variables == {"A": "2", "B": "{cores}"}
+
+
+def test_a_word_stays_where_the_kernel_does_not_tell(node, monkeypatch):
+    monkeypatch.setattr(topology.last_caches, "__defaults__", (node / "nothing",))
+    monkeypatch.setattr(topology.numa_nodes, "__defaults__", (node / "nothing",))
+    assert topology.on_node(run_plan(argv=("{last_level_cache}", "{numa_nodes}"))).argv == (
+        "{last_level_cache}",
+        "1",
+    )
+
+
+def test_a_run_that_asks_for_nothing_is_the_same_run(node):
+    run = run_plan(argv=("b", "{cores}"))
+    assert topology.on_node(run) is run
