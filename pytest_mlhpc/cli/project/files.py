@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -38,6 +39,12 @@ def project_files(surroundings: Surroundings) -> dict[str, str]:
         ".gitlab-ci.yml": _text("gitlab-ci.yml"),
         ".gitignore": "__pycache__/\n.pytest_cache/\n.benchmarks/\n.mlhpc/\njunit.xml\n",
     }
+
+
+def with_systems(entries: str) -> str:
+    """Return the text of systems.yaml with this machine and *entries*, as they stand below ``systems:``."""
+    text = _text("systems.yaml") + BUILT_IN.read_text(encoding="utf-8").partition("schema: 1\n")[2]
+    return text.rstrip() + "\n\n" + textwrap.indent(entries, "  ")
 
 
 def write_project(folder: Path, files: Mapping[str, str]) -> tuple[list[str], list[str]]:
