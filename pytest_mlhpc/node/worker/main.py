@@ -20,7 +20,7 @@ from pytest_mlhpc.node.files import NO_ROOM, UNSAFE, UnsafeDirectoryError, read_
 from pytest_mlhpc.node.protocol.channel import RankChannel
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
-from pytest_mlhpc.node.worker import environment
+from pytest_mlhpc.node.worker import environment, lazy_dynamo
 from pytest_mlhpc.node.worker.accelerators import binding
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
@@ -120,6 +120,7 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
             f"(`{sys.executable} -m pip install torch`), or name another `python` of the environment in systems.yaml"
         )
         raise WorkerFailure("import_failed", text) from error
+    lazy_dynamo.install(run.parameters)
     channel.started({"torch": str(torch.__version__)})
     torch.set_num_threads(binding.threads_of(run))
     group = distributed.from_environment(environ)

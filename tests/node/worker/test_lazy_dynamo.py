@@ -1,0 +1,96 @@
+"""torch's compiler front end is not imported by runs that compile nothing, and is the real one for whoever needs it."""
+
+import subprocess
+import sys
+
+import pytest
+
+START = """
+import sys
+import torch
+from pytest_mlhpc.node.worker import lazy_dynamo
+
+def stands_in():
+    return isinstance(sys.modules.get("torch._dynamo"), lazy_dynamo.StandIn)
+
+def train(fused=True):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    return [float(value) for value in model.weight.detach().flatten()]
+"""
+
+
+def run(body):
+    """Run *body* after START in an interpreter of its own, and return what it printed."""
+    done = subprocess.run([sys.executable, "-c", START + body], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_training_that_compiles_nothing_does_not_import_it():
+    assert run("print(lazy_dynamo.install({'compile': None})); train(); print(stands_in())") == [
+        "True",
+        "True",
+    ]
+
+
+def test_the_same_is_trained_with_and_without_it():
+    body = "torch.manual_seed(1); {}; print(*train())"
+    assert run(body.format("lazy_dynamo.install({})")) == run(body.format("None"))
+
+
+def test_a_run_that_compiles_has_the_real_one():
+    assert run("print(lazy_dynamo.install({'compile': 'default'})); train(); print(stands_in())") == [
+        "False",
+        "False",
+    ]
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        "import torch._dynamo.config",
+        "from torch._dynamo import config",
+        "torch._dynamo.config",
+        "from torch._dynamo.utils import counters",
+        "torch.compile(lambda x: x * 2, backend='eager')(torch.ones(2))",
+        "torch._dynamo.reset()",
+    ],
+)
+def test_whoever_asks_for_more_gets_the_real_one(asks):
+    body = f"""
+lazy_dynamo.install({{}})
+train()
+{asks}
+import torch._dynamo.config as config, torch._dynamo.utils
+print(stands_in(), torch._dynamo is sys.modules["torch._dynamo"], config is torch._dynamo.config)
+print(any(isinstance(one, lazy_dynamo.Finder) for one in sys.meta_path))
+train()
+"""
+    assert run(body) == ["False", "True", "True", "False"]
+
+
+def test_it_is_left_alone_where_it_is_imported_already():
+    assert run("import torch._dynamo; print(lazy_dynamo.install({}), stands_in())") == ["False", "False"]
+
+
+def test_a_rank_of_several_trains_with_it():
+    """DistributedDataParallel asks the compiler's settings: it has the real one from then on."""
+    body = """
+import os
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+lazy_dynamo.install({})
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+print("trained")
+os._exit(0) if not sys.stdout.flush() else None
+"""
+    assert run(body) == ["trained"]
