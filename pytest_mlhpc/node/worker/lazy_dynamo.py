@@ -21,7 +21,7 @@ NAME = "torch._dynamo"
 class StandIn(ModuleType):
     """Stands for ``torch._dynamo`` until something is asked of it that only the real one knows."""
 
-    #: It is a package, whose modules :class:`Finder` finds.
+    #: It is a package, whose modules :class:`SubmoduleFinder` finds.
     __path__: MutableSequence[str] = []  # noqa: RUF012 - the form that the import system wants
 
     @staticmethod
@@ -42,7 +42,7 @@ class StandIn(ModuleType):
         return getattr(real_module(), name)
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class SubmoduleFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds modules below ``torch._dynamo`` while the stand-in is there: the real package is imported first."""
 
     def find_spec(
@@ -76,7 +76,7 @@ def install(parameters: Mapping[str, Any]) -> bool:
     stand_in = StandIn(NAME, __doc__)
     sys.modules[NAME] = stand_in
     torch._dynamo = stand_in  # type: ignore[attr-defined]  # noqa: SLF001 - as importing it would
-    sys.meta_path.insert(0, Finder())
+    sys.meta_path.insert(0, SubmoduleFinder())
     return True
 
 
@@ -84,7 +84,7 @@ def real_module() -> ModuleType:
     """Return the real ``torch._dynamo``, which takes the stand-in's place if that is still there."""
     if isinstance(sys.modules.get(NAME), StandIn):
         del sys.modules[NAME]
-        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, SubmoduleFinder)]
         sys.modules["torch"].__dict__.pop("_dynamo", None)
     return importlib.import_module(NAME)
 

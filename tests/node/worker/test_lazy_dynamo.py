@@ -68,7 +68,7 @@ train()
 {asks}
 import torch._dynamo.config as config, torch._dynamo.utils
 print(stands_in(), torch._dynamo is sys.modules["torch._dynamo"], config is torch._dynamo.config)
-print(any(isinstance(one, lazy_dynamo.Finder) for one in sys.meta_path))
+print(any(isinstance(one, lazy_dynamo.SubmoduleFinder) for one in sys.meta_path))
 train()
 """
     assert run(body) == ["False", "True", "True", "False"]
