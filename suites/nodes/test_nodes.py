@@ -6,7 +6,7 @@ All checks share one vetting of a node.
 import pytest
 
 from pytest_mlhpc import nodes
-from pytest_mlhpc.node.vet.names import checks_of_nodes
+from pytest_mlhpc.node.vet.workers import checks_of_nodes
 
 
 @nodes(vet="quick", unknown="warn")

@@ -10,7 +10,7 @@ from tables import table
 from pytest_mlhpc.node.worker import prepare, reporting
 from pytest_mlhpc.node.worker.main import name_failure
 from pytest_mlhpc.node.worker.probes import kernels, measure
-from pytest_mlhpc.node.worker.probes.classes import class_of, marks_only
+from pytest_mlhpc.node.worker.probes.kernels import class_of, marks_only
 
 SMALL = {
     "cosmoflow": {"input_size": 16, "layers": 3, "base_channels": 4},
