@@ -16,6 +16,7 @@ SCRIPTS = {
     "command_jobs": "What a trivial test costs",
     "slots": "48 one-second jobs in 16 slots",
     "start": "From the start of a rank to its first step",
+    "busy": "Trainings beside other work",
     "measuring_cost": "What measuring costs",
     "loop_against_plain": "Our loop against the plainest correct loop",
     "training": "Training from files, against the HPDC'24 method and against data on the device",

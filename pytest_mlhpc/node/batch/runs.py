@@ -22,6 +22,7 @@ from pytest_mlhpc.node.batch.pod_stream import ARTIFACTS
 from pytest_mlhpc.node.batch.ranks import RankBook
 from pytest_mlhpc.node.batch.server import RankServer, RemoteServer
 from pytest_mlhpc.node.batch.supervise import Server, Supervisor
+from pytest_mlhpc.node.batch.waiting import waiting_variables
 from pytest_mlhpc.node.files import make_private
 from pytest_mlhpc.node.launch import module_of, step
 from pytest_mlhpc.node.processes import CappedLog, GrowthWatch, say
@@ -218,6 +219,7 @@ def launch(run: RunPlan, plan_path: Path, channel: str, site: Site) -> Tuple[Lis
     module = module_of(run.launcher)
     good = site.nodes[: run.nodes]
     environment = {**rank_environment(run, plan_path, channel), **place(run, good, site)}
+    environment.update(waiting_variables(run, environment))
     argv, changed = importlib.import_module(module).launch(run, list(good), environment)
     return list(argv), dict(changed)
 
