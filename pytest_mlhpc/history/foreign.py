@@ -1,4 +1,4 @@
-"""Results of other tools as runs: ReFrame's perflogs and results.db, JSON lines, and files of pytest-benchmark.
+"""Results of other tools as runs: ReFrame's perflogs and results.db, JSON lines, files of pytest-benchmark, JUnit XML.
 
 Open it when a line of another tool is read wrongly. Each reader yields :class:`ForeignRun` or :class:`UnreadableRun`, in the order
 of the source; nothing is stored here. The forms are those of ReFrame 4.10 (``perflog_compat`` off, columns in any order,
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from xml.etree import ElementTree as ET
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.metrics import base_unit, better_of
@@ -25,6 +26,8 @@ from pytest_mlhpc.store.text import nanoseconds
 
 #: Longest line that is read, in bytes.
 MAX_LINE: Final = 1 << 20
+#: Longest XML file that is read, in bytes.
+MAX_XML: Final = 100 << 20
 #: What names a column of ReFrame's perflog beside a metric.
 _VALUE: Final = "_value"
 
@@ -138,6 +141,44 @@ def pytest_benchmark(path: Path, names: ForeignNames) -> Found:
                 yield _run(names, about, moment, [("time", one["stats"]["median"], "s", "")])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             yield UnreadableRun(str(file), _why(error))
+
+
+def junit(path: Path, names: ForeignNames) -> Found:
+    """Read a JUnit XML file or a folder of them: of each test case that ran its time, and properties that are figures.
+
+    The system is the suite's ``hostname``, the moment its ``timestamp``. A case that failed measured nothing.
+    """
+    files = sorted(path.rglob("*.xml")) if path.is_dir() else [path]
+    for file in files:
+        try:
+            with _opened(file) as opened:
+                root = ET.fromstring(opened.read(MAX_XML + 1)[:MAX_XML])  # noqa: S314 - expat bounds entities since 2.4.1
+            for suite in root.iter("testsuite"):
+                moment = _moment(suite.attrib["timestamp"])
+                for case in suite.findall("testcase"):
+                    if case.find("skipped") is None:
+                        yield _of_testcase(suite, case, moment, names)
+        except (ET.ParseError, ValueError, KeyError, OverflowError) as error:
+            yield UnreadableRun(str(file), _why(error))
+
+
+def _of_testcase(suite: ET.Element, case: ET.Element, moment: int, names: ForeignNames) -> ForeignRun:
+    trouble = next((one for kind in ("failure", "error") if (one := case.find(kind)) is not None), None)
+    host = suite.get("hostname", "")
+    about = {
+        "benchmark": "::".join(filter(None, (case.get("classname"), case.attrib["name"]))),
+        "system": host,
+        "nodes": [host] if host else [],
+    }
+    if trouble is not None:
+        return _run(names, about, moment, [], f"{trouble.tag}: {trouble.get('message', '')}"[:2000])
+    figures = [("time", case.get("time"), "s", "")]
+    figures += [
+        (one.get("name", ""), one.get("value"), "1", "")
+        for one in case.iter("property")
+        if _number(one.get("value")) is not None
+    ]
+    return _run(names, about, moment, figures)
 
 
 def _perflog(path: Path, names: ForeignNames) -> Found:
@@ -324,6 +365,7 @@ READERS: Final[Mapping[str, Callable[[Path, ForeignNames], Found]]] = {
     "reframe": reframe,
     "jsonl": json_lines,
     "pytest-benchmark": pytest_benchmark,
+    "junit": junit,
 }
 
 #: Directions that ``--better`` takes.

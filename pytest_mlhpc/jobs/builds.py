@@ -17,9 +17,9 @@ from pytest_mlhpc.config.model import Target
 from pytest_mlhpc.errors import Problem, SpecError
 from pytest_mlhpc.jobs.software import SoftwareError, files_of, variables
 from pytest_mlhpc.jobs.spec import split_words
+from pytest_mlhpc.node.cores import ON_NODE
 from pytest_mlhpc.node.protocol.plan import BuildPlan
 from pytest_mlhpc.node.run_files import regular_files
-from pytest_mlhpc.node.topology import ON_NODE
 
 #: Attribute of a fixture's function that holds its declaration.
 DECLARED = "mlhpc_build"

@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError, ProtocolError, ProvisionError, RunFailure
+from pytest_mlhpc.node.cores import on_node
 from pytest_mlhpc.node.files import EXIT_UNSAFE, UNSAFE, check_private, open_private, outcome_of, unwritten
 from pytest_mlhpc.node.processes import CappedLog, describe_exit, start_in_new_session
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.node.run_files import link_files
-from pytest_mlhpc.node.topology import on_node
 from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, last_lines, measure
 from pytest_mlhpc.provision.conversation import Conversation, result_message, run_message
 from pytest_mlhpc.provision.guardian import (

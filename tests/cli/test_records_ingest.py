@@ -71,7 +71,7 @@ def test_programs_get_one_object(mlhpc, source):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ((), "name one source: --reframe PATH, --jsonl FILE or --pytest-benchmark PATH"),
+        ((), "name one source: --reframe PATH, --jsonl FILE, --pytest-benchmark PATH or --junit PATH"),
         (("--jsonl", "nights.jsonl", "--reframe", "nights.jsonl"), "name one source"),
         (("--jsonl", "nihgts.jsonl"), "there is no nihgts.jsonl"),
         (("--jsonl", "nights.jsonl", "--system", "local"), "give the other tool's machine a name of its own"),

@@ -171,3 +171,24 @@ def test_what_is_none_of_reframes_is_refused(tmp_path, content, text):
     with pytest.raises(UsageError) as caught:
         read(foreign.reframe, Path(path))
     assert text in str(caught.value)
+
+
+JUNIT = """<?xml version="1.0"?>
+<testsuites><testsuite name="pytest" timestamp="2026-11-27T02:00:00+00:00" hostname="login1">
+  <testcase classname="t" name="test_a" time="0.250"><properties><property name="rate" value="3.5"/><property name="who" value="me"/></properties></testcase>
+  <testcase classname="t" name="test_b" time="0.1"><failure message="assert 1 == 2">long</failure></testcase>
+  <testcase classname="t" name="test_c" time="0"><skipped/></testcase>
+</testsuite></testsuites>
+"""
+
+
+def test_junit_gives_the_time_of_each_case_and_properties_that_are_figures(tmp_path):
+    (tmp_path / "a.xml").write_text(JUNIT)
+    (tmp_path / "b.xml").write_text(JUNIT[:200])
+    (tmp_path / "c.xml").write_text("<testsuite><testcase name='x'/></testsuite>")
+    run, failed, cut, timeless = read(foreign.junit, tmp_path)
+    assert (run.benchmark, run.system, run.nodes) == ("t::test_a", "login1", ("login1",))
+    assert figures(run) == [("time", 0.25, "s", "lower"), ("rate", 3.5, "1", "none")]
+    assert (failed.metrics, failed.failure) == ((), "failure: assert 1 == 2")
+    assert isinstance(cut, UnreadableRun)
+    assert timeless == UnreadableRun(str(tmp_path / "c.xml"), "has no 'timestamp'")

@@ -10,7 +10,7 @@ command = LazyGroup(
         "show": "show all of one record",
         "cost": "add up node-hours, by partition, account, benchmark or session",
         "check": "read everything and name what is damaged",
-        "ingest": "record runs that another tool made: ReFrame, pytest-benchmark, JSON lines",
+        "ingest": "record runs that another tool made: ReFrame, pytest-benchmark, JUnit, JSON lines",
         "push": "send what waits in the spool to InfluxDB",
     },
     help="Records: what was measured, one for each attempt of a run.",

@@ -37,6 +37,9 @@ LOOK_S = 5.0
 @click.option(
     "--pytest-benchmark", type=Path, metavar="PATH", help="File of --benchmark-json, or a folder of them."
 )
+@click.option(
+    "--junit", type=Path, metavar="PATH", help="JUnit XML, or a folder of it: the time of each test case."
+)
 @click.option("--system", default="", metavar="NAME", help="Instead of the source's own.")
 @click.option("--partition", default="", metavar="NAME", help="Instead of the source's own.")
 @click.option("--environment", default="", metavar="NAME", help="Instead of the source's own.")
@@ -56,6 +59,7 @@ def command(
     reframe: Path | None,
     jsonl: Path | None,
     pytest_benchmark: Path | None,
+    junit: Path | None,
     system: str,
     partition: str,
     environment: str,
@@ -66,10 +70,12 @@ def command(
     state_dir: Path,
 ) -> CommandReport:
     """Read the source, store what is new, and say what became of it."""
-    given = {"reframe": reframe, "jsonl": jsonl, "pytest-benchmark": pytest_benchmark}
+    given = {"reframe": reframe, "jsonl": jsonl, "pytest-benchmark": pytest_benchmark, "junit": junit}
     sources = [(tool, path) for tool, path in given.items() if path is not None]
     if len(sources) != 1:
-        raise UsageError("name one source: --reframe PATH, --jsonl FILE or --pytest-benchmark PATH")
+        raise UsageError(
+            "name one source: --reframe PATH, --jsonl FILE, --pytest-benchmark PATH or --junit PATH"
+        )
     (tool, path) = sources[0]
     if not path.exists():
         raise UsageError(f"there is no {path}")

@@ -19,11 +19,11 @@ from pytest_mlhpc.node.agents.wire import BEAT_S, PROOF_S, Handshake, Wire, key_
 from pytest_mlhpc.node.batch.pod_place import PodPlace, label
 from pytest_mlhpc.node.batch.runs import FOREIGN_VARIABLES
 from pytest_mlhpc.node.batch.vetting import all_runs
+from pytest_mlhpc.node.cores import on_node
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.processes import say
 from pytest_mlhpc.node.protocol.channel import keep_alive, running_payload
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
-from pytest_mlhpc.node.topology import on_node
 
 #: Most connections that have not proved who they are; the oldest goes first.
 MOST_STRANGERS = 64

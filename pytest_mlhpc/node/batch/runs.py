@@ -22,7 +22,7 @@ from pytest_mlhpc.node.batch.pod_stream import ARTIFACTS
 from pytest_mlhpc.node.batch.ranks import RankBook
 from pytest_mlhpc.node.batch.server import RankServer, RemoteServer
 from pytest_mlhpc.node.batch.supervise import Server, Supervisor
-from pytest_mlhpc.node.batch.waiting import waiting_variables
+from pytest_mlhpc.node.cores import on_node, waiting_variables
 from pytest_mlhpc.node.files import make_private
 from pytest_mlhpc.node.launch import module_of, step
 from pytest_mlhpc.node.processes import CappedLog, GrowthWatch, say
@@ -30,7 +30,6 @@ from pytest_mlhpc.node.protocol.channel import running_payload
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.run_files import ARCHIVE, artifact_archive, link_files
-from pytest_mlhpc.node.topology import on_node
 
 #: What a launcher above us would have set, and a rank of ours would take for its own place; and what is for this batch alone.
 FOREIGN_VARIABLES = (

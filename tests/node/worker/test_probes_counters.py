@@ -7,7 +7,7 @@ import pytest
 import torch
 from file_trees import write_tree
 
-from pytest_mlhpc.node import topology
+from pytest_mlhpc.node.cores import last_caches
 from pytest_mlhpc.node.worker.probes import counters, peaks
 
 
@@ -128,13 +128,13 @@ def root(tmp_path):
 
 @pytest.mark.parametrize(("cores", "mebibytes"), [([0], 16), ([0, 1], 16), ([1, 2], 32), ([9], 0), ([], 0)])
 def test_last_caches_of_the_cores_count_once(root, cores, mebibytes):
-    assert topology.last_caches(cores, root) == mebibytes << 20
+    assert last_caches(cores, root) == mebibytes << 20
 
 
 def test_a_cache_that_is_not_described_whole_is_passed_over(root):
     (root / "cpu0/cache/index3/size").unlink()
     (root / "cpu1/cache/index3/size").write_text("much\n")
-    assert topology.last_caches([0, 1], root) == 2 << 20
+    assert last_caches([0, 1], root) == 2 << 20
 
 
 def test_a_device_that_does_not_tell_has_no_known_cache():

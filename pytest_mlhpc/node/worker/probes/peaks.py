@@ -10,8 +10,8 @@ from typing import Callable, Dict, List, Mapping, Tuple
 import torch
 from torch import Tensor
 
+from pytest_mlhpc.node.cores import last_caches
 from pytest_mlhpc.node.protocol.schema import Rate, TimedOperation
-from pytest_mlhpc.node.topology import last_caches
 from pytest_mlhpc.node.worker import prepare
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes.base import ProbePlace

@@ -3,7 +3,7 @@
 import pytest
 from pods import run_plan
 
-from pytest_mlhpc.node import topology
+from pytest_mlhpc.node import cores
 
 
 @pytest.fixture
@@ -16,9 +16,9 @@ def node(tmp_path, monkeypatch):
     cache.mkdir(parents=True)
     for name, text in (("level", "3"), ("type", "Unified"), ("size", "32M"), ("shared_cpu_list", "0-1")):
         (cache / name).write_text(f"{text}\n")
-    monkeypatch.setattr(topology.os, "sched_getaffinity", lambda _pid: {0, 1})
-    monkeypatch.setattr(topology.last_caches, "__defaults__", (tmp_path / "processors",))
-    monkeypatch.setattr(topology.numa_nodes, "__defaults__", (tmp_path / "nodes",))
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _pid: {0, 1})
+    monkeypatch.setattr(cores.last_caches, "__defaults__", (tmp_path / "processors",))
+    monkeypatch.setattr(cores.numa_nodes, "__defaults__", (tmp_path / "nodes",))
     return tmp_path
 
 
@@ -26,15 +26,15 @@ def test_words_of_the_command_and_variables_are_filled_in(node):
     run = run_plan(
         argv=("b", "{last_level_cache}", "x{numa_nodes}{}"), variables={"A": "{numa_nodes}", "B": "{cores}"}
     )
-    found = topology.on_node(run)
+    found = cores.on_node(run)
     assert found.argv == ("b", str(32 << 20), "x2{}")
     assert found.variables == {"A": "2", "B": "{cores}"}
 
 
 def test_a_word_stays_where_the_kernel_does_not_tell(node, monkeypatch):
-    monkeypatch.setattr(topology.last_caches, "__defaults__", (node / "nothing",))
-    monkeypatch.setattr(topology.numa_nodes, "__defaults__", (node / "nothing",))
-    assert topology.on_node(run_plan(argv=("{last_level_cache}", "{numa_nodes}"))).argv == (
+    monkeypatch.setattr(cores.last_caches, "__defaults__", (node / "nothing",))
+    monkeypatch.setattr(cores.numa_nodes, "__defaults__", (node / "nothing",))
+    assert cores.on_node(run_plan(argv=("{last_level_cache}", "{numa_nodes}"))).argv == (
         "{last_level_cache}",
         "1",
     )
@@ -42,4 +42,4 @@ def test_a_word_stays_where_the_kernel_does_not_tell(node, monkeypatch):
 
 def test_a_run_that_asks_for_nothing_is_the_same_run(node):
     run = run_plan(argv=("b", "{cores}"))
-    assert topology.on_node(run) is run
+    assert cores.on_node(run) is run

@@ -5,8 +5,8 @@ import threading
 import pytest
 from pods import run_plan
 
-from pytest_mlhpc.node.batch import waiting
-from pytest_mlhpc.node.batch.waiting import BRIEF, used_cores, waiting_variables
+from pytest_mlhpc.node import cores
+from pytest_mlhpc.node.cores import BRIEF, used_cores, waiting_variables
 
 
 @pytest.fixture
@@ -23,12 +23,10 @@ def machine(tmp_path, monkeypatch):
 
     def watched(*used):
         write((100, 100), (1000, 1000))
-        monkeypatch.setattr(
-            waiting.time, "sleep", lambda _s: write([100 + one for one in used], [1010, 1010])
-        )
+        monkeypatch.setattr(cores.time, "sleep", lambda _s: write([100 + one for one in used], [1010, 1010]))
         return stat
 
-    monkeypatch.setattr(waiting.os, "sched_getaffinity", lambda _pid: {0, 1})
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _pid: {0, 1})
     return watched
 
 
