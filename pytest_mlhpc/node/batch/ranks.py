@@ -198,6 +198,12 @@ class RunTrouble:
     nodes: Tuple[str, ...] = ()  #: whose fault it is, by the scheduler's names
 
 
+#: What torch's process groups say in a rank whose peer has gone: gloo, NCCL and RCCL.
+_PEER_LOST = re.compile(
+    r"gloo/transport|Connection (closed|reset) by (remote )?peer|ncclRemoteError|remote process (has )?exited|Broken pipe"
+)
+
+
 class RankBook:
     """The ranks of one run. Only the first trouble counts; what follows is its consequence.
 
@@ -216,6 +222,8 @@ class RankBook:
         self.memory: Optional[Callable[[], bool]] = None  #: tells whether the kernel kills for memory here
         self._memory = False
         self.ranks: Dict[int, RankState] = {}
+        #: Rank -> outcome and text with which it said that it lost a peer, in the order in which they said so.
+        self.peers_lost: Dict[int, Tuple[str, str]] = {}
         self.trouble: Optional[RunTrouble] = None
         self.strangers = 0  #: connections that came and did not prove that they are of this run
         self.started = False  #: the controller knows that the run has started
@@ -292,9 +300,17 @@ class RankBook:
     def _failed(self, number: int, outcome: str, text: str) -> None:
         if self.suspect is not None and self.suspect != number:
             return  # it lost its peer, which is the one to be named
+        if self.run.started > 1 and _PEER_LOST.search(text):
+            self.peers_lost.setdefault(number, (outcome, text))
+            return  # it may be heard of before the peer's own end is
         if outcome == PORT_TAKEN:
             self.fail("launch_failed", f"{self.who(number)}: {text}", number, again=True)
         else:
+            self.fail(outcome, f"{self.who(number)}: {text}", number)
+
+    def settle(self) -> None:
+        """Take the word of the first rank that lost a peer, where no peer has turned out to have ended by itself."""
+        for number, (outcome, text) in list(self.peers_lost.items())[:1]:
             self.fail(outcome, f"{self.who(number)}: {text}", number)
 
     def _progress(
@@ -337,6 +353,8 @@ class RankBook:
     def ended(self, number: int) -> None:
         """Judge a rank whose process has ended, or whose connection broke with nothing known of the process."""
         rank, who = self.ranks[number], self.who(number)
+        if number in self.peers_lost:
+            return  # it ended for want of its peer
         after = " after it had reported" if rank.report is not None else ""
         if rank.exit == -signal.SIGKILL and self._out_of_memory():
             text = f"{who} used more memory than it may and was killed{after}"
@@ -379,6 +397,7 @@ class RankBook:
         else:
             self._judge_words(words, output)
             who, number, after = "the launcher", LAUNCHER, ""
+        self.settle()
         outcome = "worker_killed" if code < 0 else "worker_exit"
         if code == -signal.SIGKILL and self._out_of_memory():
             outcome = "out_of_memory"

@@ -28,6 +28,9 @@ READS = 64
 #: (slurmstepd tells of a memory limit after srun has told of the death), in seconds.
 WORDS_S, MORE_WORDS_S = 15.0, 2.0
 
+#: How long the end of a rank may come after a peer's word that it is gone, in seconds: then that word counts.
+PEERS_S = 5.0
+
 #: Longest time between two looks at connections that have not proved what they are, in seconds.
 LOOK_S = 5.0
 
@@ -59,6 +62,7 @@ class Supervisor:
         self.words = LauncherWords()
         self._relay, self._wakeup, self._stop, self._has_lifeline = relay, wakeup, stop, lifeline
         self._settle_at: Optional[float] = None
+        self._peers_until: Optional[float] = None
         self._selector = selectors.DefaultSelector()
         self._pidfds: Dict[int, int] = {}  # rank -> pidfd
         self._connections: List[RankConnection] = []
@@ -151,7 +155,9 @@ class Supervisor:
     def _turn(self, deadline: float) -> None:
         """Do what is ready, or wait for it until *deadline* or an earlier time at which something has to be looked at."""
         now = time.monotonic()
-        until = deadline if self._settle_at is None else min(deadline, self._settle_at)
+        until = min(
+            deadline, *(one for one in (self._settle_at, self._peers_until) if one is not None), deadline
+        )
         if any(not one.purpose for one in self._connections):
             until = min(until, now + LOOK_S)
         for key, _ in self._selector.select(max(0.0, until - now)):
@@ -160,6 +166,11 @@ class Supervisor:
     def _settled(self) -> bool:
         """Return whether the launcher has had its time to say why a rank is gone."""
         suspect = self.book.suspect
+        if suspect is None and self.book.peers_lost:
+            if self._peers_until is None:
+                self._peers_until = time.monotonic() + PEERS_S
+            elif time.monotonic() >= self._peers_until:
+                self.book.settle()
         if suspect is None:  # words alone end nothing: a program may print what looks like its launcher's
             return False
         now = time.monotonic()
@@ -296,6 +307,7 @@ class Supervisor:
         ended, stuck = end_descendants(os.getpid(), GRACE_S, self._wakeup)
         self._note_exits(ended)
         self._listen_to_all()
+        self.book.settle()
         if self.logs.own == LAUNCHER:
             self.book.learn(self.words, "")
         if stuck:

@@ -94,3 +94,43 @@ def test_a_report_of_another_rank_is_foreign():
     made = book()
     made.say(0, "report", {"rank": "x"}, 0.0)
     assert trouble(made)[0] == "truncated_result"
+
+
+PEER_GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.2]:1234"
+
+
+def says(made, rank, text):
+    made.say(rank, "failed", {"outcome": "worker_exit", "text": text}, 0.0)
+
+
+def test_who_lost_a_peer_is_not_named_before_the_peer():
+    made = book(3)
+    says(made, 2, PEER_GONE)
+    assert made.trouble is None
+    made.ranks[2].exit = 1
+    made.ended(2)  # for want of its peer
+    made.ranks[0].exit = -9
+    made.ended(0)
+    assert trouble(made) == ("worker_killed", "rank 0 was killed by SIGKILL")
+
+
+def test_the_word_of_who_lost_a_peer_counts_where_no_peer_has_ended():
+    made = book(3)
+    says(made, 2, PEER_GONE)
+    says(made, 1, PEER_GONE)
+    made.settle()
+    assert trouble(made) == ("worker_exit", f"rank 2: {PEER_GONE}")
+
+
+def test_another_error_is_named_at_once():
+    made = book(3)
+    says(made, 2, PEER_GONE)
+    says(made, 1, "RuntimeError: the device caught fire")
+    assert trouble(made) == ("worker_exit", "rank 1: RuntimeError: the device caught fire")
+
+
+def test_a_launcher_that_only_says_that_it_failed_does_not_hide_the_word():
+    made = book(3)
+    says(made, 2, PEER_GONE)
+    made.launcher_ended(1, "", is_rank=False)
+    assert trouble(made) == ("worker_exit", f"rank 2: {PEER_GONE}")
