@@ -111,7 +111,8 @@ def test_who_lost_a_peer_is_not_named_before_the_peer():
     made.ended(2)  # for want of its peer
     made.ranks[0].exit = -9
     made.ended(0)
-    assert trouble(made) == ("worker_killed", "rank 0 was killed by SIGKILL")
+    text = "rank 0 was killed by SIGKILL (the kernel does that when memory runs out)"
+    assert trouble(made) == ("worker_killed", text)
 
 
 def test_the_word_of_who_lost_a_peer_counts_where_no_peer_has_ended():
