@@ -145,6 +145,8 @@ def test_what_happens_to_a_step_ends_its_run_and_what_happens_to_the_batch_ends_
             os.kill(pid, signal.SIGKILL)
     batch.await_line("cancelled", "started")
     assert batch.failure("killed")[0] == "worker_killed"
+    # A program's run is said to have started before srun has its step: what is cancelled earlier is no step yet.
+    wait_until(lambda: f"{batch.job}.1" in batch.steps(), "second step", batch)
     slurm.run("scancel", f"{batch.job}.1")
     batch.await_line("ended", "started")
     assert batch.failure("cancelled")[0] == "cancelled_outside"
