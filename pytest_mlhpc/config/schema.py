@@ -43,7 +43,7 @@ SYSTEMS_SCHEMA: Final = 1
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
-_MODULE = r"[A-Za-z0-9_][A-Za-z0-9_.+@:=~-]*(/[A-Za-z0-9_][A-Za-z0-9_.+@:=~-]*)*"
+MODULE = r"[A-Za-z0-9_][A-Za-z0-9_.+@:=~-]*(/[A-Za-z0-9_][A-Za-z0-9_.+@:=~-]*)*"
 _ENV: Final = {"type": "string", "pattern": r"\$\{"}  # any value may come from ${ENV}
 
 
@@ -56,7 +56,7 @@ def _variable(value: object) -> str:
 
 
 def _module(value: object) -> str:
-    return _matching(value, _MODULE, "a module: name/version of letters, digits and . _ + - @ : = ~")
+    return _matching(value, MODULE, "a module: name/version of letters, digits and . _ + - @ : = ~")
 
 
 def _matching(value: object, pattern: str, what: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +39,8 @@ class Ingested:
 
     def text(self) -> str:
         """Return some lines for people."""
+        if not (self.stored or self.known or self.problems):
+            return "no run was found in it\n"
         lines = [f"{count(self.stored, 'record')} stored, {self.known} there already"]
         if self.stored:
             about = f"{count(len(self.benchmarks), 'benchmark')} of {', '.join(sorted(self.systems))}"
@@ -161,6 +162,5 @@ def _id_of(run: ForeignRun) -> str:
     """Return a UUIDv7 of the run's time, whose random part is a digest of what the run is."""
     place = [run.system, run.partition, run.environment, run.benchmark, run.job_id, run.time_ns]
     said = json.dumps([place, [to_json(one) for one in run.metrics]], sort_keys=True)
-    digest = int.from_bytes(hashlib.sha256(said.encode("utf-8", "surrogateescape")).digest()[:10], "big")
-    value = (run.time_ns // 1_000_000 & (1 << 48) - 1) << 80 | 0x7 << 76 | (digest >> 64 & 0xFFF) << 64
-    return str(uuid.UUID(int=value | 0b10 << 62 | digest & (1 << 62) - 1))
+    digest = hashlib.sha256(said.encode("utf-8", "surrogateescape")).digest()
+    return uuid7(run.time_ns, digest[:10])

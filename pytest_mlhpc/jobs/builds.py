@@ -16,7 +16,7 @@ from pytest_mlhpc.config.build import DERIVED
 from pytest_mlhpc.config.model import Target
 from pytest_mlhpc.errors import Problem, SpecError
 from pytest_mlhpc.jobs.software import SoftwareError, files_of, variables
-from pytest_mlhpc.jobs.spec import split_words
+from pytest_mlhpc.jobs.spec import as_list
 from pytest_mlhpc.node.cores import ON_NODE
 from pytest_mlhpc.node.protocol.plan import BuildPlan
 from pytest_mlhpc.node.run_files import regular_files
@@ -75,9 +75,7 @@ def build_plan(where: str, name: str, declared: Build, folder: Path, target: Tar
     if not argv or not argv[0]:
         raise SpecError([Problem(where, name, "the build names no program; write build('make bench')")])
     try:
-        files = (
-            files_of(split_words(declared.files), folder, 1 << 30, target.partition) if declared.files else {}
-        )
+        files = files_of(as_list(declared.files), folder, 1 << 30, target.partition) if declared.files else {}
         env = variables(declared.env)
     except SoftwareError as error:
         raise SpecError([Problem(where, f"{name}: {error.key}", str(error))]) from None

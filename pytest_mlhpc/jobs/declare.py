@@ -27,10 +27,10 @@ from pytest_mlhpc.jobs.spec import (
     SCHEDULERS,
     UNIVERSAL,
     JobSpec,
+    as_list,
     choice_like,
     definition_of,
     in_bytes,
-    split_words,
     wrong_value,
 )
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED
@@ -256,7 +256,7 @@ def _with_software(declared: Declaration, asked: Mapping[str, Any]) -> tuple[Dec
     Raises:
         SpecError: what is wrong with them.
     """
-    image, modules = str(asked.get("image") or ""), split_words(asked.get("modules") or ())
+    image, modules = str(asked.get("image") or ""), as_list(asked.get("modules") or ())
     found = dict(asked)
     try:
         target = target_with(declared.target, str(asked.get("environment") or ""), modules, image)
@@ -339,11 +339,11 @@ def _spec(
         judged=judged,
         expected_metrics=tuple(metrics) if command else _expected(workload, values, judged),
         env=env,
-        modules=split_words(values["modules"]),
+        modules=as_list(values["modules"]),
         image=values["image"],
         folder="" if partition.scheduler == "kubernetes" else str(declared.folder),
         node=declared.target.node,
-        requires=split_words(values["requires"]),
+        requires=as_list(values["requires"]),
         **(_program_fields(declared, values, metrics, judged) if command else {}),
     )
 
@@ -361,7 +361,7 @@ def _program_fields(
         "argv": tuple(values["command"]),
         "processes": values["nodes"] * values["ranks_per_node"] if values["ranks_per_node"] else 1,
         "files": staged_files(where, folder, partition, values),
-        "artifacts": split_words(values["artifacts"]),
+        "artifacts": as_list(values["artifacts"]),
         "sanity": patterns_of(values["sanity"]),
         "builds": tuple(
             build_plan(where, name, one, place, declared.target)

@@ -13,7 +13,7 @@ from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import Problem, SpecError, nearest
 from pytest_mlhpc.jobs.metrics import wrong_metrics, wrong_pattern
 from pytest_mlhpc.jobs.software import SoftwareError, check_artifacts, files_of, is_staged
-from pytest_mlhpc.jobs.spec import JobSpec, split_words
+from pytest_mlhpc.jobs.spec import JobSpec, as_list
 
 
 def with_plain_values(where: str, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,8 +162,8 @@ def staged_files(where: str, folder: Path, partition: Partition, values: Mapping
         SpecError: a file is missing, or they are too large; an artifact is no path there.
     """
     try:
-        check_artifacts(split_words(values["artifacts"]))
-        given = split_words(values["files"])
+        check_artifacts(as_list(values["artifacts"]))
+        given = as_list(values["files"])
         return files_of(given, folder.absolute(), values["files_limit"], partition) if given else {}
     except SoftwareError as error:
         raise SpecError([Problem(where, error.key, str(error))]) from None

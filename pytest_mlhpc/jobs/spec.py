@@ -263,8 +263,8 @@ _KINDS = {"judge": "True, False or a list of metrics", "duration": "a time like 
           "words": "a text or a list of words", "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
 
 
-def split_words(given: str | Sequence[Any]) -> tuple[str, ...]:
-    """Return the words of a field that is a text with blanks, or a list."""
+def as_list(given: str | Sequence[Any]) -> tuple[str, ...]:
+    """Return the items of a field that is a list, or a text in which blanks separate them."""
     return tuple(given.split() if isinstance(given, str) else map(str, given))
 
 
@@ -393,10 +393,15 @@ def path_kind(path: str) -> str:
     return manifest.kind if manifest is not None else "real"
 
 
-def uuid7() -> str:
-    """Return a UUIDv7 (RFC 9562, section 5.7): 48 bits of Unix milliseconds, then random bits; sorts by time."""
-    milliseconds = time.time_ns() // 1_000_000
-    random = int.from_bytes(os.urandom(10), "big")
+def uuid7(time_ns: int | None = None, bits: bytes | None = None) -> str:
+    """Return a UUIDv7 (RFC 9562, section 5.7): 48 bits of Unix milliseconds, then 74 other bits; sorts by time.
+
+    Args:
+        time_ns: in ns UTC; None: now.
+        bits: ten bytes of which the other bits are taken; None: random ones.
+    """
+    milliseconds = (time.time_ns() if time_ns is None else time_ns) // 1_000_000
+    random = int.from_bytes(os.urandom(10) if bits is None else bits, "big")
     value = (milliseconds & (1 << 48) - 1) << 80 | 0x7 << 76 | (random >> 64 & 0xFFF) << 64
     value |= 0b10 << 62 | random & (1 << 62) - 1
     return str(uuid.UUID(int=value))

@@ -17,7 +17,7 @@ from pytest_mlhpc.jobs.builds import DECLARED, Build
 from pytest_mlhpc.jobs.contradictions import duplicates, lacking, unfulfilled
 from pytest_mlhpc.jobs.declare import Declaration, misdeclared, resolve
 from pytest_mlhpc.jobs.decorators import Declared, declared_of
-from pytest_mlhpc.jobs.spec import JobSpec, field_names, split_words
+from pytest_mlhpc.jobs.spec import JobSpec, as_list, field_names
 from pytest_mlhpc.node.worker.workloads.definitions import Workload
 from pytest_mlhpc.session.bench import Bench, workloads_of
 from pytest_mlhpc.session.preflight import too_large
@@ -160,7 +160,7 @@ def _not_required(item: pytest.Item, declared: Declared) -> str:
     requires, target = declared.fields.get("requires"), _target(item)
     if not isinstance(requires, (str, list, tuple)) or target is None:
         return ""
-    return unfulfilled(split_words(requires), target.partition)
+    return unfulfilled(as_list(requires), target.partition)
 
 
 def _elsewhere(item: pytest.Item, declared: Declared, bench: Bench) -> str:

@@ -1,6 +1,8 @@
 """`mlhpc records ingest`: what it stores and says; the forms of its sources are in tests/history/test_foreign.py."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from cli_calls import mlhpc  # noqa: F401 - a fixture
@@ -84,3 +86,38 @@ def test_programs_get_one_object(mlhpc, source):
 )
 def test_what_cannot_be_read_is_a_usage_error(mlhpc, source, words, text):
     assert text in mlhpc("records", "ingest", *words, code=2).err
+
+
+def test_what_was_killed_at_any_record_is_completed_by_the_next_call(source, state_dir, mlhpc):
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest_mlhpc.cli",
+        "records",
+        "ingest",
+        "--jsonl",
+        str(source),
+        "--system",
+        "s",
+    ]
+    source.write_text(
+        "".join(line_of(night).replace("x", f"x{copy}") for copy in range(40) for night in range(60))
+    )
+    for least in (1, 500, 1000):
+        with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as process:
+            while process.poll() is None and lines_in(state_dir) < least:
+                pass
+            process.kill()
+    assert lines_in(state_dir) >= 1000
+    mlhpc("records", "ingest", "--jsonl", source, "--system", "s")
+    records = list(read_records(state_dir))
+    assert len({record.id for record in records}) == len(records) == 2400
+
+
+def lines_in(state_dir):
+    return sum(path.read_bytes().count(b"\n") for path in state_dir.glob("records/*/*.jsonl"))
+
+
+def test_a_source_without_any_run_is_said_to_have_none(mlhpc, source):
+    source.write_text("")
+    assert mlhpc("records", "ingest", "--jsonl", source).out == "no run was found in it\n"

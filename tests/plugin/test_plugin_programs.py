@@ -1,7 +1,15 @@
 """Where programs start on this machine; tests/real/slurm has the same of a cluster."""
 
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from inner_sessions import ONE_JOB
 from program_files import FAILS, TESTS, write_suite
 from program_folders import write_programs
+from running_suites import LIMIT_S
 
 
 def test_a_program_starts_in_a_new_folder_and_finds_what_lies_beside_its_test(suite):
@@ -129,3 +137,44 @@ def test_builds_that_cannot_be_are_errors_of_their_tests(suite):
             "*: named: env: 'A B' is no name of a variable",
         ]
     )
+
+
+SLOW_BUILD = """
+from pytest_mlhpc import build
+
+slow = build("sh -c 'echo $$ > {folder}/pid; mv {folder}/pid {folder}/began; exec sleep 600'")
+
+@job("x")
+def test_it(run, slow): pass
+"""
+
+
+@pytest.mark.parametrize("killed", ["session", "batch"])
+def test_who_is_killed_while_a_build_runs_leaves_no_process(suite, killed):
+    """The shared fixture looks for processes and locks after the test; here is when they go, and what is said."""
+    suite.write(SLOW_BUILD.format(folder=suite.folder))
+    began = suite.folder / "began"
+    with suite.start() as process:
+        until(began.exists, "a build")
+        compiler = int(began.read_text())
+        batch = parent_of(compiler)
+        os.kill(process.pid if killed == "session" else batch, signal.SIGKILL)
+        said, _ = process.communicate()
+        until(lambda: not Path(f"/proc/{compiler}").exists(), "end of the compiler")
+    if killed == "batch":
+        assert process.returncode == 1
+        assert "before its runs had ended" in said
+    suite.write(ONE_JOB)
+    suite.run().assert_outcomes(passed=1)  # the next session ends what the ledger has of the killed one
+    assert [path.name for path in suite.state.glob("builds/*/.complete")] == []
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def until(condition, what):
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what}"
+        time.sleep(0.02)

@@ -8,6 +8,7 @@ its own, in which names that it imports from ReFrame stand for nothing.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 import yaml
 
+from pytest_mlhpc.config.schema import MODULE
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.store.text import count
 
@@ -31,7 +33,9 @@ UNKNOWN: Final = "UNKNOWN"
 
 #: Runs a settings file and prints its ``site_configuration``. What it imports from ReFrame is any object, of any form.
 _LOADER: Final = """
-import importlib.abc, importlib.machinery, json, runpy, sys, unittest.mock
+import importlib.abc, importlib.machinery, json, runpy, signal, sys, unittest.mock
+
+signal.alarm(int(sys.argv[3]))  # it ends by itself where nobody waits for it any more
 
 class Any(unittest.mock.MagicMock):
     def __str__(self): return "UNKNOWN"
@@ -50,11 +54,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 sys.meta_path.insert(0, Finder())
 sys.path.insert(0, sys.argv[2])
 found = runpy.run_path(sys.argv[1])
+if "site_configuration" not in found: sys.exit("it defines no site_configuration")
 json.dump(found["site_configuration"], sys.stdout, default=str)
 """
-
-#: A module that systems.yaml takes (config/schema.py); another, such as a path, is loaded by ``setup``.
-_MODULE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@:=~-]*(/[A-Za-z0-9_][A-Za-z0-9_.+@:=~-]*)*")
 
 _SCHEDULERS: Final = {"slurm": "slurm", "squeue": "slurm", "local": "local"}
 _LAUNCHERS: Final = {
@@ -130,7 +132,8 @@ def read_settings(path: Path) -> Mapping[str, Any]:
 
 
 def _run(path: Path) -> Any:
-    argv = [sys.executable, "-I", "-c", _LOADER, str(path.absolute()), str(path.absolute().parent)]
+    place = path.absolute()
+    argv = [sys.executable, "-I", "-c", _LOADER, str(place), str(place.parent), str(math.ceil(LIMIT_S) + 1)]
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=path.absolute().parent
@@ -288,9 +291,9 @@ def _environments(  # noqa: PLR0917 - the levels that ReFrame has
         modules = [_module(module) for level in levels for module in level.get("modules") or ()]
         commands = [str(line) for level in levels for line in level.get("prepare_cmds") or ()]
         commands += [
-            f"module load {shlex.quote(module)}" for module in modules if not _MODULE.fullmatch(module)
+            f"module load {shlex.quote(module)}" for module in modules if not re.fullmatch(MODULE, module)
         ]
-        modules = [module for module in modules if _MODULE.fullmatch(module)]
+        modules = [module for module in modules if re.fullmatch(MODULE, module)]
         variables = {
             str(key): str(value)
             for level in levels

@@ -91,7 +91,8 @@ def command(
         made.take(READERS[tool](path, names))
         before = _state_of(path)
         while follow:
-            sys.stderr.write(f"{made.found.stored} records stored; waiting for more (Ctrl-C ends)\r")
+            if sys.stderr.isatty():
+                sys.stderr.write(f"{made.found.stored} records stored; waiting for more (Ctrl-C ends)\r")
             try:
                 time.sleep(LOOK_S)
             except KeyboardInterrupt:

@@ -71,7 +71,7 @@ def build_all(
         folder = root / f"{build.key}.{run.nonce}"
         try:
             make_private(root)
-            _remove_old(root, build.key)
+            _remove_old(root)
             make_private(folder)
             copy_files(
                 {".": str(Path(plan.directory) / staged_name(build.files))} if build.files else {}, folder
@@ -91,9 +91,9 @@ def build_all(
     return None
 
 
-def _remove_old(root: Path, key: str) -> None:
-    """Remove what batches left that were killed while they built the same."""
-    for folder in root.glob(f"{key}.*"):
+def _remove_old(root: Path) -> None:
+    """Remove what batches left that were killed while they built: folders of builds without end, whatever they were of."""
+    for folder in root.glob("*.*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > OLD_S:
                 shutil.rmtree(folder, ignore_errors=True)

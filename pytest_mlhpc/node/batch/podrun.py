@@ -39,7 +39,7 @@ class Share:
         found = {"MLHPC_TASK_POD": str(self.pod)}
         if self.ranks:
             rank, world = self.pod * self.per_pod + local, self.pods * self.per_pod
-            found.update(RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(world))
+            found.update(step.rank_variables(rank, local, world))
         return found
 
 

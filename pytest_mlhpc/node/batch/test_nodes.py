@@ -319,9 +319,8 @@ class RequestServer:
             # A node that fails its part must not silence the others, and what is left of a step that was ended must not
             # hold up the next.
             return [([*argv, "--kill-on-bad-exit=0", "--overlap", "--label", *words], environment)]
-        size = str(request.ranks_per_node)
         return [
-            (words, {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, **environment})
+            (words, {**step.rank_variables(rank, rank, request.ranks_per_node), **environment})
             for rank in range(request.ranks_per_node)
         ]
 

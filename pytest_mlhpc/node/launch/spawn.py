@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     count, argv = int(arguments[0]), list(arguments[2:])
     ranks: Dict[int, subprocess.Popen[bytes]] = {}
     for rank in range(count):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+        place = step.rank_variables(rank, rank, count)
         try:
             process = subprocess.Popen(argv, env={**os.environ, **place}, stdin=subprocess.DEVNULL)
         except OSError as error:

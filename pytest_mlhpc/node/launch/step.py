@@ -62,6 +62,11 @@ def with_threads(run: RunPlan, environment: Mapping[str, str]) -> Dict[str, str]
     return {"OMP_NUM_THREADS": str(run.cores_per_rank), **environment}
 
 
+def rank_variables(rank: int, local: int, size: int) -> Dict[str, str]:
+    """Return the variables from which a rank learns its number, that on its node, and how many there are (torchrun's names)."""
+    return {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(size)}
+
+
 def in_slurm(environment: Mapping[str, str]) -> bool:
     """Return whether the nodes are those of a Slurm job."""
     return environment.get(SCHEDULER) == "slurm"

@@ -1,7 +1,9 @@
 """ReFrame's site configuration as systems.yaml: what is taken over, and what is asked."""
 
 import json
+import signal
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -128,7 +130,7 @@ def test_settings_in_yaml_are_read_without_being_run(settings, tmp_path):
     [
         ("no.py", None, "there is no file"),
         ("bad.py", "1 / 0", "bad.py cannot be run: ZeroDivisionError: division by zero"),
-        ("none.py", "x = 1", "none.py cannot be run: KeyError: 'site_configuration'"),
+        ("none.py", "x = 1", "none.py cannot be run: it defines no site_configuration"),
         ("loud.py", "print('hello'); site_configuration = {}", "loud.py prints something of its own"),
         (
             "empty.py",
@@ -155,3 +157,9 @@ def test_a_file_that_never_ends_is_given_up(tmp_path, monkeypatch):
         ["pgrep", "-f", str(tmp_path / "slow.py")], capture_output=True, text=True, check=False
     )
     assert left.stdout == ""
+
+
+def test_settings_end_by_themselves_where_who_reads_them_was_killed(tmp_path):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
+    argv = [sys.executable, "-I", "-c", reframe._LOADER, str(tmp_path / "slow.py"), str(tmp_path), "1"]
+    assert subprocess.run(argv, check=False).returncode == -signal.SIGALRM
