@@ -178,3 +178,41 @@ def until(condition, what):
     while not condition():
         assert time.monotonic() < deadline, f"no {what}"
         time.sleep(0.02)
+
+
+def test_a_parameter_that_is_named_like_a_field_of_software_sets_it(suite):
+    suite.write(
+        """
+        @pytest.mark.parametrize("env", [{"SAYS": 3}, {"SAYS": 5}], ids=["three", "five"])
+        @script("echo rate: $SAYS")
+        def test_it(run, env):
+            assert run["rate"] == env["SAYS"]
+        """
+    )
+    suite.run().assert_outcomes(passed=2)
+    assert len({record["definition"] for record in suite.records()}) == 2
+
+
+def test_a_test_with_an_environment_of_its_own_runs_in_it_once(suite):
+    suite.file(
+        "systems.yaml",
+        """
+systems:
+  local:
+    partitions:
+      cpu:
+        {scheduler: local, accelerator: cpu, environments: {one: {variables: {SAYS: "1"}}, two: {variables: {SAYS: "2"}}}}
+""",
+    )
+    suite.write(
+        """
+        @script("echo rate: $SAYS", environment="two")
+        def test_it(run):
+            assert run["rate"] == 2
+        """
+    )
+    suite.run().assert_outcomes(passed=1)
+    suite.run("--mlhpc-environment", "all").expect(
+        0, "*test_it?local:cpu+one?: its environment is two", passed=1, deselected=1
+    )
+    assert {record["environment"] for record in suite.records()} == {"two"}

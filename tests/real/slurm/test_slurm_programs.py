@@ -51,3 +51,15 @@ def test_module(run): pass
     result.expect(1, "slurm: shared_directory is the site's to say, in systems.yaml", passed=1, error=3)
     assert "did you mean 'comment'" in result.text
     assert "module no/such-module cannot be loaded" in result.text or "no command module" in result.text
+
+
+def test_modules_of_a_test_are_loaded_by_its_job(suite):
+    suite.partition(setup='module() { export LOADED="$LOADED $2"; }')
+    suite.tests(
+        """
+@script("echo rate: 4; echo has$LOADED", modules=["gcc/14", "openmpi"])
+def test_it(run):
+    assert "has gcc/14 openmpi" in run.output
+"""
+    )
+    suite.run().expect(0, passed=1)
