@@ -229,12 +229,16 @@ class Copy:
 
 
 def order_tests(checkout: Path, module: str, folders: Sequence[str]) -> list[str]:
-    """Return the test files of an area, those first that name the module."""
+    """Return the test files that name the module, wherever they lie (but for those of real servers), then those of an area."""
     dotted = "pytest_mlhpc." + module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, last = dotted.rpartition(".")
     named = re.compile(rf"{re.escape(dotted)}\b|from {re.escape(package)} import .*\b{re.escape(last)}\b")
-    files = _test_files(checkout, tuple(folders))
-    return sorted(files, key=lambda name: (not named.search(files[name]), name))
+    everywhere = _test_files(checkout, ("tests",))
+    naming = [
+        name for name in sorted(everywhere) if named.search(everywhere[name]) and not name.startswith("tests/real/")
+    ]
+    of_area = sorted(_test_files(checkout, tuple(folders)))
+    return list(dict.fromkeys((*naming, *of_area)))
 
 
 @functools.cache

@@ -94,6 +94,7 @@ def test_ctrl_c_twice_leaves_nothing_that_the_next_session_does_not_end(suite):
     assert "Traceback" not in result.text
     suite.tests(OTHER, "test_other.py")
     suite.run("test_other.py").expect(0, passed=1)
+    wait_for(lambda: suite.jobs()[0].state != "COMPLETING")
     assert suite.jobs()[0].state == "CANCELLED"
     assert suite.ledgers() == []
 
