@@ -31,6 +31,7 @@ SCRIPTS = {
     "influx": "InfluxDB, a real server of `ci/services`",
     "history": "Change points over nights (simulation, labelled series)",
     "verdicts": "The verdict of the morning on real noise",
+    "sensitivity": "What `mlhpc history sensitivity` predicts, on real noise",
     "kubernetes": "Kubernetes, on a real cluster of `ci/kubernetes`",
     "report_page": "The report, 288 rows and 200,000 figures in Chromium",
 }
@@ -43,7 +44,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("names", nargs="*", choices=[*SCRIPTS, []], help="scripts to run (default: all)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="replace the figures in FILE")
-    parser.add_argument("--noise", type=Path, metavar="FOLDER", help="series of real noise, for verdicts")
+    parser.add_argument(
+        "--noise", type=Path, metavar="FOLDER", help="series of real noise, for verdicts and sensitivity"
+    )
     arguments = parser.parse_args()
     names = arguments.names or list(SCRIPTS)
     parts = [f"Measured {machine()}."]
@@ -51,7 +54,7 @@ def main() -> int:
     failed = 0
     for name in names:
         begin = time.monotonic()
-        options = {"noise": arguments.noise} if name == "verdicts" else {}
+        options = {"noise": arguments.noise} if name in {"verdicts", "sensitivity"} else {}
         rows = importlib.import_module(f"benchmarks.{name}").run(**options)
         parts.append(f"## {SCRIPTS[name]}\n\n{table(rows)}")
         print(f"\n{parts[-1]}\n({time.monotonic() - begin:.0f} s)", flush=True)

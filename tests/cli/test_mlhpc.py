@@ -295,7 +295,7 @@ ACTS = {
 #: All others print data: what is typed after the words, in a project with two nights of one test. `code`: another exit code.
 PRINTS = {
     "status": {}, "check": {}, "systems list": {}, "systems show": {"after": "local"}, "baseline show": {}, "baseline diff": {},
-    "history show": {"after": "test_a"}, "history changes": {}, "history event add": {"after": "--system cirrus driver"},
+    "history show": {"after": "test_a"}, "history changes": {}, "history sensitivity": {}, "history event add": {"after": "--system cirrus driver"},
     "history event list": {}, "history event remove": {"after": "EVENT"}, "compare": {"after": "cirrus"}, "records list": {},
     "records show": {"after": record(1).id}, "records cost": {}, "records check": {}, "records ingest": {"after": "--jsonl log.txt", "code": 1}, "alert send": {}, "alert list": {},
     "vet quick": {"after": "--no-load"}, "vet deep": {"after": "--no-load"}, "vet history": {},
@@ -371,7 +371,7 @@ def test_what_is_found_can_be_written_to_a_file(mlhpc, state_dir, project):
 
 @pytest.mark.parametrize(
     "words",
-    ["records list", "records cost", "baseline show", "baseline diff", "history changes", "history event list", "alert list",
+    ["records list", "records cost", "baseline show", "baseline diff", "history changes", "history sensitivity", "history event list", "alert list",
      "alert send", "status", "vet history", "compare local", "papers tables local", "papers ai500 local", "papers mlperf report",
      "papers roofline", "report html --output out.html", "report openmetrics", "ci note"],
 )  # fmt: skip

@@ -235,7 +235,9 @@ def order_tests(checkout: Path, module: str, folders: Sequence[str]) -> list[str
     named = re.compile(rf"{re.escape(dotted)}\b|from {re.escape(package)} import .*\b{re.escape(last)}\b")
     everywhere = _test_files(checkout, ("tests",))
     naming = [
-        name for name in sorted(everywhere) if named.search(everywhere[name]) and not name.startswith("tests/real/")
+        name
+        for name in sorted(everywhere)
+        if named.search(everywhere[name]) and not name.startswith("tests/real/")
     ]
     of_area = sorted(_test_files(checkout, tuple(folders)))
     return list(dict.fromkeys((*naming, *of_area)))

@@ -1,6 +1,8 @@
 """``mlhpc history event``, ``changes`` and ``history``: what they print, what they refuse, and how they end."""
 
 import json
+import random
+import re
 import time
 
 import pytest
@@ -153,3 +155,62 @@ def test_hostile_names_reach_no_terminal(state_dir, mlhpc):
 )  # fmt: skip
 def test_a_sparkline_shows_noise_as_small_as_it_is(values, expected):
     assert rendering.sparkline(values) == expected
+
+
+def noisy(count, sigma=0.03):
+    choose = random.Random(3)  # noqa: S311 - test data, the same each time
+    return [100.0 * choose.gauss(1.0, sigma) for _ in range(count)]
+
+
+@pytest.fixture
+def watched(state_dir):
+    """A quiet benchmark, a noisy one, and one that is too young."""
+    store(state_dir, nights(quiet(40), node_hours=0.25))
+    store(
+        state_dir, nights(noisy(40), benchmark="suites/test_n.py::test_noisy", node_hours=0.5), session="s2"
+    )
+    store(state_dir, nights(quiet(12), system="archer2", benchmark="suites/test_b.py::test_b"), session="s3")
+    return state_dir
+
+
+def test_the_smallest_loss_that_fails_a_test_is_told_of_each_benchmark_the_largest_first(watched, mlhpc):
+    text = mlhpc("history", "sensitivity").out
+    rows = [line.split() for line in text.splitlines()[1:3]]
+    assert [row[-1] for row in rows] == ["suites/test_n.py::test_noisy", rows[1][-1]]
+    assert (rows[1][3], rows[1][4:7], rows[1][7]) == ("5.0%", ["8.4%", "3.3%", "3.3%"], "0.25")
+    assert "fails its test within that time in 90% of cases" in text
+    assert (
+        "Without a loss, 0 of 1,680 simulated nights failed a test: less than 0.11 a month in 2 series."
+        in text
+    )
+    assert "A night of these benchmarks takes 0.75 node-hours." in text
+
+
+def test_a_series_that_is_too_young_is_named_with_its_nights(watched, mlhpc):
+    text = mlhpc("history", "sensitivity", "test_b").out
+    assert text == (
+        "1 series cannot be simulated: 20 nights with a figure above 0 are needed\n"
+        "  archer2:standard  rate: 12 nights  suites/test_b.py::test_b\n"
+    )
+
+
+def test_another_tolerance_and_another_noise_can_be_tried(watched, mlhpc):
+    data = json.loads(mlhpc("history", "sensitivity", "--tolerance", "0.02", "--noise", "0.5", "--json").out)
+    noisy_one, quiet_one = data["series"]
+    assert quiet_one["then"]["smallest"]["14"] < 0.5 * quiet_one["now"]["smallest"]["14"]
+    assert noisy_one["then"]["noise"] == pytest.approx(0.5 * noisy_one["now"]["noise"])
+    assert (data["sure"], data["node_hours"]) == (0.9, 0.75)
+    assert [one["nights"] for one in data["young"]] == [12]
+    text = mlhpc("history", "sensitivity", "noisy", "--noise", "0.5").out
+    assert "% -> " in text
+    assert "With what is tried, 0 of 840 simulated nights failed a test" in text
+
+
+def test_the_tolerance_is_that_of_the_baseline_file(watched, mlhpc, tmp_path):
+    mlhpc("baseline", "accept", "suites/test_n.py::test_noisy", "--reason", "x", "--baselines-dir", tmp_path)
+    path = tmp_path / "cirrus.yaml"
+    path.write_text(re.sub("tolerance: .*", "tolerance: 0.5", path.read_text()))
+    (row,) = json.loads(mlhpc("history", "sensitivity", "noisy", "--baselines-dir", tmp_path, "--json").out)[
+        "series"
+    ]
+    assert (row["tolerance"], row["now"]["smallest"]["1"] > 0.69) == (0.5, True)
