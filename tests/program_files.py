@@ -1,6 +1,9 @@
 """A suite of programs with files, variables, artifacts and ranks: the same on every system, its folder seen by nodes or not."""
 
+import sys
 from pathlib import Path
+
+import yaml
 
 SUITE = r"""
 import pytest
@@ -36,6 +39,17 @@ def test_a_program_without_metric_has_to_succeed(run):
     assert "all is well" in run.output
 
 
+RATE = Metric("rate", r"start: (\S+)", "items/s")
+
+
+@program("sh -c 'echo start: 1; echo in $WHERE'", RATE, environment="other", reference={"SYSTEM": (1.05, -0.1, 0.1)}, sanity="in the other")
+def test_in_another_environment_within_the_bounds_of_a_reference(run): pass
+
+
+@program("work.sh 1", RATE, files=["work.sh", "input", "table.csv"], reference={"SYSTEM": (2, -0.1, None)}, judge=["rate"])
+def test_below_a_reference(run): pass
+
+
 tool = build("sh make-tool.sh", files=["make-tool.sh"], env={"SAYS": "built"})
 broken = build("sh -c 'echo no such library >&2; exit 3'")
 
@@ -68,15 +82,27 @@ echo all is well
 """
 
 #: How many tests the suite has.
-TESTS = 6
+TESTS = 7
 
-#: What a session says of the one that fails.
-FAILS = "build_failed: the build broken (sh -c echo no such library >&2; exit 3): ended with exit code 3; its last lines: no such library"
+#: What a session says of the two that fail.
+FAILS = (
+    "below_reference",
+    "build_failed: the build broken (sh -c echo no such library >&2; exit 3): ended with exit code 3; its last lines: no such library",
+)
 
 
 def write_suite(folder: Path, nodes: int, ranks: int) -> None:
-    """Write the suite for *nodes* nodes with *ranks* ranks each into *folder*."""
-    (folder / "test_files.py").write_text(SUITE.replace("NODES", str(nodes)).replace("RANKS", str(ranks)))
+    """Write the suite for *nodes* nodes with *ranks* ranks each into *folder*, and another environment into its systems.yaml."""
+    path = folder / "systems.yaml"
+    systems = yaml.safe_load(path.read_text())
+    name = next(iter(systems["systems"]))
+    for partition in systems["systems"][name]["partitions"].values():
+        environments = partition.setdefault("environments", {"default": {"python": sys.executable}})
+        usual = environments["default"]
+        environments["other"] = {**usual, "variables": {**usual.get("variables", {}), "WHERE": "the other"}}
+    path.write_text(yaml.safe_dump(systems))
+    suite = SUITE.replace("NODES", str(nodes)).replace("RANKS", str(ranks)).replace("SYSTEM", name)
+    (folder / "test_files.py").write_text(suite)
     script = folder / "work.sh"
     script.write_text(WORK)
     script.chmod(0o755)

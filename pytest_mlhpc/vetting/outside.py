@@ -16,7 +16,6 @@ from typing import Literal
 
 import pytest
 
-from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.decorators import nodes
 from pytest_mlhpc.node.vet.finding import Exit, VetVerdict
 
@@ -82,8 +81,7 @@ class Catcher:
 def vet(wanted: Outside) -> tuple[list[VetVerdict], int]:
     """Return a verdict for each partition of the target, and the exit code: that of the worst.
 
-    Raises:
-        UsageError: the target cannot be vetted; pytest has said why.
+    Where the target cannot be vetted, pytest has said why.
     """
     catcher = Catcher(wanted)
     argv = [str(TEST), f"--rootdir={Path.cwd()}", "--system", wanted.target, *OPTIONS, *wanted.options]
@@ -92,15 +90,11 @@ def vet(wanted: Outside) -> tuple[list[VetVerdict], int]:
 
 
 def exit_of(verdicts: Sequence[VetVerdict], code: int) -> int:
-    """Return the exit code of `mlhpc vet` for what pytest ended with.
-
-    Raises:
-        UsageError: the session was refused.
-    """
+    """Return the exit code of `mlhpc vet` for what pytest ended with."""
     if code == pytest.ExitCode.INTERRUPTED:
         return 128 + signal.SIGINT
     if code == pytest.ExitCode.USAGE_ERROR:
-        raise UsageError("nothing was submitted, see above")
+        return Exit.USAGE
     if not verdicts or code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
         return Exit.UNKNOWN  # no nodes came, or none that could be vetted
     return worst(verdict.exit for verdict in verdicts)
