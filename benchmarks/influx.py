@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.report import Row, table
-from pytest_mlhpc.cli.records.push import LANES
+from pytest_mlhpc.cli.records import LANES
 from pytest_mlhpc.influx.credentials import InfluxServer, server_of
 from pytest_mlhpc.influx.push import InfluxSink, Patience, Sender, push_spool
 from pytest_mlhpc.influx.schema import lines_of

@@ -71,6 +71,7 @@ def diff(system: str, baselines_dir: Path, state_dir: Path) -> CommandReport:
 
 
 @command.command(
+    short_help="Make what was recorded last the accepted value: of a test, a record, a session, or what an alert tells of.",
     help="Make what was recorded last the accepted value: of a test, of one record, or of all that is new in a session, by "
     "their ids; or let an alert end, by its id, because what it tells of shall stay like this.",
     example='mlhpc baseline accept suites/test_a.py::test_a --reason "new compiler"',
@@ -95,6 +96,7 @@ def accept(what: Sequence[str], reason: str, baselines_dir: Path, state_dir: Pat
 
 
 @command.command(
+    short_help="Accept the levels that new series have settled, and push the accepted values as a merge request.",
     help="Accept the levels that new series have settled by their first nights, and push the accepted values of this folder to "
     "a new branch, as a merge request on GitLab.",
     example='mlhpc baseline propose --branch baseline/42 --reason "new compiler"',

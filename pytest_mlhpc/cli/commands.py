@@ -80,6 +80,19 @@ class NounGroup(click.Group):
             ctx.fail(f"No such command {args[0]!r}{meant}")
         return super().resolve_command(ctx, args)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return all names, in the order of the module."""
+        return [*self.commands]
+
+    def summary(self, name: str) -> str:
+        """Return what a verb does, in one line."""
+        return self.commands[name].get_short_help_str(limit=200)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table of verbs."""
+        with formatter.section("Commands (each has --help)"):
+            formatter.write_dl([(name, self.summary(name)) for name in self.list_commands(ctx)])
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """Write the example below the verbs."""
         write_example(formatter, self.example)
@@ -103,10 +116,9 @@ class LazyGroup(NounGroup):
         found: click.Command = importlib.import_module(f"{self.package}.{cmd_name}").command
         return found
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
-        """Write the table, without importing what is in it."""
-        with formatter.section("Commands (each has --help)"):
-            formatter.write_dl([*self.summaries.items()])
+    def summary(self, name: str) -> str:
+        """Return it from the table, without importing the command."""
+        return self.summaries[name]
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names, without importing them."""

@@ -1,23 +1,19 @@
-"""History from InfluxDB by InfluxQL, with the answers that the local store gives; and the choice between both."""
+"""History from InfluxDB by InfluxQL, with the answers that the local store gives."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import ssl
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.errors import StoreError, UsageError
-from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.nightly import NightlyQuery
-from pytest_mlhpc.history.series import Night, NightFigure, Series, Source, assemble
-from pytest_mlhpc.influx.credentials import InfluxServer, server_of
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.history.series import Night, NightFigure, Series, assemble
+from pytest_mlhpc.influx.credentials import InfluxServer
 from pytest_mlhpc.influx.schema import (
     METRIC,
     RUN,
@@ -31,8 +27,7 @@ from pytest_mlhpc.influx.schema import (
 )
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.store.files import page
-from pytest_mlhpc.store.record import SeriesKey, provenance_of
-from pytest_mlhpc.store.text import tell
+from pytest_mlhpc.store.record import SeriesKey
 
 #: Rows of one piece of an answer; what is in memory at a time.
 CHUNK_ROWS = 10_000
@@ -183,15 +178,6 @@ _TEXTS = ("id", "session", "node_id", "branch", "commit", "failure")
 _COLUMNS = (
     *RUN.tag_names, "schema", "created_ns", *_TEXTS, "definition_text", "nodes", "unfit", "judged", "changes", "node_hours", "calibration",
 )  # fmt: skip
-
-
-def open_source(environ: Mapping[str, str]) -> InfluxSource:
-    """Return the InfluxDB that the environment names. Connects to nothing yet.
-
-    Raises:
-        UsageError: none is named, or wrongly.
-    """
-    return InfluxSource(server_of(environ))
 
 
 class InfluxSource:
@@ -346,40 +332,3 @@ def _where(span: tuple[int, int | None], values: Mapping[str, str]) -> str:
 
 def _names(names: tuple[str, ...]) -> str:
     return ", ".join(f'"{name}"' for name in names)
-
-
-def look_of(system: str, branch: str, *, judged_only: bool) -> NightlyQuery:
-    """Return what is to be looked at; without *branch*, the nightly runs of the default one."""
-    branch = branch or provenance_of(Path.cwd()).default_branch
-    return NightlyQuery(system=system, default_branch=branch, judged_only=judged_only)
-
-
-@contextlib.contextmanager
-def chosen(name: str, state_dir: Path, environ: Mapping[str, str] = os.environ) -> Iterator[Source]:
-    """Open the source of that name (``--from``), and close it in the end.
-
-    Raises:
-        UsageError: InfluxDB is asked for, but how to reach it is not said, or a package is missing.
-    """
-    if name == "local":
-        local = LocalSource(state_dir, tell)
-        with contextlib.closing(local):
-            yield local
-        return
-    with contextlib.closing(influx_source(environ)) as influx:
-        yield influx
-
-
-def influx_source(environ: Mapping[str, str]) -> InfluxSource:
-    """Return the InfluxDB of ``$MLHPC_INFLUX_URL``. Connects to nothing yet.
-
-    Raises:
-        UsageError: how to reach it is not said, or a package is missing.
-    """
-    try:
-        pass
-    except ImportError as error:
-        raise UsageError(
-            f"history from InfluxDB: {error.name} is not installed: pip install 'pytest-mlhpc[influx]'"
-        ) from error
-    return open_source(environ)

@@ -116,7 +116,7 @@ class BenchmarkSession:
         """
         if self.settings.history != "influx":
             return None
-        from pytest_mlhpc.influx.source import influx_source
+        from pytest_mlhpc.influx.choice import influx_source
 
         return influx_source(os.environ)
 

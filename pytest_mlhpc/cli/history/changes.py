@@ -13,7 +13,7 @@ from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.cache import cache_path
 from pytest_mlhpc.history.events import events
 from pytest_mlhpc.history.nightly import Shift, watch
-from pytest_mlhpc.influx.source import chosen, look_of
+from pytest_mlhpc.influx.choice import chosen, look_of
 from pytest_mlhpc.store.text import minutes, tell
 
 #: Series of one paragraph that are told by name.

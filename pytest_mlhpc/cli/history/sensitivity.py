@@ -15,7 +15,7 @@ from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.nightly import WatchedSeries, watched_part
-from pytest_mlhpc.influx.source import chosen, look_of
+from pytest_mlhpc.influx.choice import chosen, look_of
 from pytest_mlhpc.judge.baseline_files import LOCAL_TOLERANCE, TOLERANCE
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.losses import limits_for

@@ -18,7 +18,7 @@ from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.events import began, events
 from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, told, watched_part
 from pytest_mlhpc.history.series import Point, Series, Source, feeds
-from pytest_mlhpc.influx.source import chosen, look_of
+from pytest_mlhpc.influx.choice import chosen, look_of
 from pytest_mlhpc.judge.changes import find_all
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.text import iso, minutes, table, tell

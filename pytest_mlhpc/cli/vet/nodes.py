@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -17,8 +17,8 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command, NearestChoice
 from pytest_mlhpc.cli.vet import EXAMPLE
-from pytest_mlhpc.cli.vet.expected import NAMES, expected
-from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.config.policy import OF_NODES, PROPERTIES, trouble
+from pytest_mlhpc.errors import Problem, UsageError
 from pytest_mlhpc.node.protocol.plan import BUDGET_S, VetSettings
 from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
 
@@ -27,6 +27,8 @@ LEAST_BUDGET_S = 5.0
 
 ACCELERATORS = ("auto", "cpu", "cuda", "rocm", "xpu", "ipu", "wse")
 
+#: All names of --expect, as help and message list them.
+NAMES = (*OF_NODES, *PROPERTIES)
 HELP = {
     "quick": "Vet the nodes of this job, or this machine, below a minute.",
     "deep": "Vet the nodes of this job, or this machine, for minutes: with every pair of nodes, so that slow links have "
@@ -212,6 +214,24 @@ def settings_of(args: SimpleNamespace) -> VetSettings:
         require_comparison=args.require_comparison,
         as_json=args.as_json,
     )
+
+
+def expected(words: Sequence[str]) -> dict[str, str]:
+    """Return what *words* say, by name.
+
+    Raises:
+        UsageError: one is not NAME=VALUE, has a name that no check reads, or a value that no node can have.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, between, value = (part.strip() for part in word.partition("="))
+        if not (name and between and value):
+            raise UsageError(f"--expect {word!r}: write it as NAME=VALUE, such as cores=64")
+        message, suggestion = trouble(name, value, NAMES)
+        if message:
+            raise UsageError(str(Problem(f"--expect {word}", "", message, suggestion)))
+        found[name] = value
+    return found
 
 
 def _refuse_contradictions(args: SimpleNamespace) -> None:

@@ -151,7 +151,7 @@ def test_no_history_is_said_and_is_exit_code_5(sink, alert, options):
 
 
 def test_another_alert_at_work_is_exit_code_75(sink, state_dir, alert, monkeypatch):
-    monkeypatch.setattr("pytest_mlhpc.cli.alert.send.held", lambda place: held(place, patience_s=0.0))
+    monkeypatch.setattr("pytest_mlhpc.cli.alert.held", lambda place: held(place, patience_s=0.0))
     with held(state_dir):
         assert "another mlhpc alert send" in alert(1, code=75).err
 

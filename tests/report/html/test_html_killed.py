@@ -11,7 +11,7 @@ from page_content import content_of
 from worlds import measurement, record
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.cli.report import html as html_cli
+from pytest_mlhpc.cli import report as html_cli
 
 #: What a page is written with, in this order; the page itself goes out by `write`, which is killed in its middle.
 CALLS = ("open", "write", "fchmod", "fsync", "replace")

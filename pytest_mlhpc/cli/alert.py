@@ -1,4 +1,4 @@
-"""``mlhpc alert send``: after a nightly run, send what is new, worse, over, or missing; each of it once."""
+"""``mlhpc alert``: one message for one cause after a nightly run: send, list, ack, mute."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from pytest_mlhpc.alert import acknowledging
+from pytest_mlhpc.alert.acknowledging import MOST_REASON, acknowledge, until
 from pytest_mlhpc.alert.book import (
     BusyError,
     Delivery,
@@ -22,20 +25,30 @@ from pytest_mlhpc.alert.book import (
     write_book,
 )
 from pytest_mlhpc.alert.channels.base import AlertMessage, as_json
-from pytest_mlhpc.alert.config import Config, load
 from pytest_mlhpc.alert.incidents import advance
 from pytest_mlhpc.alert.messages import message_of
-from pytest_mlhpc.alert.model import Book
-from pytest_mlhpc.alert.observe import Question, observe
-from pytest_mlhpc.builtin import channel_types
+from pytest_mlhpc.alert.model import Book, Incident
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice
+from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, NearestChoice, NounGroup
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.cache import cache_path
 from pytest_mlhpc.history.events import events
-from pytest_mlhpc.influx.source import chosen
+from pytest_mlhpc.influx.choice import chosen
 from pytest_mlhpc.store.record import provenance_of
-from pytest_mlhpc.store.text import nanoseconds, tell
+from pytest_mlhpc.store.text import iso, minutes, nanoseconds, one_line, table, tell
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.alert.config import Config
+
+
+@click.group(
+    cls=NounGroup,
+    help="Alerts: after a nightly run, one message for one cause.",
+    example="mlhpc alert send --expect nightly",
+)
+def command() -> None:
+    """Hold the verbs."""
+
 
 #: Found in the folder of the call unless --config names another.
 DEFAULT_CONFIG = "alerts.yaml"
@@ -54,7 +67,8 @@ class _Night:
     dry_run: bool
 
 
-@click.command(
+@command.command(
+    "send",
     cls=DataCommand,
     help="Send what is new, worse, over or missing after a nightly run; each of it once. Exit code 1: a channel refuses "
     "for good. 75: a channel or the history could not be reached; the same command later sends what waits.",
@@ -74,7 +88,7 @@ class _Night:
 )
 @click.option("--at", default="", metavar="TIME", help="As if it were then, such as 2026-11-21T06:00.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent; keep and send nothing.")
-def command(
+def send(
     *, source: str, state_dir: Path, config: Path | None, expect: str | None, at: str, dry_run: bool
 ) -> CommandReport:
     """Do it."""
@@ -98,6 +112,8 @@ def _night(night: _Night) -> CommandReport:
     if damage and not night.dry_run:
         keep_damaged(state_dir)
     branch = config.branch or provenance_of(Path.cwd()).default_branch
+    from pytest_mlhpc.alert.observe import Question, observe
+
     question = Question(
         now_ns, branch, config.rules, night.stale, config.stale_ns,
         events(state_dir, tell), cache_path(state_dir),
@@ -121,7 +137,7 @@ def _night(night: _Night) -> CommandReport:
         write_book(state_dir, book)
         code = _send(book, config, state_dir, now_ns)
     data = {"messages": [as_json(message) for message in messages], "open": len(book.incidents)}
-    return CommandReport(_text(messages, book), data, LATER if unread else code)
+    return CommandReport(_messages(messages, book), data, LATER if unread else code)
 
 
 def _send(book: Book, config: Config, state_dir: Path, now_ns: int) -> int:
@@ -153,7 +169,7 @@ def _open(book: Book, config: Config, name: str, now_ns: int) -> Sequence[AlertM
     ]
 
 
-def _text(messages: Sequence[AlertMessage], book: Book) -> str:
+def _messages(messages: Sequence[AlertMessage], book: Book) -> str:
     count = sum(incident.announced for incident in book.incidents)
     muted = len(book.incidents) - count
     new = f"{len(messages)} new message{'' if len(messages) == 1 else 's'}"
@@ -162,6 +178,9 @@ def _text(messages: Sequence[AlertMessage], book: Book) -> str:
 
 
 def _config(path: Path | None) -> Config:
+    from pytest_mlhpc.alert.config import Config, load
+    from pytest_mlhpc.builtin import channel_types
+
     if path is None:
         path = Path(DEFAULT_CONFIG)
         if not path.exists():
@@ -174,3 +193,81 @@ def _moment(text: str) -> int:
         return nanoseconds(text) if text else time.time_ns()
     except (ValueError, OverflowError):
         raise UsageError(f"--at {text!r} is no date like 2026-11-21T06:00") from None
+
+
+@command.command(
+    "list",
+    cls=DataCommand,
+    help="List open alerts and muted systems.",
+    example="mlhpc alert list",
+)
+@options.state_dir
+def list_(state_dir: Path) -> CommandReport:
+    """Return a row for each."""
+    book = read_book(state_dir, tell)
+    now_ns = time.time_ns()
+    mutes = {name: mute for name, mute in sorted(book.mutes.items()) if mute.until_ns > now_ns}
+    rows = [(name, minutes(mute.until_ns), mute.by, mute.reason) for name, mute in mutes.items()]
+    muted = table([("muted system", "until", "by", "reason"), *rows]) if rows else ""
+    data = {
+        "alerts": [as_json(message_of(one, one.state, one.changed_ns)) for one in book.incidents],
+        "muted": [
+            {"system": name, "until": iso(mute.until_ns), "by": mute.by, "reason": mute.reason}
+            for name, mute in mutes.items()
+        ],
+    }
+    return CommandReport(_alerts(book) + muted, data)
+
+
+def _alerts(book: Book) -> str:
+    if not book.incidents:
+        return "no alert is open\n"
+    rows = [("alert", "since", "state", "what")]
+    for one in book.incidents:
+        title = message_of(one, one.state, one.changed_ns).title.partition(": ")[2]
+        rows.append((one.id, minutes(one.started_ns), _state(one), title))
+    return table(rows)
+
+
+def _state(incident: Incident) -> str:
+    if incident.ack:
+        return f"acknowledged by {incident.ack.by} until {minutes(incident.ack.until_ns)}"
+    return incident.state.value if incident.announced else "muted"
+
+
+@command.command(
+    "ack",
+    cls=Command,
+    help="Acknowledge alert ID (or how it begins): nothing of it is sent until then. `mlhpc alert list` shows all.",
+    example='mlhpc alert ack cirrus-3f2a --until 7d --reason "fan replaced on Tuesday"',
+)
+@click.argument("name", metavar="ID")
+@click.option("--until", "end", required=True, metavar="TIME", help="7d, 12h or 2026-12-24.")
+@click.option("--reason", required=True, metavar="TEXT", help="For those who read it later.")
+@options.state_dir
+def ack(name: str, end: str, reason: str, state_dir: Path) -> int:
+    """Do it."""
+    reason = one_line(reason, MOST_REASON)
+    if not reason:
+        raise UsageError("--reason is empty: whoever reads it next month wants to know")
+    return acknowledge(state_dir, name, until(end, time.time_ns()), reason)
+
+
+@command.command(
+    "mute",
+    cls=Command,
+    help="Send nothing new of SYSTEM until then. What was announced before and is over is sent all the same.",
+    example="mlhpc alert mute cirrus --until 2d --reason maintenance",
+)
+@click.argument("system")
+@click.option("--until", "end", default="", metavar="TIME", help="2d, 12h or 2026-12-24T08:00.")
+@click.option("--reason", default="", metavar="TEXT", help="Such as maintenance.")
+@click.option("--off", is_flag=True, help="End it now.")
+@options.state_dir
+def mute(system: str, end: str, reason: str, off: bool, state_dir: Path) -> int:
+    """Do it."""
+    if off == bool(end):
+        raise UsageError("say either --until TIME or --off")
+    if off:
+        return acknowledging.unmute(state_dir, system)
+    return acknowledging.mute(state_dir, system, acknowledging.until(end, time.time_ns()), reason)

@@ -1,0 +1,366 @@
+"""``mlhpc records``: what was measured: list, show, cost, check, ingest, push."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pytest_mlhpc.cli import options
+from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, NearestChoice, NounGroup
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.history.foreign import DIRECTIONS, READERS, ForeignNames
+from pytest_mlhpc.influx import credentials
+from pytest_mlhpc.influx import spool as spools
+from pytest_mlhpc.influx.push import (
+    InfluxSink,
+    Patience,
+    Progress,
+    Sender,
+    StuckError,
+    UnavailableError,
+    push_lines,
+    push_spool,
+)
+from pytest_mlhpc.influx.push import retry_rejected as requeue
+from pytest_mlhpc.influx.schema import lines_of
+from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.store.cost import GROUPS, add_up, text_of
+from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.record import Record, default_branch_of
+from pytest_mlhpc.store.store import read_records
+from pytest_mlhpc.store.text import clean, count, iso, minutes, quantity, table, tell
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.history.ingest import Ingested
+
+
+@click.group(
+    cls=NounGroup,
+    help="Records: what was measured, one for each attempt of a run.",
+    example="mlhpc records list --limit 50",
+)
+def command() -> None:
+    """Hold the verbs."""
+
+
+@command.command(
+    "list",
+    cls=DataCommand,
+    help="List the newest records.",
+    example="mlhpc records list --test 'suites/test_a.py::test_a[cirrus:standard]'",
+)
+@click.option("--session", default="", metavar="ID", help="Only of this session.")
+@click.option("--test", default="", metavar="TEST", help="Only of this test, by its node id or name.")
+@click.option("--limit", type=int, default=20, metavar="N", show_default=True, help="At most N.")
+@options.state_dir
+def list_(session: str, test: str, limit: int, state_dir: Path) -> CommandReport:
+    """Return a row for each."""
+    with contextlib.closing(Index(state_dir, tell)) as index:
+        records = index.newest(session=session, test=test, limit=limit)
+    data = {"records": [to_json(record) for record in records]}
+    if not records:
+        return CommandReport(f"nothing is recorded in {state_dir} that is asked for\n", data)
+    rows = [("recorded", "id", "verdict", "attempt", "test", "judged")]
+    for record in records:
+        row = minutes(record.created_ns), record.id, record.verdict, str(record.attempt), record.node_id
+        rows.append((*row, _figures(record)))
+    return CommandReport(table(rows), data)
+
+
+def _figures(record: Record) -> str:
+    if record.measurement is None:
+        return record.failure
+    metrics = [metric for name in record.judged if (metric := record.measurement.metric(name))]
+    return ", ".join(f"{metric.name} {quantity(metric.value, metric.unit)}" for metric in metrics)
+
+
+@command.command(
+    "show",
+    cls=DataCommand,
+    help="Show all of one record, by its ID or how that begins; `mlhpc records list` shows the newest.",
+    example="mlhpc records show 01932f6a-7c1e",
+)
+@click.argument("name", metavar="ID")
+@options.state_dir
+def show(name: str, state_dir: Path) -> CommandReport:
+    """Return it, or say which are meant."""
+    with contextlib.closing(Index(state_dir, tell)) as index:
+        found = index.find(name)
+    if not found:
+        raise UsageError(f"no record's id starts with {name!r}; `mlhpc records list` shows the newest")
+    if len(found) > 1:
+        ids = ", ".join(record.id for record in found)
+        raise UsageError(f"several records' ids start with {name!r}: {ids}")
+    record = to_json(found[0])
+    return CommandReport(f"{json.dumps(record, indent=2)}\n", {"record": record})
+
+
+@command.command(
+    "cost",
+    cls=DataCommand,
+    help="Add up the node-hours that were charged: of first attempts, re-runs, and runs that measured nothing.",
+    example="mlhpc records cost --since 7d --by account",
+)
+@options.since("30d")
+@click.option(
+    "--by", type=NearestChoice([*GROUPS]), default="partition", show_default=True, help="What is added up."
+)
+@options.state_dir
+def cost(since_ns: int, by: str, state_dir: Path) -> CommandReport:
+    """Return a row for each group, dearest first."""
+    with contextlib.closing(Index(state_dir, tell)) as index:
+        costs, total = add_up(index.since(since_ns), GROUPS[by])
+    data = {
+        "since": iso(since_ns),
+        "by": by,
+        "costs": [cost.to_json() for cost in costs],
+        "total": total.to_json(),
+    }
+    return CommandReport(text_of(costs, total, by, since_ns), data)
+
+
+@command.command(
+    "check",
+    cls=DataCommand,
+    help="Read every record and name what is damaged; exit code 1 if anything is.",
+    example="mlhpc records check",
+)
+@click.option("--rebuild-index", is_flag=True, help="Make the index of the records anew, too.")
+@options.state_dir
+def check(rebuild_index: bool, state_dir: Path) -> CommandReport:
+    """Return what is damaged."""
+    problems: list[str] = []
+    records = sum(1 for _record in read_records(state_dir, problems.append))
+    if rebuild_index:
+        with contextlib.closing(Index(state_dir)) as index:
+            index.rebuild()
+    lines = [
+        *problems,
+        f"{count(records, 'record')} in {state_dir / 'records'}, {count(len(problems), 'problem')}",
+    ]
+    text = "".join(f"{line}\n" for line in lines)
+    return CommandReport(text, {"records": records, "problems": problems}, 1 if problems else 0)
+
+
+#: Exit code: something of the source was not read.
+FOUND = 1
+
+#: Time between two looks at a source that is followed, in seconds.
+LOOK_S = 5.0
+
+
+@command.command(
+    "ingest",
+    cls=DataCommand,
+    help="Record runs that another tool made, each once: history, change points and alerts then work on them as on our own. "
+    "The source stays as it is, and may be read again at any time. Exit code 1: something in it was not read.",
+    example="mlhpc records ingest --reframe perflogs/",
+)
+@click.option("--reframe", type=Path, metavar="PATH", help="Folder of perflogs, one of them, or results.db.")
+@click.option("--jsonl", type=Path, metavar="FILE", help="JSON lines: time, benchmark, metric, value, unit.")
+@click.option(
+    "--pytest-benchmark", type=Path, metavar="PATH", help="File of --benchmark-json, or a folder of them."
+)
+@click.option(
+    "--junit", type=Path, metavar="PATH", help="JUnit XML, or a folder of it: the time of each test case."
+)
+@click.option("--system", default="", metavar="NAME", help="Instead of the source's own.")
+@click.option("--partition", default="", metavar="NAME", help="Instead of the source's own.")
+@click.option("--environment", default="", metavar="NAME", help="Instead of the source's own.")
+@click.option(
+    "--better", multiple=True, metavar="METRIC=higher|lower|none", help="Which direction is better."
+)
+@click.option(
+    "--unit", multiple=True, metavar="METRIC=UNIT", help="Unit of a metric that the source does not say."
+)
+@click.option(
+    "--branch", default="", metavar="NAME", help="Branch of the runs.  [default: the default branch]"
+)
+@click.option("--follow", is_flag=True, help="Go on as the source grows, until interrupted.")
+@options.state_dir
+def ingest(
+    *,
+    reframe: Path | None,
+    jsonl: Path | None,
+    pytest_benchmark: Path | None,
+    junit: Path | None,
+    system: str,
+    partition: str,
+    environment: str,
+    better: Sequence[str],
+    unit: Sequence[str],
+    branch: str,
+    follow: bool,
+    state_dir: Path,
+) -> CommandReport:
+    """Read the source, store what is new, and say what became of it."""
+    given = {"reframe": reframe, "jsonl": jsonl, "pytest-benchmark": pytest_benchmark, "junit": junit}
+    sources = [(tool, path) for tool, path in given.items() if path is not None]
+    if len(sources) != 1:
+        raise UsageError(
+            "name one source: --reframe PATH, --jsonl FILE, --pytest-benchmark PATH or --junit PATH"
+        )
+    (tool, path) = sources[0]
+    if not path.exists():
+        raise UsageError(f"there is no {path}")
+    if system == "local":
+        raise UsageError(
+            "`local` is this machine itself; give the other tool's machine a name of its own by --system"
+        )
+    names = ForeignNames(
+        system, partition, environment, _pairs("--better", better, DIRECTIONS), _pairs("--unit", unit)
+    )
+    from pytest_mlhpc.history.ingest import Ingester
+
+    made = Ingester(state_dir, tool, branch or default_branch_of(Path.cwd(), os.environ))
+    with contextlib.closing(made):
+        made.take(READERS[tool](path, names))
+        before = _state_of(path)
+        while follow:
+            if sys.stderr.isatty():
+                sys.stderr.write(f"{made.found.stored} records stored; waiting for more (Ctrl-C ends)\r")
+            try:
+                time.sleep(LOOK_S)
+            except KeyboardInterrupt:
+                break
+            if (now := _state_of(path)) != before:
+                before = now
+                made.take(READERS[tool](path, names))
+    return CommandReport(
+        _ingested(made.found), _ingested_data(made.found), FOUND if made.found.problems else 0
+    )
+
+
+def _state_of(path: Path) -> list[tuple[str, int, int]]:
+    """Return what changes as the source grows: of each file its size and time."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    found = []
+    for file in files:
+        with contextlib.suppress(OSError):  # it was moved away meanwhile
+            stat = file.stat()
+            found.append((str(file), stat.st_size, stat.st_mtime_ns))
+    return found
+
+
+def _pairs(option: str, given: Sequence[str], allowed: Sequence[str] = ()) -> dict[str, str]:
+    found = {}
+    for pair in given:
+        name, _, value = pair.partition("=")
+        if not name or not value or (allowed and value not in allowed):
+            values = "|".join(allowed) or "UNIT"
+            raise UsageError(f"{option} {pair!r}: write METRIC={values}")
+        found[name] = value
+    return found
+
+
+def _ingested(found: Ingested) -> str:
+    since = iso(found.first_ns)[:10]
+    commands = (f"mlhpc history changes --since {since}", f"mlhpc report html --since {since}")
+    return found.text() + ("".join(("next:\n", *(f"  {one}\n" for one in commands))) if found.stored else "")
+
+
+def _ingested_data(found: Ingested) -> dict[str, object]:
+    return {
+        "stored": found.stored,
+        "known": found.known,
+        "failed": found.failed,
+        "benchmarks": sorted(found.benchmarks),
+        "systems": sorted(found.systems),
+        "notes": found.notes,
+        "problems": found.problems,
+    }
+
+
+#: Exit codes: some of it was refused and put aside; try again later.
+FOUND, LATER = 1, 75
+#: One request may take so long, in seconds: a server that compacts its files answers late.
+REQUEST_LIMIT_S = 60.0
+#: So many requests at a time: more gain nothing where the server has two cores.
+LANES = 2
+
+
+@command.command(
+    "push",
+    cls=Command,
+    help="Send what waits in the spool to InfluxDB. MLHPC_INFLUX_URL, _TOKEN or _TOKEN_FILE, _BUCKET and _ORG name the "
+    "server. Exit code 1: some points were refused and lie in the spool's folder `rejected`. 75: try again later, "
+    "nothing is lost.",
+    example="mlhpc records push --check",
+)
+@click.option("--check", is_flag=True, help="Write one point, read it back, say what is wrong.")
+@click.option("--all", "everything", is_flag=True, help="Send the whole store again; equal points stay one.")
+@click.option("--retry-rejected", is_flag=True, help="Send what was refused earlier once more.")
+@options.since()
+@click.option(
+    "--wait",
+    metavar="SECONDS",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="How long to go on trying while the server is away.",
+)
+@options.state_dir
+def push(
+    *, check: bool, everything: bool, retry_rejected: bool, since_ns: int, wait: float, state_dir: Path
+) -> int:
+    """Send, and say what was sent."""
+    if check + everything + retry_rejected > 1:
+        raise UsageError("--check, --all, --retry-rejected: give one of them")
+    if since_ns and not everything:
+        raise UsageError("--since goes with --all: the spool is always sent whole")
+    server = credentials.server_of(os.environ)
+    if check:
+        from pytest_mlhpc.influx.publisher import check as check_server
+
+        return check_server(server)
+    spool = spools.make_folders(state_dir)
+    if retry_rejected:
+        sys.stdout.write(f"{requeue(state_dir)} refused points are back in the spool\n")
+    with InfluxSink(server, timeout_s=REQUEST_LIMIT_S) as sink:
+        sender = Sender(sink, spool / "rejected", Patience(time.monotonic() + max(0.0, wait)), lanes=LANES)
+        began = time.monotonic()
+        later = _send(sender, state_dir, whole_store=everything, since_ns=since_ns)
+    _print(sender.progress, spool, time.monotonic() - began)
+    if later:
+        tell(f"mlhpc records push: {later}\nwhat was not sent stays: try again later")
+        return LATER
+    return FOUND if sender.progress.rejected or sender.progress.damaged else 0
+
+
+def _send(sender: Sender, state_dir: Path, *, whole_store: bool, since_ns: int) -> str:
+    """Send; return why it must be tried again, an empty text if it need not."""
+    try:
+        if whole_store:
+            push_lines(sender, _stored(state_dir, since_ns), "store")
+        else:
+            push_spool(sender, spools.spool_of(state_dir))
+    except (UnavailableError, StuckError) as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename or spools.spool_of(state_dir)}: {error.strerror}"
+    return ""
+
+
+def _stored(state_dir: Path, since_ns: int) -> Iterator[list[str]]:
+    for record in read_records(state_dir, tell):
+        if record.created_ns >= since_ns:
+            yield lines_of(record)
+
+
+def _print(progress: Progress, spool: Path, seconds: float) -> None:
+    rate = f", {progress.points / seconds:,.0f} a second" if progress.points and seconds > 1 else ""
+    sys.stdout.write(f"{progress.points} points sent{rate}\n")
+    if progress.adopted:
+        sys.stdout.write(f"{progress.adopted} files of writers that had died were taken over\n")
+    if progress.rejected or progress.damaged:
+        sys.stdout.write(f"{progress.rejected} lines were put aside in {spool / 'rejected'}:\n")
+        for reason, count in progress.reasons.items():
+            sys.stdout.write(f"  {count}: {clean(reason)}\n")
