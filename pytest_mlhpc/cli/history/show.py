@@ -109,7 +109,7 @@ def _benchmarks(source: Source, text: str, system: str) -> list[str]:
         found = {name for test, name in pairs if part in name.casefold() or part in test.casefold()}
         if exact or found:
             return sorted(exact or found)
-    hint = nearest(text, {"changes", "event", *(word for pair in pairs for word in pair)})
+    hint = nearest(text, {"changes", "event", "sensitivity", *(word for pair in pairs for word in pair)})
     meant = f" (did you mean {hint!r}?)" if hint else ""
     raise UsageError(
         f"no recorded benchmark or test has {text!r} in its name{meant}; `mlhpc records list` shows the newest"
