@@ -175,9 +175,10 @@ def watch(
     wanted = (one for one in found if one.judged or not chosen.judged_only)
     parts = (watched_part(one, chosen.default_branch) for one in wanted)
     kept = (one for one in parts if one.series.points)
-    store = Cache(cache, chosen.detector) if cache else None
+    store = None
     try:
         for portion in _portions(kept, PORTION):
+            store = store or (Cache(cache, chosen.detector) if cache else None)
             series = [one.series for one in portion]
             for one, changes in zip(portion, _changes(series, chosen.detector, store), strict=True):
                 yield told(one, changes, events)

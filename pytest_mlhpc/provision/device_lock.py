@@ -229,10 +229,10 @@ def own_directory(environment: Mapping[str, str]) -> Path:
     me = os.geteuid()
     if given := environment.get("MLHPC_LOCK_DIR"):
         return Path(given) / str(me)
-    runtime = Path(environment.get("XDG_RUNTIME_DIR") or "/nonexistent")
-    with contextlib.suppress(OSError):
-        if runtime.stat().st_uid == me:  # `su` may leave another user's
-            return runtime / "mlhpc-locks"
+    if runtime := environment.get("XDG_RUNTIME_DIR"):
+        with contextlib.suppress(OSError):
+            if Path(runtime).stat().st_uid == me:  # `su` may leave another user's
+                return Path(runtime) / "mlhpc-locks"
     return Path(f"{DIRECTORY}-{me}")
 
 

@@ -270,6 +270,8 @@ class Index:
 
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
+            # Whoever only looks leaves no folder behind where the state directory is another one.
+            self._in_memory = self._in_memory or not self._state_dir.exists()
             if not self._in_memory:
                 try:
                     self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -382,6 +382,17 @@ def test_where_nothing_is_recorded_that_is_said_in_a_sentence(words, capfd, proj
     assert list(project.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["status", "records list", "records cost", "history changes", "history sensitivity", "alert list", "vet history",
+     "report html --output out.html", "report openmetrics"],
+)  # fmt: skip
+def test_whoever_only_looks_leaves_no_state_directory_behind(words, capfd, project):
+    main([*shlex.split(words), "--state-dir", "mistyped/state"])
+    capfd.readouterr()
+    assert list(project.iterdir()) == []
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands_and_options(shell):
     environ = {**os.environ, "_MLHPC_COMPLETE": f"{shell}_source"}
