@@ -135,3 +135,20 @@ def test_a_launcher_that_only_says_that_it_failed_does_not_hide_the_word():
     says(made, 2, PEER_GONE)
     made.launcher_ended(1, "", is_rank=False)
     assert trouble(made) == ("worker_exit", f"rank 2: {PEER_GONE}")
+
+
+@pytest.mark.parametrize(("killed", "outcome"), [(True, "out_of_memory"), (False, "worker_killed")])
+def test_what_is_killed_while_the_kernel_kills_for_memory_ran_out_of_it(killed, outcome):
+    made = book()
+    made.memory = lambda: killed
+    made.ranks[1].exit = -9
+    made.ended(1)
+    assert trouble(made)[0] == outcome
+
+
+@pytest.mark.parametrize(("killed", "outcome"), [(True, "out_of_memory"), (False, "worker_killed")])
+def test_a_launcher_that_is_killed_while_the_kernel_kills_for_memory_ran_out_of_it(killed, outcome):
+    made = RankBook(book().run)
+    made.memory = lambda: killed
+    made.launcher_ended(-9, "", is_rank=True)
+    assert trouble(made)[0] == outcome

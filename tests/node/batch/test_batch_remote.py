@@ -205,6 +205,27 @@ def test_slurm_is_asked_once_for_the_address_that_all_runs_use(monkeypatch):
     assert asked == ["node1"]
 
 
+@pytest.mark.parametrize(
+    ("site", "run", "direct"),
+    [
+        (Site(("node1",), "node1"), {}, True),
+        (Site(("node1",), "node1"), {"nodes": 2, "ranks": 2, "launcher": "torchrun"}, False),
+        (Site(("node1", "node2"), "node1", slurm=True), {}, True),
+        (Site(("node1", "node2"), "node2", slurm=True), {}, False),
+        (Site(("node1", "node2"), "node1", slurm=True), {"nodes": 2, "ranks": 2, "launcher": "torchrun"}, False),
+        (Site(("node1", "node2"), "node1", slurm=True), {"nodes": 2, "ranks": 2}, True),
+        (Site(("node1", "node2"), "node1", slurm=True), {"launcher": "srun"}, False),
+        (Site(("node1", "node2"), "node1", slurm=True), {"launcher": "torchrun", "launcher_options": ("--mpi=pmix",)}, False),
+    ],
+    ids=[
+        "one node without Slurm", "several without Slurm", "one of Slurm's", "one of Slurm's, not ours", "several of Slurm's",
+        "started once", "by srun", "what the site says of srun",
+    ],
+)  # fmt: skip
+def test_a_batch_starts_itself_what_runs_on_its_own_node_alone(site, run, direct):
+    assert site.direct(run_plan(**run)) is direct
+
+
 @pytest.mark.parametrize("first", ["here", "there"])
 def test_a_port_where_ranks_meet_is_no_ephemeral_one(first):
     low, high = nodes.ephemeral_ports()
