@@ -1,5 +1,6 @@
 """How small a loss of a series fails its test: what the size depends on, and what cannot be simulated."""
 
+import functools
 import itertools
 import math
 import random
@@ -18,8 +19,13 @@ def noise(sigma, count=60, level=100.0, seed=5):
     return [choose.gauss(level, level * sigma) for _ in range(count)]
 
 
-def sizes(sigma, better="higher", limits=LIMITS, **options):
-    return sensitivity(noise(sigma), better, limits, **options).smallest
+@functools.cache
+def found_in(sigma, better="higher", limits=LIMITS, factor=1.0):
+    return sensitivity(noise(sigma), better, limits, noise=factor)
+
+
+def sizes(sigma, better="higher", limits=LIMITS):
+    return found_in(sigma, better, limits).smallest
 
 
 @pytest.mark.parametrize("better", ["higher", "lower"])
@@ -39,14 +45,13 @@ def test_more_nights_find_smaller_losses_in_a_noisy_series():
 
 
 def test_half_the_noise_finds_smaller_losses_in_a_noisy_series():
-    before = sensitivity(noise(0.04), "higher", LIMITS)
-    after = sensitivity(noise(0.04), "higher", LIMITS, noise=0.5)
+    before, after = found_in(0.04), found_in(0.04, factor=0.5)
     assert after.noise == pytest.approx(before.noise / 2)
     assert all(new < old for new, old in zip(after.smallest, before.smallest, strict=True))
 
 
 def test_a_site_of_more_series_finds_larger_losses_in_a_noisy_one():
-    assert sizes(0.04, limits=limits_for(60_000, 0.05))[2] > sizes(0.04, limits=limits_for(60, 0.05))[2]
+    assert sizes(0.04, limits=limits_for(60_000, 0.05))[2] > sizes(0.04)[2]
 
 
 def test_a_level_that_changed_long_ago_is_no_noise():
@@ -60,12 +65,12 @@ def test_nothing_is_promised_where_noise_hides_every_loss():
 
 
 def test_without_a_loss_quiet_nights_do_not_fail():
-    found = sensitivity(noise(0.01), "higher", LIMITS)
+    found = found_in(0.0005)
     assert (found.red, found.simulated) == (0, 60 * WITHIN[-1])
 
 
 def test_the_same_nights_give_the_same_answer():
-    assert sensitivity(noise(0.02), "higher", LIMITS) == sensitivity(noise(0.02), "higher", LIMITS)
+    assert sensitivity(noise(0.0005), "higher", LIMITS) == found_in(0.0005)
 
 
 def test_figures_that_never_differ_have_an_answer():
