@@ -12,7 +12,13 @@ from benchmarks.history_worlds import RUNS, Floats, judged_nights
 from benchmarks.report import Row
 from benchmarks.verdicts import Noise, read
 from pytest_mlhpc.judge.losses import limits_for
-from pytest_mlhpc.judge.sensitivity import SURE, WITHIN, neighbours, repeated, sensitivity
+from pytest_mlhpc.judge.sensitivity import (
+    SURE,
+    WITHIN,
+    correlation_of_neighbours,
+    rerun_deviations,
+    sensitivity,
+)
 
 #: Nights from which it is predicted; the nights in which losses begin that are seen.
 KNOWN, BEGINS = 60, range(60, 87, 2)
@@ -64,7 +70,7 @@ def _delays(values: Floats, size: float, draw: np.random.Generator) -> Floats:
     for row, begin in enumerate(BEGINS):
         part = own[begin - KNOWN : begin + WITHIN[-1]]
         around = draw.choice(own, (len(part), RUNS - 1))
-        logs = np.column_stack([part, repeated(part, around, neighbours(own), sigma)])
+        logs = np.column_stack([part, rerun_deviations(part, around, correlation_of_neighbours(own), sigma)])
         logs[KNOWN:] += np.log(1 - size)
         runs[row, : len(part)] = np.exp(logs)
     failed, _ = judged_nights(runs, limits_for(SITE, 0.05))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from benchmarks.history_worlds import RUNS, Floats, judged_nights
 from benchmarks.report import Row
 from pytest_mlhpc.judge.losses import LossLimits, limits_for
-from pytest_mlhpc.judge.sensitivity import repeated
+from pytest_mlhpc.judge.sensitivity import rerun_deviations
 
 #: Nights of a series that are looked at, the first one that is judged, and the nights in which a fault may begin.
 NIGHTS, JUDGED, FAULTS = 160, 30, (45, 75)
@@ -103,7 +103,7 @@ def _logarithms(one: Noise, values: Floats, fault: str, begin: int, draw: np.ran
         )
     alike = max(one.lag1, 0.0)
     around = np.array([draw.choice(own[max(0, at - 25) : at + 26], RUNS - 1) for at in range(nights)])
-    again = repeated(own, around, alike, sigma)
+    again = rerun_deviations(own, around, alike, sigma)
     logs: Floats = base[:, None] + np.column_stack([own, again])
     if fault == "bad node":
         logs += np.where((draw.random(logs.shape) < BAD_SHARE) & after[:, None], np.log(1 - BAD_NODE), 0.0)

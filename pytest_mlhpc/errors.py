@@ -124,3 +124,9 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     if (meant := _SYNONYMS.get(word.lower())) in known:
         return meant
     return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
+
+
+def did_you_mean(word: str, valid: Iterable[str]) -> str:
+    """Return `` (did you mean 'x'?)`` for the end of a clause, or an empty string."""
+    found = nearest(word, valid)
+    return f" (did you mean {found!r}?)" if found else ""

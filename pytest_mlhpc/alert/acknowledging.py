@@ -14,7 +14,7 @@ from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Incident, Mute
 from pytest_mlhpc.config.files import find_systems_file
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.config.yaml import read_file
-from pytest_mlhpc.errors import ConfigError, UsageError, nearest
+from pytest_mlhpc.errors import ConfigError, UsageError, did_you_mean
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import user_name
 from pytest_mlhpc.store.text import clean, minutes, nanoseconds, one_line, tell
@@ -97,8 +97,7 @@ def check_system(name: str, state_dir: Path) -> None:
             name for name, _ in read_file(find_systems_file(Path.cwd(), None)).value["systems"].items()
         )
     if name not in known:
-        hint = nearest(name, known)
-        meant = f" (did you mean {hint!r}?)" if hint else ""
+        meant = did_you_mean(name, known)
         raise UsageError(f"no system {name!r}{meant}; known: {', '.join(sorted(known))}")
 
 
@@ -133,8 +132,7 @@ def _find(book: Book, text: str) -> Incident:
     names = [one.id for one in book.incidents]
     if found:
         raise UsageError(f"{text!r} is the beginning of {', '.join(one.id for one in found)}: say which")
-    hint = nearest(text, names)
-    meant = f" (did you mean {hint!r}?)" if hint else ""
+    meant = did_you_mean(text, names)
     raise UsageError(f"no open alert {text!r}{meant}; `mlhpc alert list` shows all")
 
 

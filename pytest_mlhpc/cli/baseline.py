@@ -17,7 +17,7 @@ import click
 from pytest_mlhpc.alert import acknowledging
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
-from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.judge import accepting
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.baselines import BaselineBook
@@ -160,8 +160,7 @@ def _entries(book: BaselineBook, system: str) -> Mapping[SeriesKey, Entry]:
     for name in [system] if system else sorted({*known, *book.provisional_systems()}):
         found |= {**book.provisional_entries(name), **book.entries(name)}  # reviewed ones win
     if system and not found:
-        hint = nearest(system, known)
-        meant = f" (did you mean {hint!r}?)" if hint else ""
+        meant = did_you_mean(system, known)
         raise UsageError(f"system {system!r} has no accepted values{meant}")
     return dict(sorted(found.items(), key=lambda item: dataclasses.astuple(item[0])))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_mlhpc.errors import nearest
+from pytest_mlhpc.errors import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,8 +75,7 @@ class NounGroup(click.Group):
         """Return the command that the first word names."""
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-"):
-            hint = nearest(args[0], known)
-            meant = f" (did you mean {hint!r}?)" if hint else ""
+            meant = did_you_mean(args[0], known)
             ctx.fail(f"No such command {args[0]!r}{meant}")
         return super().resolve_command(ctx, args)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.cli.commands import CommandReport
-from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.machines import MachineColumn, VerdictCount
 
@@ -32,7 +32,6 @@ def benchmarks_of(
     chosen = frozenset(one for one in known if one.holds(text))
     if known and not chosen:
         parsed = [key for one in sorted(known) if (key := keys.parse(one)) is not None]
-        hint = nearest(text, dict.fromkeys(word for key in parsed for word in (key.name, key.workload)))
-        meant = f" (did you mean {hint!r}?)" if hint else ""
+        meant = did_you_mean(text, dict.fromkeys(word for key in parsed for word in (key.name, key.workload)))
         raise UsageError(f"no benchmark of these machines holds {text!r}{meant}")
     return chosen, seen

@@ -41,6 +41,9 @@ from pytest_mlhpc.store.text import clean, count, iso, minutes, quantity, table,
 if TYPE_CHECKING:
     from pytest_mlhpc.history.ingest import Ingested
 
+#: Exit codes: something was not read, or was refused and put aside; what is left can be sent later.
+INCOMPLETE, LATER = 1, 75
+
 
 @click.group(
     cls=NounGroup,
@@ -150,9 +153,6 @@ def check(rebuild_index: bool, state_dir: Path) -> CommandReport:
     return CommandReport(text, {"records": records, "problems": problems}, 1 if problems else 0)
 
 
-#: Exit code: something of the source was not read.
-FOUND = 1
-
 #: Time between two looks at a source that is followed, in seconds.
 LOOK_S = 5.0
 
@@ -235,7 +235,7 @@ def ingest(
                 before = now
                 made.take(READERS[tool](path, names))
     return CommandReport(
-        _ingested(made.found), _ingested_data(made.found), FOUND if made.found.problems else 0
+        _ingested(made.found), _ingested_data(made.found), INCOMPLETE if made.found.problems else 0
     )
 
 
@@ -279,8 +279,6 @@ def _ingested_data(found: Ingested) -> dict[str, object]:
     }
 
 
-#: Exit codes: some of it was refused and put aside; try again later.
-FOUND, LATER = 1, 75
 #: One request may take so long, in seconds: a server that compacts its files answers late.
 REQUEST_LIMIT_S = 60.0
 #: So many requests at a time: more gain nothing where the server has two cores.
@@ -332,7 +330,7 @@ def push(
     if later:
         tell(f"mlhpc records push: {later}\nwhat was not sent stays: try again later")
         return LATER
-    return FOUND if sender.progress.rejected or sender.progress.damaged else 0
+    return INCOMPLETE if sender.progress.rejected or sender.progress.damaged else 0
 
 
 def _send(sender: Sender, state_dir: Path, *, whole_store: bool, since_ns: int) -> str:

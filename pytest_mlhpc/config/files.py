@@ -13,7 +13,7 @@ from typing import Final
 import yaml
 
 from pytest_mlhpc.config.yaml import YamlNode, read_file
-from pytest_mlhpc.errors import ConfigError, Problem, UsageError, nearest
+from pytest_mlhpc.errors import ConfigError, Problem, UsageError, did_you_mean
 from pytest_mlhpc.store.files import replace_file
 
 #: Values of all systems together, defaults written out: enough for hundreds of partitions.
@@ -198,8 +198,7 @@ def known_text(name: str) -> str:
         UsageError: no such system is known.
     """
     if name not in known_names():
-        hint = nearest(name, known_names())
-        meant = f" (did you mean {hint!r}?)" if hint else ""
+        meant = did_you_mean(name, known_names())
         raise UsageError(f"no system {name!r} is known{meant}; `mlhpc systems list --known` lists them")
     return (
         KNOWN.with_suffix("")

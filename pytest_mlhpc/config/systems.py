@@ -24,7 +24,7 @@ from pytest_mlhpc.config.model import Dataset, NodeType, Partition, System, Targ
 from pytest_mlhpc.config.schema import DatasetModel, PartitionModel, SystemsFile
 from pytest_mlhpc.config.validation import validate
 from pytest_mlhpc.config.yaml import YamlNode
-from pytest_mlhpc.errors import ConfigError, Problem, UsageError, nearest
+from pytest_mlhpc.errors import ConfigError, Problem, UsageError, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.machine import Accelerators
@@ -321,8 +321,7 @@ def _not_here(wanted: str, seen: Accelerators, devices: int) -> str:
 
 
 def _unknown(what: str, word: str, known: Collection[str], where: str) -> str:
-    near = nearest(word, known)
-    hint = f" (did you mean {near!r}?)" if near else ""
+    hint = did_you_mean(word, known)
     return f"{where}: unknown {what} {word!r}{hint}; known: {', '.join(known)}"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_mlhpc.config.overrides import neutral
-from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.judge.baseline_files import Entry, environment_digest
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.judge import accept_command, make_entry
@@ -91,8 +91,7 @@ def _identities(index: Index, function: str) -> list[str]:
     if len({one.rpartition("::")[0] for one in found}) > 1:
         raise UsageError(f"{function!r} is a test in several files: {', '.join(found)}")
     if not found:
-        hint = nearest(function, dict.fromkeys(word for one in known for word in (one, _function(one))))
-        meant = f" (did you mean {hint!r}?)" if hint else ""
+        meant = did_you_mean(function, dict.fromkeys(word for one in known for word in (one, _function(one))))
         raise UsageError(
             f"nothing was recorded for {function!r}: no such test or record{meant}; see `mlhpc records list`"
         )

@@ -35,8 +35,6 @@ BLOCK = 7
 SIZES = tuple(0.005 * 1.125**step for step in range(45))
 #: Of a night's own deviation, re-runs share at most so many standard deviations: an outlier is not repeated.
 REPEATED = 3.0
-#: Smallest spread with which series are drawn: figures that never differ.
-_LEAST = 1e-5
 
 
 @dataclass(frozen=True)
@@ -73,13 +71,12 @@ def sensitivity(
     import numpy as np
 
     own = np.array(deviations(usable)) * noise
-    drawn = _Drawn(own, better, limits, np.random.default_rng(seed))
-    without = drawn.found(0.0)
-    spread = max(fence.MAD_TO_SIGMA * float(np.median(np.abs(own))), 0.0)
+    nights = SimulatedNights(own, better, limits, np.random.default_rng(seed))
+    without = nights.failing(0.0)
     return Sensitivity(
         len(usable),
-        spread,
-        tuple(_smallest(drawn, nights) for nights in WITHIN),
+        _spread(own),
+        tuple(_smallest(nights, within) for within in WITHIN),
         sum(math.isfinite(night) for night in without),
         sum(min(int(night), WITHIN[-1]) if math.isfinite(night) else WITHIN[-1] for night in without),
     )
@@ -95,7 +92,7 @@ def deviations(values: Sequence[float]) -> list[float]:
     ]
 
 
-def repeated(own: Floats, around: Floats, alike: float, sigma: float) -> Floats:
+def rerun_deviations(own: Floats, around: Floats, alike: float, sigma: float) -> Floats:
     """Return the deviations of re-runs.
 
     Args:
@@ -111,7 +108,14 @@ def repeated(own: Floats, around: Floats, alike: float, sigma: float) -> Floats:
     return again
 
 
-def neighbours(own: Floats) -> float:
+def _spread(own: Floats) -> float:
+    """Return the robust standard deviation of deviations from a level."""
+    import numpy as np
+
+    return fence.MAD_TO_SIGMA * float(np.median(np.abs(own)))
+
+
+def correlation_of_neighbours(own: Floats) -> float:
     """Return the correlation of neighbouring nights, at least 0."""
     import numpy as np
 
@@ -120,7 +124,7 @@ def neighbours(own: Floats) -> float:
     return min(max(float(np.sum(before * after)) / power, 0.0), 0.99) if power else 0.0
 
 
-class _Drawn:
+class SimulatedNights:
     """Nights that were drawn once, into which losses of all sizes are planted."""
 
     def __init__(self, own: Floats, better: str, limits: LossLimits, draw: np.random.Generator) -> None:
@@ -132,17 +136,22 @@ class _Drawn:
         blocks = draw.integers(0, len(own), (TRIALS, -(-count // BLOCK)))
         where = (blocks[:, :, None] + np.arange(BLOCK)) % len(own)
         first = own[where.reshape(TRIALS, -1)[:, :count]]
-        sigma = max(fence.MAD_TO_SIGMA * float(np.median(np.abs(own))), _LEAST)
         around = draw.choice(own, (TRIALS, count, fence.RERUNS))
         self._runs = np.exp(
-            np.concatenate([first[..., None], repeated(first, around, neighbours(own), sigma)], axis=2)
+            np.concatenate(
+                [
+                    first[..., None],
+                    rerun_deviations(first, around, correlation_of_neighbours(own), _spread(own)),
+                ],
+                axis=2,
+            )
         )
         self._history = [
             [Attempts(value) for value in row] for row in self._runs[:, : self._before, 0].tolist()
         ]
         self._known: dict[float, list[float]] = {}
 
-    def found(self, size: float) -> list[float]:
+    def failing(self, size: float) -> list[float]:
         """Return for each trial in which night a loss of *size* fails the test, from 1; infinite where it does not."""
         if size not in self._known:
             self._known[size] = self._judged(size)
@@ -168,11 +177,11 @@ class _Drawn:
         return night_of
 
 
-def _smallest(drawn: _Drawn, nights: int) -> float | None:
-    """Return the smallest of the sizes of which enough are found within *nights*: larger ones are found more often."""
+def _smallest(nights: SimulatedNights, within: int) -> float | None:
+    """Return the smallest of the sizes of which enough are found within so many nights: larger ones are found more often."""
     low, high = 0, len(SIZES)
     while low < high:
         middle = (low + high) // 2
-        share = sum(night <= nights for night in drawn.found(SIZES[middle])) / TRIALS
+        share = sum(night <= within for night in nights.failing(SIZES[middle])) / TRIALS
         low, high = (low, middle) if share >= SURE else (middle + 1, high)
     return SIZES[low] if low < len(SIZES) else None

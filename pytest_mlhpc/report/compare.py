@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pytest_mlhpc.config.overrides import neutral
-from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import (
     ACCEPTED,
@@ -169,8 +169,7 @@ def compare(
     known = metric_names(runs.values())
     for metric in metrics:
         if runs and metric not in known:
-            hint = nearest(metric, known)
-            meant = f" (did you mean {hint!r}?)" if hint else ""
+            meant = did_you_mean(metric, known)
             raise UsageError(f"no run that is compared reports a metric {metric!r}{meant}")
     series = gather(runs, metrics, per_device=per_device)
     if per_device:

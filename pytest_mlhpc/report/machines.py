@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.errors import UsageError, did_you_mean, nearest
 from pytest_mlhpc.report.keys import Benchmark
 from pytest_mlhpc.store.text import one_line
 
@@ -89,8 +89,7 @@ def choose(
 def _unknown(word: str, known: Sequence[tuple[str, str]]) -> UsageError:
     names = [*dict.fromkeys(system for system, _ in known), *(f"{s}:{p}" for s, p in known)]
     partitions = [f"{s}:{p}" for s, p in known if s == word.partition(":")[0]]
-    hint = nearest(word, partitions or names) or nearest(word, names)
-    meant = f" (did you mean {hint!r}?)" if hint else ""
+    meant = did_you_mean(word, partitions or names) or nearest(word, names)
     listed = partitions or [f"{s}:{p}" for s, p in known]
     shown = ", ".join(one_line(name, 60) for name in listed[:20]) + (", ..." if len(listed) > 20 else "")
     return UsageError(f"nothing is recorded for {word!r}{meant}; there are records of {shown}")

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_mlhpc.config.files import known_names
 from pytest_mlhpc.config.model import Partition
-from pytest_mlhpc.errors import Problem, UsageError, nearest
+from pytest_mlhpc.errors import Problem, UsageError, did_you_mean
 from pytest_mlhpc.jobs.decorators import declared_of
 from pytest_mlhpc.session.bench import bench_of
 
@@ -124,8 +124,7 @@ def unknown_places(reference: object, places: Collection[str]) -> Iterator[str]:
         for place in map(str, values):
             part = any(place.lower() in one.lower() for one in places)
             if place.partition(":")[0] not in places and not part:
-                hint = nearest(place.partition(":")[0], places)
-                meant = f" (did you mean {hint!r}?)" if hint else ""
+                meant = did_you_mean(place.partition(":")[0], places)
                 yield f"no system or device is called {place!r}{meant}; its reference judges nothing"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_mlhpc.config.model import Partition, Target
-from pytest_mlhpc.errors import StoreError, UsageError, nearest
+from pytest_mlhpc.errors import StoreError, UsageError, did_you_mean
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.spec import MARGIN_S
 from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, drop
@@ -205,8 +205,7 @@ def _named(
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         word = unknown[0] if unknown else which
-        hint = nearest(word, [*there, *known])
-        meant = f" (did you mean {hint!r}?)" if hint else ""
+        meant = did_you_mean(word, [*there, *known])
         raise UsageError(
             f"--mlhpc-each-node={which}: {word!r} is neither idle, all, a reservation nor a node of Slurm{meant}; "
             f"reservations: {', '.join(there[2:]) or 'none'}. Write tests behind it with --mlhpc-each-node=idle"

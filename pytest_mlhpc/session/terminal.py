@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mlhpc.errors import Problem, StoreError, nearest
+from pytest_mlhpc.errors import Problem, StoreError, did_you_mean, nearest
 from pytest_mlhpc.jobs.decorators import MARK
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.test_names import cut_names
@@ -64,8 +64,7 @@ def misplaced_baselines(session: BenchmarkSession, bench: Bench) -> list[str]:
 
 
 def _unknown(kind: str, name: str, place: str, known: Iterable[str]) -> str:
-    meant = nearest(name, known)
-    hint = f" (did you mean {meant!r}?)" if meant else ""
+    hint = did_you_mean(name, known)
     return f"{place} has no {kind} {name!r}{hint}"
 
 

@@ -62,8 +62,8 @@ def from_to(before: float, after: float, unit: str, between: str = " -> ") -> st
 
 
 def count(number: int, noun: str) -> str:
-    """Return ``1 run``, ``2 runs``."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    """Return ``1 run``, ``2 runs``, ``2 series``."""
+    return f"{number} {noun}{'s' * (number != 1 and not noun.endswith('series'))}"
 
 
 def clean(text: str) -> str:

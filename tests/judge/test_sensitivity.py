@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from pytest_mlhpc.judge.losses import limits_for
-from pytest_mlhpc.judge.sensitivity import FEWEST, WITHIN, deviations, neighbours, repeated, sensitivity
+from pytest_mlhpc.judge.sensitivity import (
+    FEWEST,
+    WITHIN,
+    correlation_of_neighbours,
+    deviations,
+    rerun_deviations,
+    sensitivity,
+)
 
 LIMITS = limits_for(600, 0.05)
 
@@ -100,10 +107,10 @@ def test_deviations_are_from_the_level_between_two_changes():
 
 def test_reruns_share_as_much_of_a_night_as_neighbours_do_and_no_outlier():
     own, around = np.array([0.1, 1.0]), np.array([[0.2], [0.2]])
-    assert repeated(own, around, 0.6, 0.1)[:, 0] == pytest.approx([0.06 + 0.16, 0.18 + 0.16])
+    assert rerun_deviations(own, around, 0.6, 0.1)[:, 0] == pytest.approx([0.06 + 0.16, 0.18 + 0.16])
 
 
 def test_neighbouring_nights_resemble_each_other_where_they_drift():
-    assert neighbours(np.sin(np.arange(60) / 10)) > 0.8
-    assert neighbours(np.array([3.0, 1.0] * 30)) == 0.0
-    assert neighbours(np.zeros(30)) == 0.0
+    assert correlation_of_neighbours(np.sin(np.arange(60) / 10)) > 0.8
+    assert correlation_of_neighbours(np.array([3.0, 1.0] * 30)) == 0.0
+    assert correlation_of_neighbours(np.zeros(30)) == 0.0

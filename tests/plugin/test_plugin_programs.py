@@ -2,14 +2,13 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from inner_sessions import ONE_JOB
 from program_files import FAILS, TESTS, write_suite
 from program_folders import write_programs
-from running_suites import LIMIT_S
+from running_suites import wait_for
 
 
 def test_a_program_starts_in_a_new_folder_and_finds_what_lies_beside_its_test(suite):
@@ -155,12 +154,12 @@ def test_who_is_killed_while_a_build_runs_leaves_no_process(suite, killed):
     suite.write(SLOW_BUILD.format(folder=suite.folder))
     began = suite.folder / "began"
     with suite.start() as process:
-        until(began.exists, "a build")
+        wait_for(began.exists)
         compiler = int(began.read_text())
         batch = parent_of(compiler)
         os.kill(process.pid if killed == "session" else batch, signal.SIGKILL)
         said, _ = process.communicate()
-        until(lambda: not Path(f"/proc/{compiler}").exists(), "end of the compiler")
+        wait_for(lambda: not Path(f"/proc/{compiler}").exists())
     if killed == "batch":
         assert process.returncode == 1
         assert "before its runs had ended" in said
@@ -171,13 +170,6 @@ def test_who_is_killed_while_a_build_runs_leaves_no_process(suite, killed):
 
 def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def until(condition, what):
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what}"
-        time.sleep(0.02)
 
 
 def test_a_parameter_that_is_named_like_a_field_of_software_sets_it(suite):

@@ -12,7 +12,7 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
-from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.nightly import WatchedSeries, watched_part
 from pytest_mlhpc.influx.choice import chosen, look_of
@@ -45,7 +45,7 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
-class Found:
+class SeriesRow:
     """One series: its tolerance, node-hours of a night, what can be found in it, and what could be."""
 
     key: SeriesKey
@@ -91,7 +91,7 @@ def command(
     look = look_of(system, branch, judged_only=True)
     with chosen(source, state_dir) as opened:
         every = [watched_part(one, look.default_branch) for one in opened.series(system=system) if one.judged]
-    wanted = _wanted([one for one in every if one.series.points], benchmark)
+    wanted = _matching([one for one in every if one.series.points], benchmark)
     if len(wanted) >= _MANY:
         tell(
             f"{count(len(wanted), 'series')} are simulated, which takes about {_SERIES_S * len(wanted):.0f} s"
@@ -103,19 +103,18 @@ def command(
     return CommandReport(text_of(found, young), _json(found, young))
 
 
-def _wanted(every: Sequence[WatchedSeries], benchmark: str) -> list[WatchedSeries]:
+def _matching(every: Sequence[WatchedSeries], benchmark: str) -> list[WatchedSeries]:
     part = benchmark.casefold()
     wanted = [one for one in every if part in one.series.key.benchmark.casefold()]
     if benchmark and not wanted:
-        hint = nearest(benchmark, {one.series.key.benchmark for one in every})
-        meant = f" (did you mean {hint!r}?)" if hint else ""
+        meant = did_you_mean(benchmark, {one.series.key.benchmark for one in every})
         raise UsageError(
             f"no watched benchmark has {benchmark!r} in its name{meant}; `mlhpc records list` shows the newest"
         )
     return wanted
 
 
-def _row(one: WatchedSeries, book: BaselineBook, what_if: WhatIf) -> Found | None:
+def _row(one: WatchedSeries, book: BaselineBook, what_if: WhatIf) -> SeriesRow | None:
     series = one.series
     entry = book.lookup(series.key)
     tolerance = entry.tolerance if entry else LOCAL_TOLERANCE if series.key.fingerprint else TOLERANCE
@@ -128,10 +127,10 @@ def _row(one: WatchedSeries, book: BaselineBook, what_if: WhatIf) -> Found | Non
         limits = limits_for(book.count(), what_if.tolerance or tolerance)
         then = sensitivity(values, series.better, limits, noise=what_if.noise or 1.0)
     hours = statistics.median(point.night.node_hours for point in series.points[-_RECENT:])
-    return Found(series.key, tolerance, hours, now, then)
+    return SeriesRow(series.key, tolerance, hours, now, then)
 
 
-def text_of(found: Sequence[Found], young: Sequence[WatchedSeries]) -> str:
+def text_of(found: Sequence[SeriesRow], young: Sequence[WatchedSeries]) -> str:
     """Return the table and what it says of all series together, for people."""
     if not found and not young:
         return "no nightly run of the default branch is recorded; `mlhpc records list` shows what is\n"
@@ -148,7 +147,7 @@ def text_of(found: Sequence[Found], young: Sequence[WatchedSeries]) -> str:
     return "".join(parts)
 
 
-def _cells(one: Found) -> list[str]:
+def _cells(one: SeriesRow) -> list[str]:
     sizes = [
         _size(size) if one.then is None else f"{_size(size)} -> {_size(other)}"
         for size, other in zip(one.now.smallest, (one.then or one.now).smallest, strict=True)
@@ -162,7 +161,7 @@ def _size(size: float | None) -> str:
     return "none" if size is None else f"{size:.1%}"
 
 
-def _summary(found: Sequence[Found]) -> list[str]:
+def _summary(found: Sequence[SeriesRow]) -> list[str]:
     lines = [f"A loss of the size shown fails its test within that time in {SURE:.0%} of cases.\n"]
     lines.append(f"Without a loss, {_false([one.now for one in found])}.\n")
     if then := [one.then for one in found if one.then]:
@@ -180,7 +179,7 @@ def _false(rows: Sequence[Sensitivity]) -> str:
     )
 
 
-def _hours(found: Iterable[Found]) -> float:
+def _hours(found: Iterable[SeriesRow]) -> float:
     """Return the node-hours of one night: the metrics of one benchmark are of one run."""
     return sum({replace(one.key, metric=""): one.node_hours for one in found}.values())
 
@@ -199,7 +198,7 @@ def _too_young(young: Sequence[WatchedSeries]) -> list[str]:
     return lines
 
 
-def _json(found: Sequence[Found], young: Sequence[WatchedSeries]) -> dict[str, Any]:
+def _json(found: Sequence[SeriesRow], young: Sequence[WatchedSeries]) -> dict[str, Any]:
     def fields(one: Sensitivity) -> dict[str, Any]:
         sizes = {str(nights): size for nights, size in zip(WITHIN, one.smallest, strict=True)}
         return {"noise": one.noise, "smallest": sizes, "red": one.red, "simulated": one.simulated}

@@ -13,7 +13,7 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
-from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.events import began, events
 from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, told, watched_part
@@ -109,8 +109,9 @@ def _benchmarks(source: Source, text: str, system: str) -> list[str]:
         found = {name for test, name in pairs if part in name.casefold() or part in test.casefold()}
         if exact or found:
             return sorted(exact or found)
-    hint = nearest(text, {"changes", "event", "sensitivity", *(word for pair in pairs for word in pair)})
-    meant = f" (did you mean {hint!r}?)" if hint else ""
+    meant = did_you_mean(
+        text, {"changes", "event", "sensitivity", *(word for pair in pairs for word in pair)}
+    )
     raise UsageError(
         f"no recorded benchmark or test has {text!r} in its name{meant}; `mlhpc records list` shows the newest"
     )

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
-from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.provision.kubernetes.causes import FailureCause, reason_text
 from pytest_mlhpc.provision.kubernetes.objects import RANK, KeyPath, Resource, value_at
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
@@ -227,8 +227,7 @@ def kind_of(settings: KubernetesSettings) -> WorkloadKind:
     if settings.custom:
         return _with_container(make_kind(settings.kind, settings.custom), settings.manifest)
     if settings.kind not in builtin_kinds():
-        hint = nearest(settings.kind, builtin_kinds())
-        did = f" (did you mean {hint!r}?)" if hint else ""
+        did = did_you_mean(settings.kind, builtin_kinds())
         raise UsageError(
             f"kind {settings.kind!r} is not one of {', '.join(builtin_kinds())}{did}; describe another under custom:"
         )

@@ -194,6 +194,12 @@ def test_a_series_that_is_too_young_is_named_with_its_nights(watched, mlhpc):
     )
 
 
+def test_several_series_that_are_too_young_are_counted(watched, mlhpc):
+    more = nights(quiet(3), system="archer2", benchmark="suites/test_b.py::test_b2")
+    store(watched, more, session="s4")
+    assert mlhpc("history", "sensitivity", "test_b").out.startswith("2 series cannot be simulated")
+
+
 def test_another_tolerance_and_another_noise_can_be_tried(watched, mlhpc):
     data = json.loads(mlhpc("history", "sensitivity", "--tolerance", "0.02", "--noise", "0.5", "--json").out)
     noisy_one, quiet_one = data["series"]

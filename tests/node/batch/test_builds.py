@@ -3,11 +3,11 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from batches import finish, messages, start
-from pods import HANG_S, run_plan
+from pods import run_plan
+from running_suites import wait_for
 
 from pytest_mlhpc.node.batch import builds
 from pytest_mlhpc.node.protocol.plan import BuildPlan
@@ -26,18 +26,11 @@ def built(script):
     return run_plan(argv=("cat", "{tool}/made"), builds=(build,))
 
 
-def wait_for(path: Path) -> None:
-    until = time.monotonic() + HANG_S
-    while not path.exists():
-        assert time.monotonic() < until, f"{path} never came"
-        time.sleep(0.02)
-
-
 def test_what_a_killed_batch_had_begun_to_build_is_built_anew_and_removed(folder, tmp_path):
     """Its process is the guardian's, or the scheduler's, to end: tests/plugin/test_plugin_programs.py."""
     began = tmp_path / "began"
     process = start(folder, built(f"echo $$ > {began}.pid; mv {began}.pid {began}; exec sleep 600"))
-    wait_for(began)
+    wait_for(began.exists)
     process.kill()
     os.kill(int(began.read_text()), signal.SIGKILL)
     process.communicate()
@@ -64,8 +57,8 @@ def test_a_build_that_was_left_is_removed_by_the_next_of_another_program(tmp_pat
 def test_ranks_end_with_the_process_that_spawned_them(folder, tmp_path):
     script = f"echo $PPID > {tmp_path}/parent; touch {tmp_path}/rank$RANK; exec sleep 600"
     process = start(folder, run_plan(argv=("sh", "-c", script), launcher="spawn", processes=2))
-    wait_for(tmp_path / "rank0")
-    wait_for(tmp_path / "rank1")
+    wait_for((tmp_path / "rank0").exists)
+    wait_for((tmp_path / "rank1").exists)
     os.kill(int((tmp_path / "parent").read_text()), signal.SIGKILL)
     _, output, _ = finish(process)
     failed = next(one for one in messages(output) if one.kind == "failed")
