@@ -24,6 +24,9 @@ PR_SET_CHILD_SUBREAPER = 36
 #: prctl(2), None where there is no Linux. It is found before anything is forked: a child of threads may not look for it.
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
+#: Exit code of a program that SIGTERM ended, as shells report it.
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
 #: How long a process that got SIGKILL may take to vanish (device drivers can hold it) before we give up, in seconds.
 KILL_LIMIT_S = 10.0
 

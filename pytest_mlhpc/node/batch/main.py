@@ -26,7 +26,7 @@ from pytest_mlhpc.node.batch.runs import Site, do_run
 from pytest_mlhpc.node.batch.test_nodes import hold
 from pytest_mlhpc.node.batch.vetting import vet
 from pytest_mlhpc.node.files import EXIT_UNSAFE, UnsafeDirectoryError
-from pytest_mlhpc.node.processes import become_subreaper, raise_file_limit, say
+from pytest_mlhpc.node.processes import EXIT_TERMINATED, become_subreaper, raise_file_limit, say
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED, Plan, read_plan
 
 EXIT_PLAN = 2
@@ -36,7 +36,6 @@ EXIT_BUG = (
 EXIT_NODES = 71  #: EX_OSERR
 EXIT_CANNOT_WRITE = 74  #: EX_IOERR
 EXIT_REQUEUED = 75  #: EX_TEMPFAIL
-EXIT_TOLD_TO_END = 128 + signal.SIGTERM
 
 
 class BatchSignals:
@@ -152,7 +151,7 @@ def do_all(plan: Plan, path: Path, relay: Lines, signals: BatchSignals, site: Si
         say(f"worker lines of the allocation {plan.allocation_id} cannot be written: {error}")
         return EXIT_CANNOT_WRITE
     except ControllerGone:
-        return EXIT_TOLD_TO_END
+        return EXIT_TERMINATED
     return 0
 
 

@@ -26,7 +26,6 @@ from pytest_mlhpc.node.batch.main import (
     EXIT_BUG,
     EXIT_CANNOT_WRITE,
     EXIT_PLAN,
-    EXIT_TOLD_TO_END,
     BatchSignals,
     do_all,
 )
@@ -35,7 +34,7 @@ from pytest_mlhpc.node.batch.pod_hub import Hub
 from pytest_mlhpc.node.batch.pod_place import EXIT_NOT_MET, PodPlace, name_user, place_of, settle
 from pytest_mlhpc.node.batch.pod_stream import PodRelay, PodStream
 from pytest_mlhpc.node.batch.runs import Site
-from pytest_mlhpc.node.processes import become_subreaper, raise_file_limit, say
+from pytest_mlhpc.node.processes import EXIT_TERMINATED, become_subreaper, raise_file_limit, say
 from pytest_mlhpc.node.protocol.plan import HELD, Plan, read_plan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.run_files import staged_sets, unpack
@@ -76,7 +75,7 @@ def main(arguments: List[str], environ: MutableMapping[str, str]) -> int:
     if not stream.finish(code, ending) and code == 0:
         say(f"what this pod prints is not taken: {stream.error or f'not a byte in {ending:g} s'}")
         code = EXIT_CANNOT_WRITE
-    return EXIT_TOLD_TO_END if signals.stop() and code == 0 else code
+    return EXIT_TERMINATED if signals.stop() and code == 0 else code
 
 
 def _do_part(  # noqa: PLR0917 - from the plan to the environment
@@ -118,7 +117,7 @@ def _lead(plan: Plan, place: PodPlace, relay: PodRelay, signals: BatchSignals, s
         address = place.ip or reachable_as(os.uname().nodename)[0]
         hub.wait(place.meet_s, signals.stop)
         if signals.stop():
-            code = EXIT_TOLD_TO_END
+            code = EXIT_TERMINATED
         elif hub.missing:
             code = _give_up(plan, relay, _missing(hub, place))
         else:

@@ -10,7 +10,6 @@ import base64
 import contextlib
 import os
 import selectors
-import signal
 import time
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
@@ -23,12 +22,11 @@ from pytest_mlhpc.node.batch.pod_place import FirstPodNotFound, PodPlace, meet
 from pytest_mlhpc.node.batch.pod_stream import LogSource, PodStream, tags
 from pytest_mlhpc.node.batch.podrun import Share, Tasks
 from pytest_mlhpc.node.batch.vetting import all_runs
-from pytest_mlhpc.node.processes import CappedLog, end_descendants, reap, say
+from pytest_mlhpc.node.processes import EXIT_TERMINATED, CappedLog, end_descendants, reap, say
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.run_files import link_files
 
 EXIT_LEADER_GONE, EXIT_REFUSED = 69, 2
-EXIT_TOLD_TO_END = 128 + signal.SIGTERM
 
 #: Time between SIGTERM and SIGKILL for the processes of a run, in seconds; when the pod itself is ended, less.
 GRACE_S, GRACE_ENDING_S = 5.0, 1.0
@@ -47,7 +45,7 @@ def serve(
         say(f"pod {place.rank} ({place.label}): {error}")
         return error.code
     if wire is None:
-        return EXIT_TOLD_TO_END
+        return EXIT_TERMINATED
     say(f"pod {place.rank} ({place.label}): found the first pod")
     try:
         return PodAgent(plan, place, wire, stream, signals=signals, environ=environ).work()
@@ -103,7 +101,7 @@ class PodAgent:
             os.read(self._signals.wakeup, 4096)
         if self._signals.stop():
             self._wire.send({"kind": "leaving", "text": "its pod is being ended (SIGTERM)"})
-            self._code = EXIT_TOLD_TO_END
+            self._code = EXIT_TERMINATED
             return
         now = time.monotonic()
         if now >= self._next_beat:

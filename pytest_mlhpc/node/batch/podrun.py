@@ -19,7 +19,14 @@ from pytest_mlhpc.node.agents.wire import Wire
 from pytest_mlhpc.node.batch.main import BatchSignals
 from pytest_mlhpc.node.batch.ranks import PODRUN
 from pytest_mlhpc.node.launch import step
-from pytest_mlhpc.node.processes import GrowthWatch, become_subreaper, describe_exit, end_descendants, reap
+from pytest_mlhpc.node.processes import (
+    EXIT_TERMINATED,
+    GrowthWatch,
+    become_subreaper,
+    describe_exit,
+    end_descendants,
+    reap,
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class Tasks:
 
 RANKS = "--ranks"
 
-EXIT_USAGE, EXIT_GONE, EXIT_NOT_STARTED, EXIT_TOLD_TO_END = 64, 69, 127, 143
+EXIT_USAGE, EXIT_GONE, EXIT_NOT_STARTED = 64, 69, 127
 
 #: How long all pods may take to start their processes, in seconds: an agent first ends what a former run has left, which takes
 #: 15 s at most (``node/processes.py``), and may be short of processor time.
@@ -159,7 +166,7 @@ class PodRun:
             self._fail(EXIT_GONE, {"not_started": f"this pod's agent cannot be asked: {self._wire.ended}"})
             self._open.clear()
         if self._signals.stop():
-            self._fail(EXIT_TOLD_TO_END, {})
+            self._fail(EXIT_TERMINATED, {})
         ended = reap()
         for one in self._tasks.note(ended) if self._tasks is not None else ():
             self._ended(0, one)
