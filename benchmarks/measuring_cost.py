@@ -24,8 +24,7 @@ from benchmarks.report import Row
 from pytest_mlhpc.node.protocol.channel import RankChannel
 from pytest_mlhpc.node.worker import loop
 from pytest_mlhpc.node.worker.accelerators.base import open_device
-from pytest_mlhpc.node.worker.data.datasets import MemoryDataset
-from pytest_mlhpc.node.worker.data.source import ShardedSampler
+from pytest_mlhpc.node.worker.data.source import MemoryDataset, ShardedSampler
 from pytest_mlhpc.node.worker.loop import Trainer, run_steps
 from pytest_mlhpc.node.worker.prepare import Shape, batches_of
 from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec

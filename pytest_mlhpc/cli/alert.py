@@ -31,8 +31,8 @@ from pytest_mlhpc.alert.model import Book, Incident
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, NearestChoice, NounGroup
 from pytest_mlhpc.errors import StoreError, UsageError
-from pytest_mlhpc.history.cache import cache_path
 from pytest_mlhpc.history.events import events
+from pytest_mlhpc.history.nightly import cache_path
 from pytest_mlhpc.influx.choice import chosen
 from pytest_mlhpc.store.record import provenance_of
 from pytest_mlhpc.store.text import iso, minutes, nanoseconds, one_line, table, tell

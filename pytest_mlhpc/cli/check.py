@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytest_mlhpc.cli import described, options
+from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.store.text import count
 
@@ -28,7 +28,7 @@ def command(paths: tuple[str, ...], systems_file: str | None) -> CommandReport:
     from pytest_mlhpc.session.checking import check
 
     checked = check(paths, systems_file)
-    left_out = described.load(systems_file).every_target()[1]
+    left_out = options.chosen_systems(systems_file).every_target()[1]
     data = {
         "tests": checked.tests,
         "targets": list(checked.targets),

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.ci.comparison import CommitComparison, Selection, chosen
-from pytest_mlhpc.cli import described, options
+from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import NounGroup
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.node.protocol.schema import to_json
@@ -47,7 +47,7 @@ def pipelines(config: Path, systems_file: str | None, output: Path) -> None:
     from pytest_mlhpc.ci.pipelines import child, idle, occasion_of
     from pytest_mlhpc.store.files import replace_file
 
-    archived = {name: entry.archived for name, entry in described.load(systems_file).known.items()}
+    archived = {name: entry.archived for name, entry in options.chosen_systems(systems_file).known.items()}
     found = pipelines.read(config, archived)
     occasion = occasion_of(os.environ)
     output.mkdir(parents=True, exist_ok=True)

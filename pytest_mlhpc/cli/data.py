@@ -1,21 +1,28 @@
 """``mlhpc data``: synthetic sets in the real formats, whether a system's sets are right, and what can be trained.
 
 Nothing of torch, NumPy, h5py or Pillow is imported before a set is made.
+
+Counting needs torch, which the controller never imports: :mod:`pytest_mlhpc.node.worker.workloads.describe` does it in a process of its
+own, with the interpreter that ``--python`` names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_mlhpc.cli import described, options
+from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
 from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.worker.data.files import DataError
 
 if TYPE_CHECKING:
@@ -99,7 +106,7 @@ def make(
 @options.systems_file
 def check(system: str | None, systems_file: str | None) -> CommandReport:
     """Check each set."""
-    systems = described.load(systems_file)
+    systems = options.chosen_systems(systems_file)
     names = [system] if system else list(systems.entries)
     with _usage_errors():
         sets = [
@@ -128,12 +135,10 @@ def check(system: str | None, systems_file: str | None) -> CommandReport:
 def workloads(python: str) -> CommandReport:
     """Return the table; exit code 1 where sizes could not be counted."""
     from pytest_mlhpc.builtin import make_manager
-    from pytest_mlhpc.cli.workload_table import described as sizes
-    from pytest_mlhpc.cli.workload_table import table
     from pytest_mlhpc.node.worker.workloads.describe import requests
 
     known = [entry for group in make_manager().hook.mlhpc_workloads() for entry in group]
-    rows, problem = sizes(python, requests(sorted(known, key=lambda entry: entry.name)))
+    rows, problem = describe_workloads(python, requests(sorted(known, key=lambda entry: entry.name)))
     others = [f"\n{entry.name}: {entry.summary}\n" for entry in known if entry.probe or not entry.module]
     failed = [f"{row['workload']} ({row['preset']}): {row['error']}" for row in rows if "error" in row]
     problems = [problem, *failed] if problem else failed
@@ -220,3 +225,76 @@ def _text(one: dict[str, Any]) -> str:
 
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
+
+
+#: Importing torch from a cold network file system takes a minute; counting takes seconds.
+TIME_LIMIT_S = 300.0
+
+_COLUMNS = ("workload", "preset", "variant", "input", "parameters", "forward", "training")
+
+
+def describe_workloads(python: str, asked: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return the rows with their sizes, or as they were, and why they could not be counted."""
+    root = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    try:
+        ended = subprocess.run(
+            [python, "-m", "pytest_mlhpc.node.worker.workloads.describe", "-"],
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIME_LIMIT_S,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    except OSError as error:
+        return asked, f"sizes unknown: cannot start {python}: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return asked, f"sizes unknown: {python} did not answer within {TIME_LIMIT_S:.0f} s"
+    if ended.returncode == 0:
+        try:
+            return read_json(ended.stdout), ""
+        except ValueError:
+            return asked, f"sizes unknown: {python} printed something that is no JSON: {ended.stdout[:200]!r}"
+    last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+    if "No module named 'torch'" in last:
+        return asked, (
+            f"sizes unknown: {python} has no torch. Install pytest-mlhpc[torch], or name an interpreter that has it "
+            "with --python"
+        )
+    return asked, f"sizes unknown: {python} ended with code {ended.returncode}: {last}"
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows as aligned text; a size that is not known is ``-``."""
+    lines = [_COLUMNS, *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
+    text = [
+        "  ".join(
+            cell.rjust(width) if column > 3 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([*text, "", "forward, training: operations of one sample; a multiply-add is two"])
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    names = (row["workload"], row["preset"], row["variant"] or "-")
+    if "model_parameters" not in row:
+        return (*names, "-", "-", "-", "-")
+    shape = "x".join(map(str, row["input_shape"])) + f" {row['input_type']}"
+    return (
+        *names,
+        shape,
+        f"{row['model_parameters']:,}",
+        _flop(row["forward_flop"]),
+        _flop(row["train_flop"]),
+    )
+
+
+def _flop(operations: float) -> str:
+    for factor, unit in ((1e12, "TFLOP"), (1e9, "GFLOP")):
+        if operations >= factor:
+            return f"{operations / factor:,.3f} {unit}"
+    return f"{operations / 1e6:,.3f} MFLOP"

@@ -1,18 +1,21 @@
-"""Options that several commands have."""
+"""Options that several commands have, and the systems that these choose."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from pytest_mlhpc.cli.commands import NearestChoice
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.store.files import default_state_dir
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.config.systems import Systems
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -135,3 +138,26 @@ scheduler = click.option(
     default="auto",
     help="Whose nodes they are.  [default: what is here]",
 )
+
+
+def chosen_systems(file: str | None, hook: Any = None) -> Systems:
+    """Return all systems of *file*.
+
+    Raises:
+        ConfigError: the file is wrong; names every problem.
+    """
+    from pytest_mlhpc.builtin import make_manager
+    from pytest_mlhpc.config.files import find_systems_file
+    from pytest_mlhpc.config.systems import load_systems
+
+    hook = hook or make_manager().hook
+    return load_systems(
+        find_systems_file(Path.cwd(), file),
+        schedulers=_merged(hook.mlhpc_schedulers()),
+        launchers=_merged(hook.mlhpc_launchers()),
+        environ=os.environ,
+    )
+
+
+def _merged(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for answer in answers for name, value in answer.items()}

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pytest_mlhpc.cli import described, options
+from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
+from pytest_mlhpc.config.build import LOCAL
+from pytest_mlhpc.config.files import scheduler_of
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.store.text import count
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.config.model import System
+    from pytest_mlhpc.config.model import Environment, Partition, System
     from pytest_mlhpc.config.systems import Systems
+    from pytest_mlhpc.config.yaml import YamlNode
     from pytest_mlhpc.hookspecs import Preview
 
 
@@ -42,7 +45,7 @@ def list_(known: bool, systems_file: str | None) -> CommandReport:
     """Return a line for each system."""
     from pytest_mlhpc.config.files import KNOWN
 
-    rows = _rows(described.load(str(KNOWN) if known else systems_file))
+    rows = _rows(options.chosen_systems(str(KNOWN) if known else systems_file))
     width = max(len(row["name"]) for row in rows)
     lines = []
     for row in rows:
@@ -61,7 +64,7 @@ def list_(known: bool, systems_file: str | None) -> CommandReport:
 @options.systems_file
 def show(name: str, systems_file: str | None) -> CommandReport:
     """Return all of one system."""
-    system, idle = described.load(systems_file).system(name, display=True)
+    system, idle = options.chosen_systems(systems_file).system(name, display=True)
     data = json.loads(json.dumps({**asdict(system), "not_live": dict(idle)}, default=sorted))
     return CommandReport("".join(f"{line}\n" for line in _system_lines(system, idle)), {"system": data})
 
@@ -85,7 +88,7 @@ def check(systems_file: str | None, render: str | None, output: Path | None) -> 
     from pytest_mlhpc.builtin import make_manager
 
     hook = make_manager().hook
-    _check(described.load(systems_file, hook), hook, render, output)
+    _check(options.chosen_systems(systems_file, hook), hook, render, output)
 
 
 @command.command(
@@ -124,7 +127,6 @@ def schema(output: Path | None) -> None:
 
 def _check(systems: Systems, hook: Any, name: str | None, folder: Path | None) -> None:
     """Render all that schedulers are given (or that of *name*), and say so, print it, or write it to *folder*."""
-    from pytest_mlhpc.cli.previews import previews
     from pytest_mlhpc.config.files import BUILT_IN
 
     shown = previews(systems, hook, name or "")
@@ -221,3 +223,65 @@ def _without_empty(value: Any) -> Any:
 
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
+
+
+#: What a file of these kinds is called.
+_NAMES: Final = {"sh": "job script", "yaml": "manifest"}
+
+
+@dataclass(frozen=True)
+class Previews:
+    """``system.partition.environment`` -> what its scheduler would be given; and why a partition was left out."""
+
+    found: Mapping[str, Preview]
+    notes: tuple[str, ...] = ()
+
+    def counted(self) -> str:
+        """Return how many there are of each kind: ``6 job scripts, 2 manifests``; empty if there are none."""
+        suffixes = [preview.suffix for preview in self.found.values()]
+        return ", ".join(
+            count(suffixes.count(suffix), _NAMES.get(suffix, f".{suffix} file"))
+            for suffix in sorted(set(suffixes))
+        )
+
+
+def previews(systems: Systems, hook: Any, name: str = "") -> Previews:
+    """Return the previews of all partitions, or of *name* (``NAME[:PARTITION]``), by *hook*'s ``mlhpc_preview``.
+
+    A variable that is not set stays in the text as ``${NAME}``.
+
+    Raises:
+        UsageError: there is no such system or partition, nothing is shown of it, or a preview cannot be made.
+    """
+    system, _, wanted = name.partition(":")
+    if system and system not in systems.known:
+        systems.system(system)  # raises, with the nearest name
+    found: dict[str, Preview] = {}
+    notes: list[str] = []
+    for entry in systems.entries.values():
+        scheduled = {key for key, node in entry.partitions.items() if scheduler_of(node) != LOCAL}
+        if not scheduled or system not in {"", entry.name}:
+            continue
+        built, left_out = systems.system(entry.name, display=True)
+        notes += [
+            f"{entry.name}:{key}: not rendered: {left_out[key]}"
+            for key in sorted(scheduled & left_out.keys())
+        ]
+        for partition in built.partitions:
+            if partition.name not in scheduled or wanted not in {"", partition.name}:
+                continue
+            for environment in partition.environments:
+                shown = _shown(hook, entry.partitions[partition.name], partition, environment)
+                if shown is not None:
+                    found[f"{entry.name}.{partition.name}.{environment.name}"] = shown
+    if name and not found:
+        raise UsageError("; ".join([f"{systems.path}: {name!r} has no partition to render", *notes]))
+    return Previews(found, tuple(notes))
+
+
+def _shown(hook: Any, node: YamlNode, partition: Partition, environment: Environment) -> Preview | None:
+    try:
+        shown: Preview | None = hook.mlhpc_preview(partition=partition, environment=environment)
+    except UsageError as error:
+        raise UsageError(f"{node.where}: {node.key}: {error}") from error
+    return shown

@@ -14,7 +14,7 @@ from pytest_mlhpc.history.series import Night, Point, Series, Source, feeds
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.changes import Attempts
-from pytest_mlhpc.judge.settling import settle
+from pytest_mlhpc.judge.rules import settle
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index

@@ -13,7 +13,7 @@ from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.judge.baseline_files import Entry, environment_digest
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.judge import accept_command, make_entry
-from pytest_mlhpc.judge.settling import NIGHTS
+from pytest_mlhpc.judge.rules import NIGHTS
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record, SeriesKey, user_name

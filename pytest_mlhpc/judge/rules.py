@@ -1,20 +1,71 @@
-"""One judged metric of one run: what cannot be judged, and the verdict of a young series. Pure."""
+"""One judged metric of one run: what cannot be judged, the verdict of a young series, and the level that its first clean nights settle. Pure.
+
+Open this to know why a series is ``new`` for eight nights and judged afterwards although nobody accepted it.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pytest_mlhpc.judge import fence, nightly
 from pytest_mlhpc.judge.baseline_files import TOLERANCE, Entry
 from pytest_mlhpc.judge.case import Case, Ruling, Setting, busy, speed, usable
 from pytest_mlhpc.judge.changes import Attempts
-from pytest_mlhpc.judge.settling import NIGHTS, Settling, settle
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.store import record
 from pytest_mlhpc.store.definition import changed
+from pytest_mlhpc.store.record import Epoch
 from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
+
+#: Clean nights that settle a level: from as many the fence takes a width of its own.
+NIGHTS = fence.ENOUGH
+#: The reason of a settled entry, as ``mlhpc baseline propose`` writes it.
+REASON = f"settled by {NIGHTS} nights"
+
+
+@dataclass(frozen=True)
+class Settling:
+    """``entry`` is the settled level; None while fewer than :data:`NIGHTS` clean nights agree, of which ``nights`` are there."""
+
+    nights: int
+    entry: Entry | None = None
+
+
+def settle(nights: Sequence[Attempts], metric: MetricValue, epoch: Epoch) -> Settling:
+    """Return what the *nights* of a series, oldest first and all of *epoch*, say about its level.
+
+    The level is the median of the first :data:`NIGHTS` successive clean nights whose later half is not worse or better than
+    the earlier half by more than the tolerance: a loss within these nights is not taken for the usual level.
+    """
+    tolerance = max(TOLERANCE, metric.tolerance or 0.0)
+    levels = [
+        night.level for night in nights if night.level is not None and night.level > 0 and not night.regressed
+    ]
+    for begin in range(len(levels) - NIGHTS + 1):
+        window = levels[begin : begin + NIGHTS]
+        before, after = statistics.median(window[: NIGHTS // 2]), statistics.median(window[NIGHTS // 2 :])
+        if abs(after - before) <= tolerance * before:
+            return Settling(NIGHTS, _entry(window, metric, epoch, tolerance))
+    return Settling(min(len(levels), NIGHTS))
+
+
+def _entry(window: Sequence[float], metric: MetricValue, epoch: Epoch, tolerance: float) -> Entry:
+    value = statistics.median(window)
+    return Entry(
+        value=value,
+        unit=metric.unit,
+        better=metric.better,
+        tolerance=tolerance,
+        definition=epoch.definition,
+        device_model=epoch.device_model,
+        spread=fence.robust_sigma(window, value),
+        runs=len(window),
+        reason=REASON,
+    )
+
 
 #: How a reason starts when the quorum could not be had; it is an infrastructure error, not the run's fault.
 RERUNS_INCOMPLETE = "too few re-runs ended"

@@ -26,8 +26,7 @@ from pytest_mlhpc.provision import guardian
 from pytest_mlhpc.provision.conversation import result_message, run_message
 from pytest_mlhpc.provision.device_lock import MachineLock
 from pytest_mlhpc.provision.local_process import CommandProcess, LocalProcess, start_batch, start_command
-from pytest_mlhpc.provision.payload import payload_path
-from pytest_mlhpc.provision.plans import cannot_write, make_directory, write_private
+from pytest_mlhpc.provision.payload import cannot_write, make_directory, payload_path, write_private
 
 #: Interval between tries of a lock that another session holds, in seconds: flock(2) does not notify that it is free.
 LOCK_INTERVAL_S = 0.25

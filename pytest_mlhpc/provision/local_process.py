@@ -34,7 +34,7 @@ from pytest_mlhpc.provision.guardian import (
     socket_base,
     socket_prefix,
 )
-from pytest_mlhpc.provision.plans import no_room
+from pytest_mlhpc.provision.payload import no_room
 from pytest_mlhpc.store.record import Failure
 
 #: Time between SIGTERM and SIGKILL when a limit has passed or an allocation is cancelled, in seconds.

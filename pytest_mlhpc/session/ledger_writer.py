@@ -21,7 +21,7 @@ from pytest_mlhpc.jobs.spec import FROM_SOURCE, JobSpec, has_this_package, run_r
 from pytest_mlhpc.node.launch import OURS
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.options import Settings
-from pytest_mlhpc.provision.plans import make_session_directory, write_private
+from pytest_mlhpc.provision.payload import make_session_directory, write_private
 from pytest_mlhpc.store.text import clean
 from pytest_mlhpc.vetting.readiness import Readiness
 

@@ -13,8 +13,7 @@ import pytest
 from rich.cells import cell_len, set_cell_size
 
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.spec import NO_DATA, JobState
-from pytest_mlhpc.jobs.test_names import cut_names, short_names
+from pytest_mlhpc.jobs.spec import NO_DATA, JobState, cut_names, short_names
 from pytest_mlhpc.session.bench import bench_of
 from pytest_mlhpc.store.text import quantity
 

@@ -13,9 +13,8 @@ import pytest
 from pytest_mlhpc.errors import Problem, StoreError, did_you_mean, nearest
 from pytest_mlhpc.jobs.decorators import MARK
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.test_names import cut_names
-from pytest_mlhpc.judge.rules import MAY_BE_TOO_LOW
-from pytest_mlhpc.judge.settling import NIGHTS
+from pytest_mlhpc.jobs.spec import cut_names
+from pytest_mlhpc.judge.rules import MAY_BE_TOO_LOW, NIGHTS
 from pytest_mlhpc.node.vet.finding import VetVerdict as NodesVerdict
 from pytest_mlhpc.session.bench import Bench, bench_of
 from pytest_mlhpc.session.run import change

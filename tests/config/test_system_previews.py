@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.builtin import make_manager
-from pytest_mlhpc.cli.previews import previews
+from pytest_mlhpc.cli.systems import previews
 from pytest_mlhpc.config.systems import Systems, load_systems
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.hookspecs import Preview, hookimpl

@@ -12,10 +12,9 @@ from nights_of import nights, quiet, store
 from worlds import measurement, record
 
 from pytest_mlhpc.history import nightly
-from pytest_mlhpc.history.cache import Cache, cache_path
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.nightly import Cause, NightlyQuery, watch, worse_by
+from pytest_mlhpc.history.nightly import Cache, Cause, NightlyQuery, cache_path, watch, worse_by
 from pytest_mlhpc.judge.changes import Change
 from pytest_mlhpc.judge.fence import Detector
 from pytest_mlhpc.node.protocol.schema import MetricValue
@@ -124,7 +123,7 @@ def damage_cache(path, damage, stack):
 
 @pytest.mark.parametrize("damage", ["junk", "locked", "directory", "columns", "entry"])
 def test_a_cache_that_cannot_be_used_costs_nothing_but_time(tmp_path, damage, monkeypatch):
-    monkeypatch.setattr("pytest_mlhpc.history.cache.WAIT_S", 0.01)
+    monkeypatch.setattr("pytest_mlhpc.history.nightly.WAIT_S", 0.01)
     path = tmp_path / "cache.sqlite"
     with contextlib.ExitStack() as stack:
         holder = damage_cache(path, damage, stack)

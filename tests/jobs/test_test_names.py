@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_mlhpc.jobs.test_names import cut_names, short_names
+from pytest_mlhpc.jobs.spec import cut_names, short_names
 
 ONE, TWO = "local:cpu", "cirrus:gpu+torch-2"
 

@@ -7,7 +7,7 @@ from worlds import DEFINITION, measurement, spec
 
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import failure_of, judge
-from pytest_mlhpc.judge.settling import settle
+from pytest_mlhpc.judge.rules import settle
 from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.record import Epoch
 from pytest_mlhpc.store.verdict import Verdict

@@ -9,7 +9,7 @@ import pytest
 from inner_sessions import ONE_JOB
 from running_suites import LIMIT_S, wait_for
 
-from pytest_mlhpc.session.signals import Signals
+from pytest_mlhpc.session.session import Signals
 
 pytestmark = pytest.mark.servers  # sessions of pytest in processes of their own
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytest_mlhpc.builtin import make_manager
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.cli.previews import Previews, previews
+from pytest_mlhpc.cli.systems import Previews, previews
 from pytest_mlhpc.config.systems import load_systems
 
 ROOT = Path(__file__).parents[2]

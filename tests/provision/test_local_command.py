@@ -12,7 +12,7 @@ from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.node.protocol.plan import MetricPattern
 from pytest_mlhpc.provision.device_lock import DeviceLock
-from pytest_mlhpc.provision.plans import make_directory
+from pytest_mlhpc.provision.payload import make_directory
 
 WELL = ["started", "measurement", "end"]
 JSON_RATE = {"rate": MetricPattern("items/s", "higher")}

@@ -10,9 +10,8 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.history import rendering
-from pytest_mlhpc.history.cache import cache_path
 from pytest_mlhpc.history.events import events
-from pytest_mlhpc.history.nightly import Shift, watch
+from pytest_mlhpc.history.nightly import Shift, cache_path, watch
 from pytest_mlhpc.influx.choice import chosen, look_of
 from pytest_mlhpc.store.text import minutes, tell
 

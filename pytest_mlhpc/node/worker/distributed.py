@@ -1,26 +1,312 @@
-"""The ranks of one run: process group, barriers, data-parallel model, and the communication pass."""
+"""The ranks of one run: process group, barriers, the model spread over ranks, and what ranks exchange in a step."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import importlib
 import os
 import statistics
 import sys
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_mlhpc.node.protocol.channel import PORT_TAKEN
 from pytest_mlhpc.node.protocol.schema import Figure
-from pytest_mlhpc.node.worker import parallel
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import Batch, Clock, Trainer
-from pytest_mlhpc.node.worker.parallel import compress, layout_of, shard
+from pytest_mlhpc.node.worker.workloads.fields.parallel import POWERSGD_AFTER, MeshLayout, layout
+
+
+def layout_of(parameters: Mapping[str, Any], world: int) -> MeshLayout:
+    """Return how *world* ranks share the training: a replica each unless ``parallel`` says otherwise.
+
+    Raises:
+        WorkerFailure: ``worker_exit``, the field makes no sense, or needs another number of ranks.
+    """
+    try:
+        asked = layout(parameters)
+    except ValueError as error:
+        raise WorkerFailure("worker_exit", f"parallel: {error}") from error
+    if asked is None:
+        return MeshLayout(world, 1)
+    if asked.replicate * asked.shard != world:
+        text = f"parallel: replicate={asked.replicate} x shard={asked.shard} are not the {world} ranks of this run"
+        raise WorkerFailure("worker_exit", text)
+    return asked
+
+
+def require_fsdp() -> Any:
+    """Return torch's ``fully_shard``.
+
+    Raises:
+        WorkerFailure: ``not_supported``, this torch has no FSDP2.
+    """
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except (ImportError, ValueError) as error:  # torch 1.13 has dataclasses that Python 3.11 refuses
+        text = (
+            f"parallel with shard > 1 needs torch.distributed.fsdp.fully_shard, which torch has since 2.6; this is "
+            f"{torch.__version__}"
+        )
+        raise WorkerFailure("not_supported", text) from error
+    return fully_shard
+
+
+def shard(model: nn.Module, how: MeshLayout, accelerator: Accelerator, precision: str) -> nn.Module:
+    """Spread *model*, which lies in host memory, over ranks, block by block; return it.
+
+    A device never holds more than its parts and one block. Ranks of one group of shards are neighbours, and so lie on one
+    node where the nodes have as many devices.
+
+    Raises:
+        WorkerFailure: ``not_supported``, see :func:`require_fsdp`.
+    """
+    fully_shard = require_fsdp()
+    from torch.distributed.device_mesh import init_device_mesh
+
+    names = ("replicate", "shard")
+    if how.replicate == 1:
+        mesh = init_device_mesh(accelerator.device.type, (how.shard,), mesh_dim_names=names[1:])
+    else:
+        mesh = init_device_mesh(accelerator.device.type, (how.replicate, how.shard), mesh_dim_names=names)
+    for block in blocks(model):
+        _shard_block(block, fully_shard, mesh, precision)
+    fully_shard(model, mesh=mesh)
+    if how.replicate > 1:
+        _skip_replicas_until_last(model)
+    return model
+
+
+def blocks(model: nn.Module) -> List[nn.Module]:
+    """Return what is gathered at a time: members of lists and sequences that have layers of their own.
+
+    Outermost ones only. Weights beside them (embeddings, heads) stay gathered together.
+    """
+    found: List[nn.Module] = []
+    for child in model.children():
+        inside = isinstance(model, (nn.ModuleList, nn.Sequential))
+        if inside and _composite(child) and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            found.append(child)
+        else:
+            found += blocks(child)
+    return found
+
+
+def _shard_block(block: nn.Module, fully_shard: Any, mesh: Any, precision: str) -> None:
+    """Spread one block. Where training computes in bf16 its weights are gathered in bf16 too, but for normalisation's.
+
+    Autocast alone would gather fp32, and keep its 16-bit copies of whole weights until the backward pass. Normalisation
+    keeps its weights in fp32: kernels of CPUs want those, and running statistics, in one type. Gradients are summed in fp32.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    keep = MixedPrecisionPolicy()
+    cast = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    if precision != "bf16":
+        fully_shard(block, mesh=mesh, mp_policy=keep)
+        return
+    if not _normalises(block):
+        fully_shard(block, mesh=mesh, mp_policy=cast)
+        return
+    for child in block.children():
+        if _composite(child) and not _normalises(child):
+            fully_shard(child, mesh=mesh, mp_policy=cast)
+    fully_shard(block, mesh=mesh, mp_policy=keep)
+
+
+def _normalises(module: nn.Module) -> bool:
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
+    return any(isinstance(part, kinds) for part in module.modules())
+
+
+def _composite(module: nn.Module) -> bool:
+    return any(True for _ in module.children()) and any(True for _ in module.parameters())
+
+
+def _skip_replicas_until_last(model: Any) -> None:
+    """Give *model* a ``no_sync`` as DDP's: micro-batches before a step's last leave out the exchange between replicas.
+
+    Gradients go to their owners in each micro-batch: kept whole, they would take the memory that sharding saves.
+    """
+
+    @contextlib.contextmanager
+    def no_sync() -> Iterator[None]:
+        model.set_requires_all_reduce(False)
+        try:
+            yield
+        finally:
+            model.set_requires_all_reduce(True)
+
+    model.no_sync = no_sync
+
+
+def compress(model: nn.parallel.DistributedDataParallel, how: str) -> None:
+    """Let replicas send their gradients compressed: none, bf16, fp16 or powersgd, by torch's own communication hooks.
+
+    PowerSGD has torch's defaults (arXiv 1905.13727: rank 1, error feedback, warm start); tensors of which it would save
+    less than half are sent as they are.
+
+    Raises:
+        WorkerFailure: ``not_supported``, this torch has no such hook, or not for this backend (bf16 takes NCCL or XCCL).
+    """
+    if how == "none":
+        return
+    hooks = "torch.distributed.algorithms.ddp_comm_hooks"
+    try:
+        if how == "powersgd":
+            power = importlib.import_module(f"{hooks}.powerSGD_hook")
+            state = power.PowerSGDState(None, start_powerSGD_iter=POWERSGD_AFTER)
+            hook = power.powerSGD_hook
+        else:
+            state, hook = (
+                None,
+                getattr(importlib.import_module(f"{hooks}.default_hooks"), f"{how}_compress_hook"),
+            )
+    except (ImportError, AttributeError) as error:
+        text = (
+            f"gradient_compression={how}: torch {torch.__version__} has no such communication hook: {error}"
+        )
+        raise WorkerFailure("not_supported", text) from error
+    try:
+        model.register_comm_hook(state, hook)
+    except (TypeError, ValueError, RuntimeError) as error:  # of which kind depends on torch's release
+        text = (
+            f"gradient_compression={how}: torch {torch.__version__} has it for other backends alone: {error}"
+        )
+        raise WorkerFailure("not_supported", text) from error
+
+
+#: torch's operators (c10d, and the functional ones behind DTensor) -> name in a record.
+_COLLECTIVES: Tuple[Tuple[str, str], ...] = (
+    ("allreduce", "all_reduce"), ("all_reduce", "all_reduce"),
+    ("_allgather_base", "all_gather"), ("allgather", "all_gather"), ("all_gather", "all_gather"),
+    ("_reduce_scatter_base", "reduce_scatter"), ("reduce_scatter", "reduce_scatter"),
+    ("broadcast", "broadcast"),
+)  # fmt: skip
+
+#: Functions by which FSDP2 exchanges, under the names that they had since torch 2.6.
+_SHARDED = (
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "reduce_scatter_tensor",
+    "reduce_scatter_single",
+    "all_reduce",
+)
+
+
+class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves this class without types
+    """Notes each collective of the thread in which it is active, and of threads to which autograd takes it along."""
+
+    def __init__(self, found: List[Tuple[str, int]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # see above
+        self._found = found
+
+    # The signature is torch's.
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        result = func(*args, **given)
+        space, _, name = str(func._schema.name).partition("::")  # noqa: SLF001 - torch has no other name of an operator
+        if space in ("c10d", "_c10d_functional"):
+            kind = next((word for start, word in _COLLECTIVES if name.startswith(start)), None)
+            if kind is not None:
+                parts = [*args, *given.values(), result if isinstance(result, Tensor) else None]
+                self._found.append((kind, max(map(_bytes, parts))))
+        return result
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[List[Tuple[str, int]]]:
+    """Yield kind and bytes of each collective that this process begins meanwhile.
+
+    PowerSGD begins its second all-reduce when the first has ended, in a thread of the backend if that took a while: no mode
+    of torch reaches there, so that the function that it calls brings one along.
+    """
+    # Not in every torch that can train.
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    found: List[Tuple[str, int]] = []
+    all_reduce = dist.all_reduce
+
+    def noted_everywhere(*arguments: Any, **options: Any) -> Any:
+        if any(isinstance(mode, Collectives) for mode in _get_current_dispatch_mode_stack()):
+            return all_reduce(*arguments, **options)
+        with Collectives(found):
+            return all_reduce(*arguments, **options)
+
+    dist.all_reduce = noted_everywhere
+    try:
+        with Collectives(found):
+            yield found
+    finally:
+        dist.all_reduce = all_reduce
+
+
+def figures(collectives: List[Tuple[str, int]]) -> Tuple[Figure, ...]:
+    """Return what was noted in one step: how many collectives of each kind, and their bytes together."""
+    found: List[Figure] = []
+    for kind in sorted({kind for kind, _ in collectives}):
+        sizes = [size for one, size in collectives if one == kind]
+        found.append(Figure(f"{kind}_count", float(len(sizes)), "1", "none"))
+        found.append(Figure(f"{kind}_bytes", float(sum(sizes)), "B", "lower"))
+    return tuple(found)
+
+
+def countable(version: str) -> bool:
+    """Return whether collectives of this torch can be counted: 2.5 is the first that has this way of its own (CommDebugMode)."""
+    release = [int(part) if part.isdigit() else 0 for part in version.split(".")[:2]]
+    return release >= [2, 5]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether *model* is spread over ranks by FSDP2."""
+    return hasattr(model, "set_requires_gradient_sync")
+
+
+@contextlib.contextmanager
+def silent(model: nn.Module) -> Iterator[List[str]]:
+    """Let passes of *model* compute as ever and exchange nothing; yield the names of what is left out, as it is.
+
+    DDP has a switch for that. Shards gather into memory that keeps what lay there: what is computed is worth nothing, and
+    the weights, which each rank owns apart, stay as they are.
+    """
+    left_out: List[str] = []
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        # Whether a pass sends buffers (statistics of batch normalisation) was decided by the pass before it, which here is
+        # always of the other kind: without this, what is to be measured would be left out and then subtracted.
+        model.require_forward_param_sync = False
+        with model.no_sync():
+            yield left_out
+        model.require_forward_param_sync = True
+        return
+
+    def leave_out(name: str) -> Any:
+        return lambda *_arguments, **_options: left_out.append(name)
+
+    functions = {name: getattr(dist, name) for name in _SHARDED if hasattr(dist, name)}
+    try:
+        for name in functions:
+            setattr(dist, name, leave_out(name))
+        yield left_out
+    finally:
+        for name, function in functions.items():
+            setattr(dist, name, function)
+
 
 #: Pairs of steps in the communication pass: enough for a median, few enough to cost little.
 PAIRS = 5
@@ -181,9 +467,9 @@ def communication(
     waits: List[float] = []
     known = True
     for _ in range(pairs):
-        with parallel.silent(model) as left_out:
+        with silent(model) as left_out:
             alone.append(_timed_pass(trainer, batch, group, now))
-        known = known and (bool(left_out) or not parallel.is_sharded(model))
+        known = known and (bool(left_out) or not is_sharded(model))
         arrived = now()
         barrier(group, trainer.accelerator)
         waits.append((now() - arrived) / 1e9)
@@ -203,21 +489,21 @@ def traffic(trainer: Trainer, batch: Batch, group: Group) -> Tuple[Figure, ...]:
     model = trainer.model
     if group.world == 1 or not _exchanges(model) or getattr(model, "_compiled_call_impl", None) is not None:
         return ()
-    if not parallel.countable(str(torch.__version__)):
+    if not countable(str(torch.__version__)):
         return ()
     copied = trainer.accelerator.copy(batch[:2])
     trainer.accelerator.await_copy(copied)
-    with parallel.noted() as collectives:
+    with noted() as collectives:
         for micro in range(trainer.accumulate):
             with trainer.unsynchronised(micro):
                 trainer.backward(trainer.loss(copied.tensors[0], copied.tensors[1]))
     trainer.accelerator.synchronize()
     trainer.optimizer.zero_grad(set_to_none=True)
-    return parallel.figures(collectives)
+    return figures(collectives)
 
 
 def _exchanges(model: nn.Module) -> bool:
-    return isinstance(model, nn.parallel.DistributedDataParallel) or parallel.is_sharded(model)
+    return isinstance(model, nn.parallel.DistributedDataParallel) or is_sharded(model)
 
 
 def _timed_pass(trainer: Trainer, batch: Batch, group: Group, now: Any) -> float:

@@ -4,28 +4,118 @@ Environment: MLHPC_PLAN (path of plan.json), MLHPC_RUN (id of the run in it), ML
 address), and for several ranks RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them, or
 MLHPC_RANKS_FROM, which names who tells the first three in other words (``node/worker/environment.py``). Exit code 0: a report
 was sent; 1: a failure with a name was sent, and its traceback is on standard error.
+
+torch's optimizers import ``torch._dynamo`` when the first one is made, to mark their own functions as not to be compiled (torch 2.4
+to 2.13: ``torch/_compile.py``, ``torch/optim/optimizer.py``); that took 1.4 s of a start of 2.4 s on two cores. A run without
+``compile`` gets a stand-in with the two functions that they call. Whoever asks it for anything else gets the real module, from then on.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import os
 import re
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Mapping, NoReturn, Tuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Callable, Mapping, MutableSequence, NoReturn, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.files import NO_ROOM, UNSAFE, UnsafeDirectoryError, read_json, read_private
 from pytest_mlhpc.node.protocol.channel import RankChannel
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
-from pytest_mlhpc.node.worker import environment, lazy_dynamo
+from pytest_mlhpc.node.worker import environment
 from pytest_mlhpc.node.worker.accelerators import binding
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 if TYPE_CHECKING:
     from pytest_mlhpc.node.worker.distributed import Group
+
+NAME = "torch._dynamo"
+
+
+class StandIn(ModuleType):
+    """Stands for ``torch._dynamo`` until something is asked of it that only the real one knows."""
+
+    #: It is a package, whose modules :class:`SubmoduleFinder` finds.
+    __path__: MutableSequence[str] = []  # noqa: RUF012 - the form that the import system wants
+
+    @staticmethod
+    def graph_break(*_: Any, **__: Any) -> None:
+        """Do nothing: there is no graph."""
+
+    @staticmethod
+    def disable(fn: Optional[Callable[..., Any]] = None, *_: Any, **__: Any) -> Any:
+        """Return *fn* as it is: nothing compiles it."""
+        return fn if fn is not None else (lambda function: function)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the real module has."""
+        if name.startswith(
+            "__"
+        ):  # asked by the import system and by pickle; of a module without them these are none
+            raise AttributeError(name)
+        return getattr(real_module(), name)
+
+
+class SubmoduleFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules below ``torch._dynamo`` while the stand-in is there: the real package is imported first."""
+
+    def find_spec(
+        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        """Return how to load a module of the real package; one that it has loaded itself is taken as it is."""
+        del path, target
+        if not fullname.startswith(f"{NAME}."):
+            return None
+        real = real_module()
+        if fullname in sys.modules:
+            return importlib.machinery.ModuleSpec(fullname, self)
+        return importlib.machinery.PathFinder.find_spec(fullname, real.__path__)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[ModuleType]:
+        """Return the module that is loaded already."""
+        return sys.modules.get(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: it was executed."""
+
+
+def install(parameters: Mapping[str, Any]) -> bool:
+    """Put the stand-in into the place of ``torch._dynamo`` for a run that compiles nothing; return whether it was.
+
+    torch has to be imported, and its compiler not yet.
+    """
+    torch = sys.modules.get("torch")
+    if parameters.get("compile") or torch is None or NAME in sys.modules or not _has_dynamo():
+        return False
+    stand_in = StandIn(NAME, __doc__)
+    sys.modules[NAME] = stand_in
+    torch._dynamo = stand_in  # type: ignore[attr-defined]  # noqa: SLF001 - as importing it would
+    sys.meta_path.insert(0, SubmoduleFinder())
+    return True
+
+
+def real_module() -> ModuleType:
+    """Return the real ``torch._dynamo``, which takes the stand-in's place if that is still there."""
+    if isinstance(sys.modules.get(NAME), StandIn):
+        del sys.modules[NAME]
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, SubmoduleFinder)]
+        sys.modules["torch"].__dict__.pop("_dynamo", None)
+    return importlib.import_module(NAME)
+
+
+def _has_dynamo() -> bool:
+    """Return whether this torch has the module and defers it: 1.13 has none."""
+    return (
+        importlib.util.find_spec(NAME) is not None and importlib.util.find_spec("torch._compile") is not None
+    )
+
 
 #: Lines of a traceback that travel with a failure; the whole one is in the rank's log.
 _TRACEBACK_LINES = 12
@@ -120,7 +210,7 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
             f"(`{sys.executable} -m pip install torch`), or name another `python` of the environment in systems.yaml"
         )
         raise WorkerFailure("import_failed", text) from error
-    lazy_dynamo.install(run.parameters)
+    install(run.parameters)
     channel.started({"torch": str(torch.__version__)})
     torch.set_num_threads(binding.threads_of(run))
     group = distributed.from_environment(environ)

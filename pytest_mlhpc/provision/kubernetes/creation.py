@@ -41,7 +41,13 @@ from pytest_mlhpc.provision.kubernetes.objects import (
 )
 from pytest_mlhpc.provision.kubernetes.reap import LOCATION_FILE, location_json, location_of
 from pytest_mlhpc.provision.kubernetes.verdict import MUST_SPECIFY
-from pytest_mlhpc.provision.plans import cannot_write, environment_of, make_directory, no_room, write_private
+from pytest_mlhpc.provision.payload import (
+    cannot_write,
+    environment_of,
+    make_directory,
+    no_room,
+    write_private,
+)
 
 #: Delays before a creation is retried if the server, or one of its webhooks, does not answer, in seconds.
 CREATE_RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)

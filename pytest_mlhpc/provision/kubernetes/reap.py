@@ -31,7 +31,7 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     object_ref,
 )
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
-from pytest_mlhpc.provision.plans import write_private
+from pytest_mlhpc.provision.payload import write_private
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.kubernetes.client import KubernetesClient

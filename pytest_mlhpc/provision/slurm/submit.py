@@ -21,7 +21,13 @@ from pytest_mlhpc.node.files import check_private, make_private, outcome_of
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.run_files import stage
-from pytest_mlhpc.provision.plans import cannot_write, environment_of, make_directory, no_room, write_private
+from pytest_mlhpc.provision.payload import (
+    cannot_write,
+    environment_of,
+    make_directory,
+    no_room,
+    write_private,
+)
 from pytest_mlhpc.provision.slurm.allocation import SlurmAllocation
 from pytest_mlhpc.provision.slurm.client import (
     SlurmClient,

@@ -8,25 +8,23 @@ from pytest_mlhpc.influx.schema import METRIC, RUN
 from pytest_mlhpc.report.grafana.panels import (
     CHOSEN,
     FIRST,
+    MOST_ROWS,
     PARTITION,
+    ChosenValue,
+    Conditions,
     Dashboard,
+    OneOf,
     Panel,
+    PanelQuery,
+    QueryColumn,
     annotation,
     common_variables,
     dashboard,
     diagram,
     number,
     rows,
-    variable,
-)
-from pytest_mlhpc.report.grafana.query import (
-    MOST_ROWS,
-    ChosenValue,
-    Conditions,
-    OneOf,
-    PanelQuery,
-    QueryColumn,
     select,
+    variable,
 )
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
 from pytest_mlhpc.store.verdict import WORSE, Verdict

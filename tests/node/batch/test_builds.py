@@ -9,7 +9,7 @@ from batches import finish, messages, start
 from pods import run_plan
 from running_suites import wait_for
 
-from pytest_mlhpc.node.batch import builds
+from pytest_mlhpc.node.batch import runs
 from pytest_mlhpc.node.protocol.plan import BuildPlan
 
 
@@ -50,7 +50,7 @@ def test_a_build_that_was_left_is_removed_by_the_next_of_another_program(tmp_pat
         (tmp_path / name).mkdir()
         when = time.time() - age * 86400
         os.utime(tmp_path / name, (when, when))
-    builds._remove_old(tmp_path)
+    runs._remove_old(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["whole", "young.nonce"]
 
 

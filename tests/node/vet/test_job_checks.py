@@ -16,8 +16,7 @@ from pytest_mlhpc.node.vet.checks.job_limits import left_by_squeue
 from pytest_mlhpc.node.vet.checks.job_processes import parse, processes
 from pytest_mlhpc.node.vet.checks.job_space import mount_of, parse_quota, space
 from pytest_mlhpc.node.vet.finding import Origin, Severity
-from pytest_mlhpc.node.vet.job_findings import numbers, size
-from pytest_mlhpc.node.vet.machine import Absent, Context, Done, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Absent, Context, Done, Machine, Unreadable, numbers, size
 from pytest_mlhpc.node.vet.main import stay
 from pytest_mlhpc.node.vet.policies import built_in
 from pytest_mlhpc.node.vet.policy import ExpectedNode

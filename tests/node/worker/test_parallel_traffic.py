@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_mlhpc.node.worker import parallel
+from pytest_mlhpc.node.worker import distributed
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def reduce_here_and_in_a_thread() -> None:
 @pytest.mark.usefixtures("one_rank")
 def test_collectives_of_this_and_of_other_threads_are_noted_once_each_and_not_afterwards():
     function = dist.all_reduce
-    with parallel.noted() as collectives:
+    with distributed.noted() as collectives:
         reduce_here_and_in_a_thread()
     reduce_here_and_in_a_thread()
     assert collectives == [("all_reduce", 16), ("all_reduce", 32)]
@@ -36,7 +36,7 @@ def test_collectives_of_this_and_of_other_threads_are_noted_once_each_and_not_af
 
 
 def test_figures_are_number_and_bytes_of_each_kind():
-    found = parallel.figures([("all_reduce", 16), ("all_gather", 4), ("all_reduce", 32)])
+    found = distributed.figures([("all_reduce", 16), ("all_gather", 4), ("all_reduce", 32)])
     gathered = [("all_gather_count", 1.0, "1"), ("all_gather_bytes", 4.0, "B")]
     reduced = [("all_reduce_count", 2.0, "1"), ("all_reduce_bytes", 48.0, "B")]
     assert [(one.name, one.value, one.unit) for one in found] == [*gathered, *reduced]

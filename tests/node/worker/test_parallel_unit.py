@@ -12,7 +12,7 @@ from rank_helpers import run_plan
 from torch import nn
 
 from pytest_mlhpc.node.protocol.combine import combine
-from pytest_mlhpc.node.worker import distributed, parallel, rank
+from pytest_mlhpc.node.worker import distributed, rank
 from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
@@ -58,7 +58,7 @@ def test_tuning_leaves_out_what_shards_cannot_have(name, device):
     ],
 )
 def test_ranks_are_replicas_unless_the_field_says_otherwise(asked, ranks, layout):
-    assert parallel.layout_of(asked, ranks) == MeshLayout(*layout)
+    assert distributed.layout_of(asked, ranks) == MeshLayout(*layout)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_ranks_are_replicas_unless_the_field_says_otherwise(asked, ranks, layout
 )
 def test_another_number_of_ranks_than_the_field_needs_fails_the_run(asked, text):
     with pytest.raises(WorkerFailure, match=f"^worker_exit: {text}"):
-        parallel.layout_of({"parallel": asked}, 3)
+        distributed.layout_of({"parallel": asked}, 3)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_another_number_of_ranks_than_the_field_needs_fails_the_run(asked, text)
         ),
         (
             "torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "bf16_compress_hook",
-            lambda: parallel.compress(nn.Linear(2, 2), "bf16"), ".*gradient_compression=bf16: torch .* has no such",
+            lambda: distributed.compress(nn.Linear(2, 2), "bf16"), ".*gradient_compression=bf16: torch .* has no such",
         ),
         (
             "torch.distributed", "MPI", lambda: join_by_mpi(0),
@@ -105,13 +105,13 @@ def model_of(name: str) -> nn.Module:
 
 @pytest.mark.parametrize(("name", "number"), [("language_model", 4), ("resnet50", 16), ("cosmoflow", 0)])
 def test_blocks_are_what_a_model_repeats(name, number):
-    found = [type(block) for block in parallel.blocks(model_of(name))]
+    found = [type(block) for block in distributed.blocks(model_of(name))]
     assert (len(found), len(set(found))) == (number, min(number, 1))
 
 
 def test_no_block_lies_within_another():
     model = model_of("deepcam")
-    found = parallel.blocks(model)
+    found = distributed.blocks(model)
     inside = [id(part) for block in found for part in block.modules()]
     assert len(found) > 8
     assert len(inside) == len(set(inside))
@@ -127,10 +127,10 @@ def test_one_rank_exchanges_nothing_and_reports_nothing_of_it(tmp_path):
 
 
 def test_what_exchanges_is_put_back_when_a_silent_pass_fails():
-    before = {name: getattr(torch.distributed, name, None) for name in parallel._SHARDED}
+    before = {name: getattr(torch.distributed, name, None) for name in distributed._SHARDED}
 
     def fail() -> None:
-        with parallel.silent(nn.Linear(2, 2)) as left_out:
+        with distributed.silent(nn.Linear(2, 2)) as left_out:
             torch.distributed.all_reduce(torch.ones(3))
             assert left_out == ["all_reduce"]
             raise ZeroDivisionError
@@ -152,7 +152,7 @@ def test_what_exchanges_is_put_back_when_a_silent_pass_fails():
     ],
 )
 def test_collectives_are_counted_by_a_torch_that_can(version, can):
-    assert parallel.countable(version) is can
+    assert distributed.countable(version) is can
 
 
 @pytest.mark.parametrize(

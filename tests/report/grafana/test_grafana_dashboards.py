@@ -8,7 +8,7 @@ import pytest
 
 from pytest_mlhpc.influx.schema import MEASUREMENTS, METRIC, RUN
 from pytest_mlhpc.report.grafana.dashboards import all_dashboards
-from pytest_mlhpc.report.grafana.query import ChosenValue, OneOf, QueryColumn, select, values_of
+from pytest_mlhpc.report.grafana.panels import ChosenValue, OneOf, QueryColumn, select, values_of
 
 DASHBOARDS = all_dashboards()
 ONE = pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)

@@ -7,8 +7,17 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.vet.checks.job_processes import cgroup, pids, variables
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding
-from pytest_mlhpc.node.vet.job_findings import is_number, judged, numbers, outcome, some
-from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import (
+    Absent,
+    Context,
+    Machine,
+    Unreadable,
+    is_number,
+    judged,
+    numbers,
+    outcome,
+    some,
+)
 from pytest_mlhpc.node.vet.policy import Policy
 
 CHECK = "job_binding"

@@ -8,8 +8,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from pytest_mlhpc.node.files import may_be_secret, read_json
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Origin, Severity
-from pytest_mlhpc.node.vet.job_findings import judged, outcome
-from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable, judged, outcome
 from pytest_mlhpc.node.vet.ports import library_folders
 
 #: What is compared, by the beginning of its name; nothing else of the environment leaves the node.

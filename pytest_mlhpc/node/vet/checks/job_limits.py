@@ -8,8 +8,16 @@ from typing import Dict, Optional, Tuple
 
 from pytest_mlhpc.node.vet.checks.job_processes import cgroup, parse
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding
-from pytest_mlhpc.node.vet.job_findings import is_number, judged, outcome, size
-from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import (
+    Absent,
+    Context,
+    Machine,
+    Unreadable,
+    is_number,
+    judged,
+    outcome,
+    size,
+)
 from pytest_mlhpc.node.vet.ports import fabric_of
 
 NAME = "job_limits"

@@ -7,8 +7,7 @@ import re
 from typing import Tuple
 
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding
-from pytest_mlhpc.node.vet.job_findings import is_number, judged, outcome
-from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable, is_number, judged, outcome
 
 #: How long a resolver may take, in seconds: resolv.conf(5) waits 5 s for its first server, so that one is missing by then.
 RESOLVE_S = 1.8

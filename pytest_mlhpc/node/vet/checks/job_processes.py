@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Optional, Set, Tuple
 
 from pytest_mlhpc.node.vet.finding import CheckOutcome
-from pytest_mlhpc.node.vet.job_findings import is_number, judged, numbers, outcome, some
-from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import (
+    Context,
+    Machine,
+    Unreadable,
+    is_number,
+    judged,
+    numbers,
+    outcome,
+    some,
+)
 
 #: What /proc counts CPU time in, in ticks a second.
 TICKS = float(os.sysconf("SC_CLK_TCK"))

@@ -10,8 +10,18 @@ from dataclasses import dataclass
 from typing import List, Tuple
 
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding
-from pytest_mlhpc.node.vet.job_findings import is_number, judged, outcome, size, some, unknown
-from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import (
+    Absent,
+    Context,
+    Machine,
+    Unreadable,
+    is_number,
+    judged,
+    outcome,
+    size,
+    some,
+    unknown,
+)
 
 #: How long a program may take to ask a file system, in seconds; the engine waits for both, and kills what hangs for longer.
 ASK_S = 2.0

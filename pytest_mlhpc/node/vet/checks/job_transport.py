@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
-from pytest_mlhpc.node.vet.job_findings import judged, outcome, some
-from pytest_mlhpc.node.vet.machine import Context, Machine
+from pytest_mlhpc.node.vet.machine import Context, Machine, judged, outcome, some
 from pytest_mlhpc.node.vet.policy import Policy
 from pytest_mlhpc.node.vet.ports import Fabric, fabric_of, library_folders
 

@@ -18,13 +18,12 @@ import torch
 
 from pytest_mlhpc.node.vet.checks import job_transport
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Origin, Severity
-from pytest_mlhpc.node.vet.job_findings import judged
 from pytest_mlhpc.node.vet.load import host
 from pytest_mlhpc.node.vet.load.all_reduce import library
 from pytest_mlhpc.node.vet.load.devices import LoadNode
 from pytest_mlhpc.node.vet.load.host import ChosenTransport
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable, judged
 from pytest_mlhpc.node.vet.policies.host import BOUNDS
 from pytest_mlhpc.node.vet.policy import Policy
 from pytest_mlhpc.node.vet.ports import Fabric, fabric_of

@@ -318,7 +318,7 @@ REVISION = 1
 class SetLayout:
     """One synthetic set. ``sizes``: edge (cosmoflow), height and width (deepcam, resnet50), classes (resnet50).
 
-    ``sizes`` also has ``learnable`` (1) where a small model is to learn its task quickly (``learnable.py``).
+    ``sizes`` also has ``learnable`` (1) where a small model is to learn its task quickly (``make.py``).
     """
 
     workload: str

@@ -14,11 +14,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 from torch.utils.data import Dataset, Subset
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.worker.data import check, source, text
-from pytest_mlhpc.node.worker.data.datasets import FileDataset, TextDataset
+from pytest_mlhpc.node.worker.data import check, source
 from pytest_mlhpc.node.worker.data.files import DataError, layout_of, list_files, read_manifest, total_bytes
+from pytest_mlhpc.node.worker.data.formats import Corpus, ExpectedSample, open_corpus, open_files, windows
 from pytest_mlhpc.node.worker.data.make import make_set
-from pytest_mlhpc.node.worker.data.readers import ExpectedSample, open_files
+from pytest_mlhpc.node.worker.data.source import FileDataset, TextDataset
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.quality import staging
 from pytest_mlhpc.node.worker.quality.rules import Logbook, QualitySettings, Staging
@@ -82,7 +82,7 @@ class FilePart:
 class TextPart:
     """``count`` windows of a text, from window ``first``."""
 
-    corpus: text.Corpus
+    corpus: Corpus
     context: int
     first: int
     count: int
@@ -153,7 +153,7 @@ def _own_text(run: RunPlan, *, packed: bool) -> DataOrigin:
             chosen or "text", "is not packed: name a folder with archives as data, or use staging='files'"
         )
     root = Path(chosen) if chosen else None
-    return DataOrigin(root, "real", text.corpus(root).files)
+    return DataOrigin(root, "real", open_corpus(root).files)
 
 
 def _complete(root: Path, files: Sequence[Path]) -> None:
@@ -240,8 +240,8 @@ def _enough(place: Path, available: int, wanted: Optional[int]) -> None:
 
 
 def _text_parts(context: int, settings: QualitySettings, root: Optional[Path]) -> Tuple[Part, Part]:
-    corpus = text.corpus(root)
-    available = text.windows(corpus, context)
+    corpus = open_corpus(root)
+    available = windows(corpus, context)
     evaluated = settings.eval_samples or max(1, available // TEXT_SHARE)
     train = settings.train_samples or max(1, available - evaluated)
     _enough(root or Path(sysconfig.get_path("stdlib")), available, train + evaluated)

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.node.worker.data import fields, hdf5, images, tfrecord
+from pytest_mlhpc.node.worker.data import formats, make, tfrecord
 from pytest_mlhpc.node.worker.data.files import DataError
 
-VOLUME = fields.volume(0, 0, 8)
+VOLUME = make.make_volume(0, 0, 8)
 STATS = (np.zeros(16, np.float32), np.ones(16, np.float32))
 
 
@@ -32,16 +32,16 @@ def in_shape(found, sample):
             lambda path: tfrecord.read_sample(path, (8, 8, 8, 4), 4)[0], exactly,
         ),
         (
-            lambda path: hdf5.write_cosmoflow(path, *VOLUME),
-            lambda path: hdf5.read_cosmoflow(path, (8, 8, 8, 4), 4)[0], in_shape,
+            lambda path: formats.write_cosmoflow(path, *VOLUME),
+            lambda path: formats.read_cosmoflow(path, (8, 8, 8, 4), 4)[0], in_shape,
         ),
         (
-            lambda path: hdf5.write_deepcam(path, *fields.climate(0, 0, 16, 32)),
-            lambda path: hdf5.read_deepcam(path, (16, 32, 16), *STATS, 3)[0], in_shape,
+            lambda path: formats.write_deepcam(path, *make.make_climate(0, 0, 16, 32)),
+            lambda path: formats.read_deepcam(path, (16, 32, 16), *STATS, 3)[0], in_shape,
         ),
         (
-            lambda path: images.write_sample(path, fields.picture(0, 0, 60, 80, 1)),
-            lambda path: images.read_sample(path, (32, 32, 3), "random", 0), in_shape,
+            lambda path: formats.write_image(path, make.make_picture(0, 0, 60, 80, 1)),
+            lambda path: formats.read_image(path, (32, 32, 3), "random", 0), in_shape,
         ),
     ],
     ids=["tfrecord-gzip", "tfrecord", "hdf5 of CosmoFlow", "hdf5 of DeepCAM", "images"],

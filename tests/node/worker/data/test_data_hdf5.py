@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from data_sets import assert_refused
 
-from pytest_mlhpc.node.worker.data import fields, hdf5
+from pytest_mlhpc.node.worker.data import formats, make
 
 CUBE = (8, 8, 8, 4)
 FIELD = (16, 32, 16)
@@ -11,27 +11,27 @@ ONES = (np.zeros(16, np.float32), np.ones(16, np.float32))
 
 
 def volume(path):
-    x, y = fields.volume(0, 0, 8)
-    hdf5.write_cosmoflow(path, x, y)
+    x, y = make.make_volume(0, 0, 8)
+    formats.write_cosmoflow(path, x, y)
     return x, y
 
 
 def climate(path):
-    data, labels = fields.climate(0, 0, 16, 32)
-    hdf5.write_deepcam(path, data, labels)
+    data, labels = make.make_climate(0, 0, 16, 32)
+    formats.write_deepcam(path, data, labels)
     return data, labels
 
 
 def read_volume(path):
-    return hdf5.read_cosmoflow(path, CUBE, 4)
+    return formats.read_cosmoflow(path, CUBE, 4)
 
 
 def read_climate(path):
-    return hdf5.read_deepcam(path, FIELD, *ONES, 3)
+    return formats.read_deepcam(path, FIELD, *ONES, 3)
 
 
 def read_stats(path):
-    return hdf5.read_stats(path, 16)
+    return formats.read_stats(path, 16)
 
 
 def store(path, arrays):
@@ -56,7 +56,7 @@ def test_a_cosmoflow_sample_comes_back(path):
 @pytest.mark.parametrize("names", [("x", "y"), ("full", "unitPar")])
 @pytest.mark.parametrize("dtype", [np.int16, np.float32, np.uint8])
 def test_channels_first_and_other_numbers_are_brought_into_one_form(path, names, dtype):
-    x, y = fields.volume(0, 0, 8)
+    x, y = make.make_volume(0, 0, 8)
     x = np.minimum(x, 255)
     store(path, {names[0]: np.moveaxis(x, -1, 0).astype(dtype), names[1]: y.astype(np.float64)})
     found = read_volume(path)
@@ -66,9 +66,9 @@ def test_channels_first_and_other_numbers_are_brought_into_one_form(path, names,
 
 def test_a_deepcam_sample_comes_back_normalised(path, tmp_path):
     data, labels = climate(path)
-    low, high = fields.climate_bounds()
-    hdf5.write_stats(tmp_path / "stats.h5", low, high)
-    found = hdf5.read_deepcam(path, FIELD, *read_stats(tmp_path / "stats.h5"), 3)
+    low, high = make.climate_bounds()
+    formats.write_stats(tmp_path / "stats.h5", low, high)
+    found = formats.read_deepcam(path, FIELD, *read_stats(tmp_path / "stats.h5"), 3)
     assert (found[1] == labels).all()
     assert 0 <= found[0].min() < found[0].max() <= 1
     assert np.allclose(found[0], (data - low) / (high - low), atol=1e-6)

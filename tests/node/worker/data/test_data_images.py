@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pytest_mlhpc.node.worker.data import fields, images
+from pytest_mlhpc.node.worker.data import formats, make
 from pytest_mlhpc.node.worker.data.files import DataError
 
 SHAPE = (32, 32, 3)
 
 
 def read(path, crop="center", seed=0):
-    return images.read_sample(path, SHAPE, crop, seed)
+    return formats.read_image(path, SHAPE, crop, seed)
 
 
 @pytest.fixture
 def path(tmp_path):
     """Return the path of a picture."""
-    images.write_sample(tmp_path / "a.JPEG", fields.picture(0, 0, 60, 80, 1))
+    formats.write_image(tmp_path / "a.JPEG", make.make_picture(0, 0, 60, 80, 1))
     return tmp_path / "a.JPEG"
 
 
@@ -36,7 +36,7 @@ def test_a_random_crop_depends_on_its_seed_alone(path):
 def test_the_middle_is_what_center_cuts_out(path):
     canvas = np.zeros((80, 120, 3), np.uint8)
     canvas[5:75, 25:95] = 200  # 70 = 7/8 of 80, in the middle
-    images.write_sample(path, canvas)
+    formats.write_image(path, canvas)
     assert read(path).min() > 150
 
 
@@ -46,7 +46,7 @@ def encoded(form, mode="RGB"):
     return out.getvalue()
 
 
-@pytest.mark.parametrize("crop", images.CROPS)
+@pytest.mark.parametrize("crop", formats.CROPS)
 @pytest.mark.parametrize(("mode", "form"), [("RGB", "JPEG"), ("L", "PNG"), ("CMYK", "JPEG"), ("P", "PNG")])
 def test_pictures_of_any_mode_become_rgb_of_the_asked_size(path, mode, form, crop):
     path.write_bytes(encoded(form, mode))
@@ -57,7 +57,7 @@ def test_pictures_of_any_mode_become_rgb_of_the_asked_size(path, mode, form, cro
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 2**32))
 def test_crops_lie_inside_pictures_of_any_size(width, height, seed):
     rng = random.Random(seed)  # noqa: S311 - crops are no secrets
-    boxes = images._random_box(rng, width, height), images._middle_box(width, height, 7 / 8)
+    boxes = formats._random_box(rng, width, height), formats._middle_box(width, height, 7 / 8)
     for left, top, right, bottom in boxes:
         assert 0 <= left < right <= width
         assert 0 <= top < bottom <= height
@@ -89,7 +89,7 @@ def test_what_is_no_picture_is_refused(path, content, text):
 
 def test_classes_follow_the_order_of_folder_names(tmp_path):
     files = [tmp_path / name / "a.JPEG" for name in ("n02", "n01", "n10", "n01")]
-    assert images.classes_of(tmp_path, files, 10) == [1, 0, 2, 0]
+    assert formats.classes_of(tmp_path, files, 10) == [1, 0, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,4 @@ def test_classes_follow_the_order_of_folder_names(tmp_path):
 )
 def test_pictures_without_a_class_are_refused(tmp_path, files, text):
     with pytest.raises(DataError, match=text):
-        images.classes_of(tmp_path, [tmp_path / name for name in files], 2)
+        formats.classes_of(tmp_path, [tmp_path / name for name in files], 2)

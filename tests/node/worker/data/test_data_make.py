@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from data_sets import FORMATS, digests, layout
 
-from pytest_mlhpc.node.worker.data import hdf5, learnable, make, tfrecord
+from pytest_mlhpc.node.worker.data import formats, make, tfrecord
 from pytest_mlhpc.node.worker.data.files import DataError, list_files
 
 
@@ -119,7 +119,7 @@ def test_of_several_makers_one_makes_and_the_others_find(tmp_path):
 
 
 def sizes_of(root):
-    return [path.stat().st_size for path in list_files(root) if path.name != hdf5.STATS]
+    return [path.stat().st_size for path in list_files(root) if path.name != formats.STATS]
 
 
 @pytest.mark.servers
@@ -138,7 +138,7 @@ def test_deepcam_has_the_size_and_the_saving_of_the_real_set(made_set):
     root = made_set("deepcam", preset="reference", samples=1, validation=0)
     (size,) = sizes_of(root)
     assert size / 2**20 == pytest.approx(61, rel=0.10)  # HPDC'24: mean input 61 MB, not compressed
-    (raw,) = (path.read_bytes() for path in list_files(root) if path.name != hdf5.STATS)
+    (raw,) = (path.read_bytes() for path in list_files(root) if path.name != formats.STATS)
     some = b"".join(raw[start : start + 2**19] for start in range(0, size, 2**22))
     # SC'21 draft: saves 23 %
     assert 1 - len(gzip.compress(some, 6)) / len(some) == pytest.approx(0.23, rel=0.10)
@@ -169,10 +169,12 @@ def test_a_format_that_does_not_exist_is_refused(workload, form, text):
 def test_any_part_of_a_learnable_picture_shows_its_class():
     """A random crop shows a twelfth of it; so does a corner."""
     colours = {
-        label: np.mean([learnable.picture(0, index, 53, 71, label) for index in range(16)], axis=(0, 1, 2))
+        label: np.mean(
+            [make.make_learnable_picture(0, index, 53, 71, label) for index in range(16)], axis=(0, 1, 2)
+        )
         for label in range(8)
     }
     for index in range(16, 48):
-        corner = learnable.picture(0, index, 53, 71, index % 8)[:15, :20].mean(axis=(0, 1))
+        corner = make.make_learnable_picture(0, index, 53, 71, index % 8)[:15, :20].mean(axis=(0, 1))
         nearest = min(colours, key=lambda label: float(np.abs(colours[label] - corner).sum()))
         assert nearest == index % 8

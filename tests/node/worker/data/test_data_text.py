@@ -3,18 +3,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.node.worker.data import text
-from pytest_mlhpc.node.worker.data.datasets import TextDataset
+from pytest_mlhpc.node.worker.data import formats
 from pytest_mlhpc.node.worker.data.files import DataError
+from pytest_mlhpc.node.worker.data.source import TextDataset
 
 
 def windows(path, context, **options):
     types = (torch.uint8, torch.uint8)
-    return TextDataset(text.corpus(path), context, (context, context), types, **options)
+    return TextDataset(formats.open_corpus(path), context, (context, context), types, **options)
 
 
 def test_the_default_is_the_standard_library():
-    files = text.corpus(None).files
+    files = formats.open_corpus(None).files
     assert {"argparse.py", "pathlib.py"} & {file.name for file in files}
     assert not any("site-packages" in file.parts for file in files)
 
@@ -39,7 +39,7 @@ def test_windows_cover_all_files_in_order_and_overlap_by_one(tmp_path_factory, p
 
 def test_text_held_in_memory_gives_the_same_windows(tmp_path):
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
-    held = torch.frombuffer(bytearray(text.corpus(tmp_path).read(0, 100)), dtype=torch.uint8)
+    held = torch.frombuffer(bytearray(formats.open_corpus(tmp_path).read(0, 100)), dtype=torch.uint8)
     of_files, of_memory = windows(tmp_path, 10), windows(tmp_path, 10, held=held)
     for files, memory in zip(
         map(of_files.__getitem__, range(9)), map(of_memory.__getitem__, range(9)), strict=True

@@ -9,8 +9,8 @@ import pytest
 from probe_ranks import NAMED, contradictions
 from tables import table
 
+from pytest_mlhpc.cli import data as listing
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.cli import workload_table as listing
 from pytest_mlhpc.node.worker.workloads import describe
 from pytest_mlhpc.node.worker.workloads.catalogue import VARIANTS, WORKLOADS
 from pytest_mlhpc.node.worker.workloads.fields import arithmetic, bagging, ipu, parallel, wse
@@ -120,7 +120,7 @@ def test_a_workload_that_cannot_be_built_does_not_hide_the_others(monkeypatch, c
 @pytest.fixture(scope="module")
 def rows():
     """Return what an interpreter that has torch counts."""
-    rows, problem = listing.described(sys.executable, describe.requests())
+    rows, problem = listing.describe_workloads(sys.executable, describe.requests())
     assert problem == ""
     return rows
 
