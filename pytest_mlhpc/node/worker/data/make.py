@@ -4,9 +4,8 @@ Targets can be learnt from inputs, so that a loss falls. Every sample has its ow
 equal seeds make equal sets, whoever makes which sample. The constants of noise are tuned to sizes and ratios measured on
 the real sets; ``tests/node/worker/data`` proves them.
 
-Those of ``fields.py`` are made for input and output: they pack like real ones and hide their targets below as much noise.
-These show them plainly, so that a run of a minute reaches the targets of MLPerf HPC; what that took says nothing of how fast
-the real sets train. Every sample has its own generator, seeded by (seed, index).
+Usual samples pack like real ones and hide their targets below as much noise. Learnable samples show their targets plainly, so
+that a small model reaches the targets of MLPerf HPC within a minute; what that took says nothing of how fast the real sets train.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ def make_learnable_volume(seed: int, index: int, edge: int, redshifts: int = 4) 
 
 
 def make_learnable_climate(seed: int, index: int, height: int, width: int) -> Tuple[Any, Any]:
-    """Return (float32 height x width x 16, int64 labels height x width), not normalised, in the bounds of ``fields.py``.
+    """Return (float32 height x width x 16, int64 labels height x width), not normalised, in the bounds of real ones.
 
     Labels are cells of a coarse grid; classes 1 and 2 each raise a channel of their own.
     """
@@ -193,7 +192,7 @@ def make_learnable_picture(seed: int, index: int, height: int, width: int, label
     import numpy as np
 
     rng = generator(seed, index)
-    turn = label * 2.399963229728653  # the golden angle, as in ``fields.picture``
+    turn = label * 2.399963229728653  # the golden angle, as in ``make_picture``
     colour = np.array([np.cos(turn), np.cos(turn + 2.1), np.cos(turn + 4.2)], dtype=np.float32)
     image = (
         128
