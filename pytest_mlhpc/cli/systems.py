@@ -13,8 +13,6 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
-from pytest_mlhpc.config.build import LOCAL
-from pytest_mlhpc.config.files import scheduler_of
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.store.text import count
 
@@ -253,6 +251,9 @@ def previews(systems: Systems, hook: Any, name: str = "") -> Previews:
     Raises:
         UsageError: there is no such system or partition, nothing is shown of it, or a preview cannot be made.
     """
+    from pytest_mlhpc.config.build import LOCAL
+    from pytest_mlhpc.config.files import scheduler_of
+
     system, _, wanted = name.partition(":")
     if system and system not in systems.known:
         systems.system(system)  # raises, with the nearest name

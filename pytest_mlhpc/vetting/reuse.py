@@ -17,8 +17,8 @@ from pytest_mlhpc.errors import MlhpcError, UsageError
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.protocol.schema import SCHEMA, to_json
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Exit, NodeReport, PairResult, Report, VetVerdict
+from pytest_mlhpc.node.vet.main import Earlier
 from pytest_mlhpc.node.vet.policy import ExpectedNode
-from pytest_mlhpc.node.vet.session import Earlier
 from pytest_mlhpc.vetting.history import StoredVetting
 from pytest_mlhpc.vetting.journal import REPORTS, JournalQuery, append, day_of, days_since, entries_of_day
 

@@ -30,7 +30,6 @@ from pytest_mlhpc.node.protocol.channel import RankChannel
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
 from pytest_mlhpc.node.worker import environment
-from pytest_mlhpc.node.worker.accelerators import binding
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 if TYPE_CHECKING:
@@ -197,7 +196,7 @@ def name_failure(error: BaseException) -> Tuple[str, str]:
 
 def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
     run, directory = read_run(environ)
-    binding.bind(run, environ)
+    environment.bind(run, environ)
     try:
         import torch
 
@@ -212,7 +211,7 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
         raise WorkerFailure("import_failed", text) from error
     install(run.parameters)
     channel.started({"torch": str(torch.__version__)})
-    torch.set_num_threads(binding.threads_of(run))
+    torch.set_num_threads(environment.threads_of(run))
     group = distributed.from_environment(environ)
     _check_ranks(run, group)
     if run.device_type == "rocm":

@@ -30,7 +30,6 @@ from torch.overrides import TorchFunctionMode
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.telemetry import contention
 from pytest_mlhpc.node.worker import distributed, environment, machine
-from pytest_mlhpc.node.worker.accelerators import binding
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.base import Task
@@ -324,7 +323,7 @@ def surroundings(
     """Return what software and hardware the ranks measure with, and a mode's *own*; the first rank tells it for all."""
     if group.rank != 0:
         return None
-    device = {**accelerator.environment(), **binding.described(run)}
+    device = {**accelerator.environment(), **environment.described(run)}
     if run.calibrate:
         device["calibration_kernel"] = machine.KERNEL
     return {**environment.describe(str(torch.__version__), accelerator.model, device, run.cwd), **own}

@@ -1,4 +1,4 @@
-"""Polling: one query of Slurm about all jobs of a partition, and the events that follow from its answers.
+"""Polling: one query of Slurm about all jobs of a partition, the events that follow, the queries that explain one job, and when the next poll is due.
 
 Read here when an allocation counts as pending, running, given up or ended.
 """
@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.provisioner import AllocationEnded, Event, LineArrived
@@ -15,14 +19,206 @@ from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.provision.reapers import UNDER_WAY_S
 from pytest_mlhpc.provision.slurm.allocation import SlurmAllocation
 from pytest_mlhpc.provision.slurm.causes import (
+    JobEvidence,
     never_scheduled_error,
     never_starts,
     requeued_error,
+    unavailable_hosts,
     waiting_text,
 )
-from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmError, SlurmJob, SlurmUnavailable
-from pytest_mlhpc.provision.slurm.diagnosis import QUEUE_AFTER_S, Diagnosis
-from pytest_mlhpc.provision.slurm.pacing import GONE_S, Backoff, PollState, next_poll_in
+from pytest_mlhpc.provision.slurm.client import (
+    PartitionLimits,
+    QosLimits,
+    SlurmClient,
+    SlurmError,
+    SlurmJob,
+    SlurmNode,
+    SlurmUnavailable,
+)
+
+#: Seconds from a submission to the first query: what a job waits for is known by then.
+FIRST_POLL_S = 3.0
+#: Bounds of the time between queries while jobs wait; in between a tenth of the longest wait.
+MIN_POLL_S, MAX_POLL_S = 10.0, 120.0
+#: A batch whose heartbeat (every 5 s) is older than this is queried, in seconds: two missed beats and a slow file system.
+#: A batch that was killed silently is reported within 15 s that way; a false alarm costs one query.
+SILENT_BATCH_S = 12.0
+#: A query that precedes the end of this tolerance by less counts as made for the silence, in seconds.
+RECENT_POLL_S = 0.5
+#: Least time between queries for a reason that a file gave.
+URGENT_POLL_S = 2.0
+#: Time between queries while Slurm does not answer, first and last.
+MIN_RETRY_S, MAX_RETRY_S = 5.0, 60.0
+#: Cancelled jobs may take so long to go, in seconds: KillWait is 30 s by default, and epilogs follow.
+GONE_S = 90.0
+#: Failures beyond which the pause grows no more: 2.0 to the power of 1024 is too much for a float.
+MAX_DOUBLINGS = 10
+
+
+@dataclass(frozen=True)
+class PollState:
+    """What the time of the next query depends on. Ages are in seconds; None: there is none."""
+
+    youngest_wait: float | None  #: age of the youngest pending job that no query has seen yet
+    longest_wait: float | None  #: age of the oldest pending job
+    silence: float | None  #: longest time without heartbeat of a running batch
+    urgent: bool  #: a file shows a fault
+    failures: int  #: queries in a row that got no answer
+    limit_in: float | None = None  #: time until a pending job has waited for its limit; negative: it has
+
+
+def next_poll_in(now: PollState, since_last: float) -> float | None:
+    """Return the seconds until the next query (0: now), *since_last* seconds after the last one; None: no query is needed."""
+    if now.failures:
+        return max(0.0, retry_pause_s(now.failures) - since_last)
+    waits: list[float] = []
+    if now.urgent:
+        waits.append(URGENT_POLL_S - since_last)
+    if now.silence is not None:
+        waits.append(_silence_poll_in(now.silence, since_last))
+    if now.youngest_wait is not None:
+        waits.append(max(FIRST_POLL_S - now.youngest_wait, MIN_POLL_S - since_last))
+    if now.longest_wait is not None:
+        waits.append(min(max(now.longest_wait / 10, MIN_POLL_S), MAX_POLL_S) - since_last)
+    if now.limit_in is not None:
+        waits.append(max(now.limit_in, URGENT_POLL_S - since_last))
+    return max(0.0, min(waits)) if waits else None
+
+
+def retry_pause_s(failures: int) -> float:
+    """Return the pause after *failures* (at least one) calls in a row without an answer, in seconds."""
+    return float(min(MIN_RETRY_S * 2.0 ** min(failures - 1, MAX_DOUBLINGS), MAX_RETRY_S))
+
+
+def _silence_poll_in(silence: float, since_last: float) -> float:
+    """Return the seconds until a silent batch is queried: when the silence gets too long, then at the usual interval."""
+    overdue = silence - SILENT_BATCH_S
+    if since_last > overdue + RECENT_POLL_S:
+        return -overdue
+    return MIN_POLL_S - since_last
+
+
+class Backoff:
+    """The pause after calls without an answer. All kinds of calls of a client share it: each may take its whole time limit.
+
+    Args:
+        monotonic: the clock, in seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self.trouble = ""  #: the error of the last call without an answer
+        self._monotonic = monotonic
+        self._failures: Counter[str] = Counter()  #: kind of call -> its calls in a row without an answer
+        self._until = float("-inf")
+
+    def waits(self) -> bool:
+        """Return whether Slurm must not be called now."""
+        return self._monotonic() < self._until
+
+    def failed(self, kind: str, error: Exception) -> None:
+        """Note that a call got no answer."""
+        self._failures[kind] += 1
+        self._until = self._monotonic() + retry_pause_s(self._failures[kind])
+        self.trouble = str(error)
+
+    def answered(self, kind: str) -> None:
+        """Note that a call was answered. Other kinds stay paused: Slurm may serve queries and refuse submissions."""
+        del self._failures[kind]
+
+
+T = TypeVar("T")
+
+#: Interval between reads of a partition's whole queue, for the position of waiting jobs, in seconds.
+QUEUE_INTERVAL_S = 300.0
+#: A job waits this long before its position is reported, in seconds.
+QUEUE_AFTER_S = 30.0
+#: Pause after an accounting that did not answer, in seconds: each try may take 10 s and more.
+ACCOUNTING_RETRY_S = 60.0
+
+
+class Diagnosis:
+    """Queries about single jobs, nodes and limits. An unanswered one yields less evidence, never an error."""
+
+    def __init__(self, client: SlurmClient, backoff: Backoff) -> None:
+        self._client = client
+        self._backoff = backoff
+        self._positions: tuple[float, dict[str, int]] = (-1e9, {})
+        self._accounting_again = 0.0  #: when an accounting that did not answer is queried again
+
+    def from_accounting(self, ids: Sequence[str]) -> dict[str, SlurmJob]:
+        """Return jobs that left the queue, from the accounting; none while it does not answer."""
+        now = time.monotonic()
+        if now < self._accounting_again:
+            return {}
+        try:
+            return {job.id: job for job in self._client.accounting(ids)}
+        except SlurmError:
+            self._accounting_again = time.monotonic() + ACCOUNTING_RETRY_S
+            return {}
+
+    def evidence(self, job: SlurmJob | None) -> JobEvidence:
+        """Return what Slurm knows of *job*, its steps and nodes."""
+        if job is None:
+            return JobEvidence(None)
+        steps = job.steps
+        accounted = self.from_accounting([job.id]).get(job.id)
+        if accounted is not None:
+            steps = accounted.steps
+        else:
+            steps = self._query(lambda: self._client.steps([job.id]).get(job.id, ()), ())
+        return JobEvidence(job, steps, self._nodes(job.nodes))
+
+    def unavailable_nodes(self, job: SlurmJob) -> tuple[SlurmNode, ...]:
+        """Return the nodes that the reason of a pending job names."""
+        hosts = unavailable_hosts(job.reason)
+        try:
+            return self._nodes(self._client.expand(hosts)) if hosts else ()
+        except SlurmError:
+            return ()
+
+    def _nodes(self, names: Sequence[str]) -> tuple[SlurmNode, ...]:
+        return self._query(lambda: tuple(self._client.nodes(names)), ()) if names else ()
+
+    def limits(self, partition: str, qos: str) -> tuple[PartitionLimits | None, QosLimits | None] | None:
+        """Return the limits of partition and QoS; none where Slurm refuses; None where it does not answer.
+
+        In both cases the submission itself is refused by Slurm where it is beyond a limit.
+        """
+        if self._backoff.waits():
+            return None
+        try:
+            limits = self._client.partition(partition) if partition else None
+            return limits, self._client.qos(qos) if qos else None
+        except SlurmUnavailable as error:
+            self._backoff.failed("investigate", error)
+            return None
+        except SlurmError:
+            return None, None
+
+    def _query(self, call: Callable[[], T], unknown: T) -> T:
+        """Return the answer of a call, *unknown* without one: no answer here is indispensable."""
+        if self._backoff.waits():
+            return unknown
+        try:
+            answer = call()
+        except SlurmUnavailable as error:
+            self._backoff.failed("investigate", error)
+            return unknown
+        except SlurmError:
+            return unknown
+        self._backoff.answered("investigate")
+        return answer
+
+    def jobs_ahead(self, job: SlurmJob, now: float) -> int | None:
+        """Return how many pending jobs of the partition go first, some minutes old at most; None if unknown."""
+        queried, positions = self._positions
+        if now - queried > QUEUE_INTERVAL_S:
+            unknown: list[SlurmJob] = []
+            queue = self._query(lambda: self._client.queue(job.partition), unknown)
+            positions = {one.id: position for position, one in enumerate(queue)}
+            self._positions = (now, positions)
+        return positions.get(job.id)
+
 
 #: Most queries of the accounting for the energy of a run; then its record is made without.
 MAX_ENERGY_QUERIES = 6

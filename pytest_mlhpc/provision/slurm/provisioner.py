@@ -26,15 +26,13 @@ from pytest_mlhpc.provision.slurm.client import (
     QosLimits,
     SlurmClient,
 )
-from pytest_mlhpc.provision.slurm.diagnosis import Diagnosis
 from pytest_mlhpc.provision.slurm.options import (
     SlurmSettings,
     beyond_limits,
     longest_allocation_s,
     settings_of,
 )
-from pytest_mlhpc.provision.slurm.pacing import Backoff
-from pytest_mlhpc.provision.slurm.poll import ActiveAllocations, JobQuery, Poller
+from pytest_mlhpc.provision.slurm.poll import ActiveAllocations, Backoff, Diagnosis, JobQuery, Poller
 from pytest_mlhpc.provision.slurm.submit import (
     UNANSWERED_LIMIT_S,
     Canceller,

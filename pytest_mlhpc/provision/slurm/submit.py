@@ -38,7 +38,7 @@ from pytest_mlhpc.provision.slurm.client import (
     SlurmUnavailable,
     SlurmUnusable,
 )
-from pytest_mlhpc.provision.slurm.pacing import GONE_S, Backoff
+from pytest_mlhpc.provision.slurm.poll import GONE_S, Backoff
 from pytest_mlhpc.provision.slurm.script import launcher_options, rank_wrapper, render_script
 
 #: How long a submission is retried while Slurm does not answer, in seconds.

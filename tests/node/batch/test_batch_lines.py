@@ -18,7 +18,7 @@ from pytest_mlhpc.node.batch.main import (
     EXIT_NODES,
     EXIT_PLAN,
     EXIT_REQUEUED,
-    EXIT_TOLD_TO_END,
+    EXIT_TERMINATED,
 )
 from pytest_mlhpc.node.batch.output import Begun, LinesFolder
 
@@ -63,7 +63,7 @@ def test_sigterm_ends_everything_and_is_told(tmp_path, lines):
     wait_for((tmp_path / "on").exists)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
-    assert finish(process)[0] == over(lines) == EXIT_TOLD_TO_END
+    assert finish(process)[0] == over(lines) == EXIT_TERMINATED
     # Nothing is made up about how it ended.
     assert kinds((lines / "alloc.jsonl").read_bytes()) == [("run-0001", "started")]
 

@@ -11,7 +11,7 @@ from pods import HANG_S, bash, run_plan
 from running_suites import wait_for
 
 from pytest_mlhpc.node.batch import main as batch
-from pytest_mlhpc.node.batch.main import EXIT_PLAN, EXIT_TOLD_TO_END
+from pytest_mlhpc.node.batch.main import EXIT_PLAN, EXIT_TERMINATED
 from pytest_mlhpc.node.batch.output import Relay
 from pytest_mlhpc.node.batch.ranks import RankBook
 from pytest_mlhpc.node.batch.runs import rank_environment
@@ -71,7 +71,7 @@ def test_everything_ends_with_the_lifeline_or_at_sigterm(tmp_path, end):
             process.stdin.close()
         else:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(HANG_S) == EXIT_TOLD_TO_END
+        assert process.wait(HANG_S) == EXIT_TERMINATED
     assert stat_fields(int(pid.read_text()))[:1] in ([], ["Z"])
 
 
@@ -79,7 +79,7 @@ def test_everything_ends_with_the_lifeline_or_at_sigterm(tmp_path, end):
 def test_a_controller_that_stops_reading_ends_the_batch(tmp_path):
     with start(tmp_path, run_plan("a"), run_plan("b", argv=("sleep", "600"), time_limit_s=600.0)) as process:
         process.stdout.close()
-        assert process.wait(HANG_S) == EXIT_TOLD_TO_END
+        assert process.wait(HANG_S) == EXIT_TERMINATED
 
 
 def failure_of(output):

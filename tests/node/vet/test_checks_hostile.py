@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.node.vet.checks import all_checks
+from pytest_mlhpc.node.vet.checks.job_network import fits, forcing, parse
 from pytest_mlhpc.node.vet.checks.job_space import parse_quota
-from pytest_mlhpc.node.vet.checks.job_transport import fits, forcing, parse
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.kernel_log import events, from_dmesg, from_journal, from_kmsg, pci_name
 from pytest_mlhpc.node.vet.machine import Done, Unreadable

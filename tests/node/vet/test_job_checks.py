@@ -11,8 +11,7 @@ import pytest
 
 from pytest_mlhpc.node.vet import main
 from pytest_mlhpc.node.vet.checks import all_checks
-from pytest_mlhpc.node.vet.checks.job_environment import MOST_NAMES, PREFIXES
-from pytest_mlhpc.node.vet.checks.job_limits import left_by_squeue
+from pytest_mlhpc.node.vet.checks.job_environment import MOST_NAMES, PREFIXES, left_by_squeue
 from pytest_mlhpc.node.vet.checks.job_processes import parse, processes
 from pytest_mlhpc.node.vet.checks.job_space import mount_of, parse_quota, space
 from pytest_mlhpc.node.vet.finding import Origin, Severity

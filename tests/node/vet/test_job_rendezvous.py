@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from pytest_mlhpc.node.vet.checks.job_names import addresses, is_loopback
+from pytest_mlhpc.node.vet.checks.job_network import addresses, is_loopback
 from pytest_mlhpc.node.vet.machine import Done, Machine, Unreadable
 
 

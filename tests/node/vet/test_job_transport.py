@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_mlhpc.node.vet.checks.job_transport import Transport, fits, forcing, judge, parse
+from pytest_mlhpc.node.vet.checks.job_network import Transport, fits, forcing, judge, parse
 from pytest_mlhpc.node.vet.finding import Origin, Severity
 from pytest_mlhpc.node.vet.policies import built_in
 from pytest_mlhpc.node.vet.ports import Fabric

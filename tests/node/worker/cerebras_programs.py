@@ -13,15 +13,15 @@ from pathlib import Path
 
 def classes() -> None:
     """Print what the package has of the classes that ``failing.py`` names, and what becomes of one of each."""
-    from pytest_mlhpc.node.worker.accelerators.wse import failing
+    from pytest_mlhpc.node.worker.accelerators.wse import measure
 
     found = {}
-    for group in (failing.UNREACHABLE, failing.FROM_CLUSTER, failing.FROM_COMPILER):
+    for group in (measure.UNREACHABLE, measure.FROM_CLUSTER, measure.FROM_COMPILER):
         for name, module in group.items():
             kind = getattr(importlib.import_module(module), name)
             error = kind.__new__(kind)
             Exception.__init__(error, "why")
-            found[name] = [kind.__module__, issubclass(kind, Exception), failing.before_any_step(error)[0]]
+            found[name] = [kind.__module__, issubclass(kind, Exception), measure.before_any_step(error)[0]]
     print(json.dumps(found))
 
 
@@ -46,8 +46,8 @@ def limited(run: str, folder: str) -> None:
     from pytest_mlhpc.node.protocol.schema import from_json
     from pytest_mlhpc.node.worker.distributed import Group
     from pytest_mlhpc.node.worker.environment import WorkerFailure
-    from pytest_mlhpc.node.worker.probes.base import ProbePlace
     from pytest_mlhpc.node.worker.probes.lowering import probe
+    from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 
     found = probe(ProbePlace(from_json(RunPlan, json.loads(run), "run"), Group(), None, Path(folder)))
     found._limit_s = 0.5

@@ -20,7 +20,7 @@ from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.node.worker.probes.base import ProbePlace
+    from pytest_mlhpc.node.worker.probes.measure import ProbePlace
     from pytest_mlhpc.node.worker.workloads.base import Task
 
 NAMED = {workload.name: workload for workload in WORKLOADS}
@@ -70,7 +70,7 @@ def place_of(
     """Return where a probe runs in this process: rank, local rank and number of ranks are those of *group*."""
     from pytest_mlhpc.node.worker.accelerators.base import open_device
     from pytest_mlhpc.node.worker.distributed import Group
-    from pytest_mlhpc.node.worker.probes.base import ProbePlace
+    from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 
     return ProbePlace(plan(workload, parameters=parameters), Group(*group), open_device("cpu", 0), folder)
 

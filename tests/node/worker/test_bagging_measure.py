@@ -8,7 +8,7 @@ import pytest
 from probe_ranks import alone, run_ranks
 from rank_helpers import HERE, ROOT, run_plan
 
-from pytest_mlhpc.node.worker.bagging import child
+from pytest_mlhpc.node.worker.bagging import process
 from pytest_mlhpc.node.worker.bagging.ensemble import BaseModelPlace, seed_of
 from pytest_mlhpc.node.worker.bagging.measure import HeldOutPredictions, figures_of, measure
 from pytest_mlhpc.node.worker.distributed import Group
@@ -70,7 +70,7 @@ def figures_of_one(folder):
     teller = SimpleNamespace(say=lambda kind, body=None, tensors=None: sent.update({kind: (body, tensors)}))
     orders = SimpleNamespace(go=threading.Event())
     orders.go.set()
-    child._train(child.job_of(run, 1, BaseModelPlace(0, 0), 0, folder), 3, teller, orders)
+    process._train(process.job_of(run, 1, BaseModelPlace(0, 0), 0, folder), 3, teller, orders)
     body, tensors = sent["predictions"]
     figures = figures_of(run, Group(), 1, HeldOutPredictions(*tensors, body["distinct"]), {})
     return {figure.name: figure.value for figure in figures}, sent["report"][0]["losses"]

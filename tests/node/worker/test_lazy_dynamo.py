@@ -8,10 +8,10 @@ import pytest
 START = """
 import sys
 import torch
-from pytest_mlhpc.node.worker import lazy_dynamo
+from pytest_mlhpc.node.worker import main as rank
 
 def stands_in():
-    return isinstance(sys.modules.get("torch._dynamo"), lazy_dynamo.StandIn)
+    return isinstance(sys.modules.get("torch._dynamo"), rank.StandIn)
 
 def train(fused=True):
     model = torch.nn.Linear(4, 4)
@@ -32,7 +32,7 @@ def run(body):
 
 
 def test_a_training_that_compiles_nothing_does_not_import_it():
-    assert run("print(lazy_dynamo.install({'compile': None})); train(); print(stands_in())") == [
+    assert run("print(rank.install({'compile': None})); train(); print(stands_in())") == [
         "True",
         "True",
     ]
@@ -40,11 +40,11 @@ def test_a_training_that_compiles_nothing_does_not_import_it():
 
 def test_the_same_is_trained_with_and_without_it():
     body = "torch.manual_seed(1); {}; print(*train())"
-    assert run(body.format("lazy_dynamo.install({})")) == run(body.format("None"))
+    assert run(body.format("rank.install({})")) == run(body.format("None"))
 
 
 def test_a_run_that_compiles_has_the_real_one():
-    assert run("print(lazy_dynamo.install({'compile': 'default'})); train(); print(stands_in())") == [
+    assert run("print(rank.install({'compile': 'default'})); train(); print(stands_in())") == [
         "False",
         "False",
     ]
@@ -63,19 +63,19 @@ def test_a_run_that_compiles_has_the_real_one():
 )
 def test_whoever_asks_for_more_gets_the_real_one(asks):
     body = f"""
-lazy_dynamo.install({{}})
+rank.install({{}})
 train()
 {asks}
 import torch._dynamo.config as config, torch._dynamo.utils
 print(stands_in(), torch._dynamo is sys.modules["torch._dynamo"], config is torch._dynamo.config)
-print(any(isinstance(one, lazy_dynamo.SubmoduleFinder) for one in sys.meta_path))
+print(any(isinstance(one, rank.SubmoduleFinder) for one in sys.meta_path))
 train()
 """
     assert run(body) == ["False", "True", "True", "False"]
 
 
 def test_it_is_left_alone_where_it_is_imported_already():
-    assert run("import torch._dynamo; print(lazy_dynamo.install({}), stands_in())") == ["False", "False"]
+    assert run("import torch._dynamo; print(rank.install({}), stands_in())") == ["False", "False"]
 
 
 def test_a_rank_of_several_trains_with_it():
@@ -83,7 +83,7 @@ def test_a_rank_of_several_trains_with_it():
     body = """
 import os
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
-lazy_dynamo.install({})
+rank.install({})
 store = torch.distributed.HashStore()
 torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))

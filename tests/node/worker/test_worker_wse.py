@@ -11,11 +11,11 @@ from zipped_batch import training
 
 from pytest_mlhpc.node.worker import rank
 from pytest_mlhpc.node.worker.accelerators.base import open_device
-from pytest_mlhpc.node.worker.accelerators.wse import Wse, failing, lower, measure
+from pytest_mlhpc.node.worker.accelerators.wse import Wse, lower, measure
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import lowering
-from pytest_mlhpc.node.worker.probes.base import ProbePlace
+from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 
 
 def refused(workload="cosmoflow", **changes):
@@ -177,9 +177,9 @@ def test_diagnostics_that_are_cut_off_empty_or_of_another_shape_are_no_reason_to
 
 
 def test_a_reason_is_one_line_of_bounded_length():
-    assert failing.reason(RuntimeError("a\n  b")) == "RuntimeError: a b"
-    assert failing.reason(RuntimeError()) == "RuntimeError"
-    assert len(failing.reason(RuntimeError("x" * 9999))) == 600
+    assert measure.reason(RuntimeError("a\n  b")) == "RuntimeError: a b"
+    assert measure.reason(RuntimeError()) == "RuntimeError"
+    assert len(measure.reason(RuntimeError("x" * 9999))) == 600
 
 
 def error(*names):
@@ -195,7 +195,7 @@ def error(*names):
     [
         *(
             (error(name), "wrong_device", f"no Cerebras cluster can be used from this host: {name}: the cluster's words")
-            for name in failing.UNREACHABLE
+            for name in measure.UNREACHABLE
         ),
         (error("PicklableRpcError", "RpcError"), "wrong_device", "no Cerebras cluster can be used from this host"),
         (error("ApplianceResourceExhausted", "ApplianceClientException"), "worker_exit",
@@ -207,7 +207,7 @@ def error(*names):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )  # fmt: skip
 def test_only_what_the_compiler_cannot_take_is_called_so(ended, outcome, text):
-    found, reason = failing.before_any_step(ended)
+    found, reason = measure.before_any_step(ended)
     assert (found, reason[: len(text)]) == (outcome, text)
 
 

@@ -18,7 +18,7 @@ from pytest_mlhpc.provision.slurm.client import (
     SlurmUnavailable,
     SlurmUnusable,
 )
-from pytest_mlhpc.provision.slurm.pacing import MAX_RETRY_S, MIN_RETRY_S, Backoff
+from pytest_mlhpc.provision.slurm.poll import MAX_RETRY_S, MIN_RETRY_S, Backoff
 from pytest_mlhpc.provision.slurm.submit import SUBMIT_LIMIT_S, UNANSWERED_LIMIT_S
 
 NAMES = [f"job{number}" for number in range(20)]

@@ -9,8 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from gitlab_ci_service import Pipeline, Project, make_project, read
 
-from pytest_mlhpc.cli.project.files import project_files
-from pytest_mlhpc.cli.project.surroundings import Surroundings
+from pytest_mlhpc.cli.init import Surroundings, project_files
 from pytest_mlhpc.store.record import Record
 
 pytestmark = pytest.mark.servers

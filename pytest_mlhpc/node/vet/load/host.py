@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, List, MutableMapping, Optional, Sequence, Tuple, TypeVar
 
-from pytest_mlhpc.node.vet.checks import job_transport
-from pytest_mlhpc.node.vet.checks.job_transport import Transport
+from pytest_mlhpc.node.vet.checks import job_network
+from pytest_mlhpc.node.vet.checks.job_network import Transport
 
 T = TypeVar("T")
 
@@ -196,7 +196,7 @@ def log_text(environ: MutableMapping[str, str]) -> str:
 
 def parse_log(log: str, library: str) -> ChosenTransport:
     """Return what a log says."""
-    seen, version = job_transport.parse(log), _VERSION.search(log)
+    seen, version = job_network.parse(log), _VERSION.search(log)
     return ChosenTransport(
         library,
         seen.network,

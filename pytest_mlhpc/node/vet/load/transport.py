@@ -16,7 +16,7 @@ from typing import Any, List, Mapping, Optional, Tuple
 
 import torch
 
-from pytest_mlhpc.node.vet.checks import job_transport
+from pytest_mlhpc.node.vet.checks import job_network
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Origin, Severity
 from pytest_mlhpc.node.vet.load import host
 from pytest_mlhpc.node.vet.load.all_reduce import library
@@ -75,7 +75,7 @@ def of_nccl(node: LoadNode, name: str) -> ChosenTransport:
 def judge(chosen: ChosenTransport, fabric: Fabric, machine: Machine) -> Tuple[Finding, ...]:
     """Return a finding on what was chosen, beside what there is."""
     if chosen.library != "gloo":
-        return job_transport.judge(chosen.seen, fabric, machine.environ, Policy(BOUNDS), check="transport")
+        return job_network.judge(chosen.seen, fabric, machine.environ, Policy(BOUNDS), check="transport")
     words = f"{chosen.library} joins nodes by {chosen.network}"
     words += f" ({', '.join(chosen.interfaces[:8])})" if chosen.interfaces else ""
     if not _is_slow(chosen, machine) or not fabric.words:

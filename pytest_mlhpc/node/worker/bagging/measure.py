@@ -19,7 +19,6 @@ from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Figure, RankReport, RunEvent, SchemaError, from_json, to_json
 from pytest_mlhpc.node.worker import prepare, reporting
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
-from pytest_mlhpc.node.worker.bagging.child import job_of
 from pytest_mlhpc.node.worker.bagging.ensemble import BaseModelPlace, PredictionScore, place_of, score_of
 from pytest_mlhpc.node.worker.bagging.process import (
     LOOK_S,
@@ -28,6 +27,7 @@ from pytest_mlhpc.node.worker.bagging.process import (
     Meeting,
     Said,
     Why,
+    job_of,
     store_of,
 )
 from pytest_mlhpc.node.worker.distributed import Group

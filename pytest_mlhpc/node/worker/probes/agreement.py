@@ -20,7 +20,7 @@ from pytest_mlhpc.node.worker import prepare
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import autocast
 from pytest_mlhpc.node.worker.probes import measure
-from pytest_mlhpc.node.worker.probes.base import ProbePlace
+from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 
 #: A device may be this many times as far from float64 as a CPU in the same precision: orders of summation differ. Of less than
 #: the floor (a few units of the last place of float32) nothing is said.

@@ -12,7 +12,7 @@ from pytest_mlhpc.node.protocol.schema import Rate, TimedOperation
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
-from pytest_mlhpc.node.worker.probes.base import ProbePlace
+from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 from pytest_mlhpc.node.worker.workloads.probing import ELEMENT, size_name
 
 _PERIOD = 7

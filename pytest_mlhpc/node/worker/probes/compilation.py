@@ -19,7 +19,7 @@ from pytest_mlhpc.node.protocol.schema import Figure, TimedOperation
 from pytest_mlhpc.node.worker import environment, prepare
 from pytest_mlhpc.node.worker.accelerators.ipu import load, measure, options
 from pytest_mlhpc.node.worker.accelerators.ipu.measure import stored
-from pytest_mlhpc.node.worker.probes.base import ProbePlace
+from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 from pytest_mlhpc.node.worker.workloads.characters import inner_batch, inner_parameters
 
 #: How far equal runs differ: compilers on shared cores.

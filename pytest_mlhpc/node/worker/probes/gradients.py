@@ -18,8 +18,8 @@ from torch import Tensor
 from pytest_mlhpc.node.protocol.schema import Figure, Rate, TimedOperation
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import measure
-from pytest_mlhpc.node.worker.probes.base import ProbePlace
 from pytest_mlhpc.node.worker.probes.collective import TOLERANCE, bus_factor
+from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 
 _ELEMENT = 4
 

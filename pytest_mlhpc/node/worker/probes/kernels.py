@@ -19,7 +19,7 @@ from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import autocast
 from pytest_mlhpc.node.worker.probes import counters, measure
-from pytest_mlhpc.node.worker.probes.base import ProbePlace
+from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 from pytest_mlhpc.node.worker.workloads.base import Task
 from pytest_mlhpc.node.worker.workloads.characters import CLASSES
 

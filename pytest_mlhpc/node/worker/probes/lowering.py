@@ -15,7 +15,7 @@ from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import Figure, TimedOperation, to_json
 from pytest_mlhpc.node.worker import environment
 from pytest_mlhpc.node.worker.environment import WorkerFailure
-from pytest_mlhpc.node.worker.probes.base import ProbePlace
+from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 from pytest_mlhpc.node.worker.workloads.characters import inner_batch, inner_parameters
 
 #: How far equal runs differ: starting an interpreter and importing is part of no figure, but tracing runs on shared cores.

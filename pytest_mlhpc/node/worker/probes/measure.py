@@ -1,4 +1,4 @@
-"""What one rank of a probe does: check, warm up, repeat, report; and a training within a probe."""
+"""How a probe is measured: what it is given, its warm-up and its window."""
 
 from __future__ import annotations
 
@@ -6,22 +6,83 @@ import dataclasses
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, List, Mapping, Tuple
+from typing import Callable, Dict, List, Mapping, Protocol, Tuple
 
 import torch
 from torch import Tensor
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import RankReport
-from pytest_mlhpc.node.worker import loop, prepare, reporting
+from pytest_mlhpc.node.protocol.schema import RankReport, TimedOperation
+from pytest_mlhpc.node.worker import distributed, loop, prepare, reporting
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.data import source
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.loop import Trainer
-from pytest_mlhpc.node.worker.probes.base import Probe, ProbePlace
 from pytest_mlhpc.node.worker.reporting import Progress
 from pytest_mlhpc.node.worker.workloads.base import Task
 from pytest_mlhpc.node.worker.workloads.characters import inner_batch, inner_parameters
+
+
+@dataclass(frozen=True)
+class ProbePlace:
+    """Where a probe runs: one rank of a run, its device, and the directory of the plan."""
+
+    run: RunPlan
+    group: Group
+    accelerator: Accelerator
+    directory: Path
+
+    def barrier(self) -> None:
+        """Wait for the device, then for all ranks."""
+        distributed.barrier(self.group, self.accelerator)
+
+    def timed(self, repetitions: int, operation: Callable[[], object]) -> float:
+        """Return the seconds that one *operation* takes, of several that are done one behind the other.
+
+        All ranks start together.
+        """
+        accelerator = self.accelerator
+        self.barrier()
+        start = accelerator.mark()
+        for _ in range(repetitions):
+            operation()
+        end = accelerator.mark()
+        accelerator.wait(end)
+        return accelerator.seconds(start, end) / repetitions
+
+
+class Probe(Protocol):
+    """One rank's part of a probe; the module of its workload makes it by ``probe(place: Place) -> Probe``.
+
+    One that has ``figures() -> Tuple[Figure, ...]`` too is asked behind the window for what is no time of an operation, and
+    may do there what would slow the window.
+
+    ``operations`` are those that this rank times, each without its seconds. ``kernel_works`` says that much of the work is
+    done by the kernel for this rank, so that its processor time cannot be told from other programs'.
+    """
+
+    operations: Tuple[TimedOperation, ...]
+    kernel_works: bool
+
+    def verify(self) -> None:
+        """Check, outside the timed window, that what is measured does what it should.
+
+        Raises:
+            WorkerFailure: ``wrong_result``, it does not.
+        """
+
+    def repeat(self) -> Mapping[str, float]:
+        """Do everything once and return the seconds of each of ``operations`` by name."""
+
+    def cache(self) -> str:
+        """Return the verified state of the page cache in which everything was read: cold, warm, or unknown."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Return what belongs in a record: which file system, which library."""
+
+    def close(self) -> None:
+        """Leave nothing behind. Called whatever happened."""
+
 
 #: Figures of other programs' processor time, see :class:`pytest_mlhpc.node.worker.probes.base.Probe`.
 _OF_PROCESSORS = ("busy_cores", "own_cores")

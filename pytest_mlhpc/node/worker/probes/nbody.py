@@ -18,7 +18,7 @@ from torch import Tensor
 from pytest_mlhpc.node.protocol.schema import Rate, TimedOperation
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import collective
-from pytest_mlhpc.node.worker.probes.base import ProbePlace
+from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 
 FLOP_PER_INTERACTION = 20.0
 

@@ -14,7 +14,7 @@ from pytest_mlhpc.node.cores import last_caches
 from pytest_mlhpc.node.protocol.schema import Rate, TimedOperation
 from pytest_mlhpc.node.worker import prepare
 from pytest_mlhpc.node.worker.environment import WorkerFailure
-from pytest_mlhpc.node.worker.probes.base import ProbePlace
+from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 
 
 def last_level(device: torch.device) -> int:

@@ -22,7 +22,7 @@ from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.data.source import MADE_BUDGET, open_source
 from pytest_mlhpc.node.worker.environment import WorkerFailure, filled
 from pytest_mlhpc.node.worker.probes import measure
-from pytest_mlhpc.node.worker.probes.base import ProbePlace
+from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 from pytest_mlhpc.node.worker.workloads.characters import inner_batch
 
 #: How far equal runs differ: file systems are shared.

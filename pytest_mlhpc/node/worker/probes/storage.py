@@ -24,7 +24,7 @@ from pytest_mlhpc.node.protocol.schema import Rate, TimedOperation
 from pytest_mlhpc.node.worker.data import check as page_cache
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import volume
-from pytest_mlhpc.node.worker.probes.base import ProbePlace
+from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 from pytest_mlhpc.node.worker.probes.volume import Blocks, SmallFiles
 
 #: How far equal runs differ on volumes that others use too (docs/storage-and-communication.md).

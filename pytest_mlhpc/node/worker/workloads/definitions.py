@@ -37,7 +37,7 @@ def nothing_more(_values: Mapping[str, Any]) -> Tuple[str, ...]:
 class Workload:
     """One workload: its fields, its presets (which change model size, input size and step counts only).
 
-    A ``probe`` is no training: its module has ``probe(place)`` (``node/worker/probes/base.py``) instead of ``task(parameters)``,
+    A ``probe`` is no training: its module has ``probe(place)`` (``node/worker/probes/measure.py``) instead of ``task(parameters)``,
     and it reads no data set.
     """
 

@@ -21,9 +21,8 @@ from pytest_mlhpc.node.processes import die_with_parent
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import from_json
 from pytest_mlhpc.node.worker import prepare
-from pytest_mlhpc.node.worker.accelerators.wse import inputs, load
-from pytest_mlhpc.node.worker.accelerators.wse.failing import reason
-from pytest_mlhpc.node.worker.accelerators.wse.measure import open_backend, step_of
+from pytest_mlhpc.node.worker.accelerators.wse import load, measure
+from pytest_mlhpc.node.worker.accelerators.wse.measure import open_backend, reason, step_of
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 #: An operation of the dialect in MLIR's text form: ``%1 = "cirh.Conv"(...)`` or ``cirh.Conv ...``.
@@ -43,7 +42,7 @@ def lower(run_json: str, folder: Path, precision: str) -> Dict[str, Any]:
     started = time.perf_counter()
     backend = open_backend(cstorch, "CSX", folder, precision, validate_only=True)
     step = step_of(cstorch, backend, task, task.model().train(), precision)
-    loader = cstorch.utils.data.DataLoader(inputs.stream, run_json, str(folder))
+    loader = cstorch.utils.data.DataLoader(measure.stream, run_json, str(folder))
     executor = cstorch.utils.data.DataExecutor(loader, num_steps=1)
     for batch_inputs, batch_targets in executor:
         step(batch_inputs, batch_targets)

@@ -1,4 +1,7 @@
-"""What the one rank on Cerebras' systems does: compile a step, warm up, measure steps by when their losses arrive."""
+"""What the one rank on Cerebras' systems does: compile a step, warm up, measure steps by when their losses arrive.
+
+Classes go by their names, as their modules cannot be imported where the package is not.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,96 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import RankReport, to_json
+from pytest_mlhpc.node.protocol.schema import RankReport, from_json, to_json
 from pytest_mlhpc.node.telemetry import contention
 from pytest_mlhpc.node.worker import environment, loop, prepare, reporting
-from pytest_mlhpc.node.worker.accelerators.wse import MODELS, Wse, inputs, load
-from pytest_mlhpc.node.worker.accelerators.wse.failing import before_any_step
+from pytest_mlhpc.node.worker.accelerators.wse import MODELS, Wse, load
+from pytest_mlhpc.node.worker.data.source import ShardedSampler, open_source
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import PROGRESS_NS, Batch, Trainer, autocast, resolve_losses
 from pytest_mlhpc.node.worker.reporting import Progress
 from pytest_mlhpc.node.worker.workloads.base import Task
+
+_TAKEN = {torch.uint8: torch.int16, torch.int8: torch.int16, torch.int64: torch.int32}
+
+
+def stream(run_json: str, directory: str) -> DataLoader[Any]:
+    """Return the loader of this process for the run in *run_json*: batches (inputs, targets) as stored.
+
+    Elsewhere than on an input worker, all samples are its share: the back-end takes one batch there, to see its shape.
+    """
+    distributed = load().distributed
+    run = from_json(RunPlan, json.loads(run_json), "the run")
+    sizes = prepare.split_batch(run, 1)
+    batch = int(distributed.get_streaming_batch_size(sizes.step_samples))
+    place, places = (
+        (distributed.get_streaming_rank(), distributed.num_streamers())
+        if distributed.is_streamer()
+        else (0, 1)
+    )
+    seed = int(run.parameters.get("seed") or 0)
+    count = sizes.step_samples * (run.steps + run.warmup_steps)
+    task = prepare.load_task(run)
+    source = open_source(run, task, count=count, seed=seed, directory=directory, again=sizes.step_samples)
+    sampler = ShardedSampler(len(source.dataset), place, places, seed, repeat=True)
+    return DataLoader(source.dataset, batch_size=batch, sampler=sampler, collate_fn=_collate, drop_last=True)
+
+
+def _collate(samples: Sequence[Tuple[Tensor, Tensor, float]]) -> List[Tensor]:
+    inputs, targets, _ = zip(*samples)
+    return [_taken(torch.stack(list(inputs))), _taken(torch.stack(list(targets)))]
+
+
+def _taken(batch: Tensor) -> Tensor:
+    """Return *batch* in a type that a wafer takes: casts from 8 and to 64 bits do not lower (release 2.10)."""
+    return batch.to(_TAKEN.get(batch.dtype, batch.dtype))
+
+
+#: Errors that say that no cluster takes the job, and the modules that define them (cerebras-pytorch 2.10.0).
+UNREACHABLE: Mapping[str, str] = {
+    "ClusterConfigError": "cerebras.appliance.cluster.config",
+    "ClusterJobScheduleError": "cerebras.appliance.errors",
+    "ClusterJobInitError": "cerebras.appliance.errors",
+    "ApplianceVersionError": "cerebras.appliance.errors",
+    "RpcError": "grpc",
+}
+
+#: The base of all that a cluster ends a job by, and the one of them by which its compiler refuses a model.
+FROM_CLUSTER: Mapping[str, str] = {"ApplianceClientException": "cerebras.appliance.errors"}
+FROM_COMPILER: Mapping[str, str] = {"ApplianceCompilationError": "cerebras.appliance.errors"}
+
+
+def reason(error: BaseException, most: int = 600) -> str:
+    """Return what an error of Cerebras' tools says, in one line of at most *most* characters."""
+    text = " ".join(str(error).split())
+    found = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return found if len(found) <= most else f"{found[: most - 3]}..."
+
+
+def before_any_step(error: Exception) -> Tuple[str, str]:
+    """Return outcome and text of *error*: no cluster, one that ended the job, or a model that cannot be compiled.
+
+    Only the last is no fault of anything here, and skips the test.
+    """
+    names = {one.__name__ for one in type(error).__mro__}
+    if names & UNREACHABLE.keys():
+        text = (
+            f"no Cerebras cluster can be used from this host: {reason(error)}. Run on the cluster's user node; without one, "
+            "cerebras='cpu' trains on the CPU back-end and the workload `lowering` lowers for the wafer"
+        )
+        return "wrong_device", text
+    if names & FROM_CLUSTER.keys() and not names & FROM_COMPILER.keys():
+        return "worker_exit", f"Cerebras' cluster ended the run before its first step: {reason(error)}"
+    return "cannot_lower", f"cerebras.pytorch cannot compile this workload: {reason(error)}"
+
 
 #: What ``cstorch.amp.set_half_dtype`` calls our precisions.
 _HALF = {"bf16": "bfloat16", "fp16": "float16"}
@@ -244,7 +321,7 @@ def measure(run: RunPlan, group: Group, accelerator: Wse, directory: Path, progr
     backend = _backend(cstorch, run, directory, None if on_cpu else csx)
     step = step_of(cstorch, backend, task, network, str(run.parameters.get("precision") or "fp32"))
     if data is None:
-        loader = cstorch.utils.data.DataLoader(inputs.stream, json.dumps(to_json(run)), str(directory))
+        loader = cstorch.utils.data.DataLoader(stream, json.dumps(to_json(run)), str(directory))
     else:
         loader = cstorch.utils.data.DataLoader(lambda: _timed(data.batches, recorder))
     built_s = time.perf_counter() - started

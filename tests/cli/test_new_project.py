@@ -10,12 +10,13 @@ import pytest
 import yaml
 
 from pytest_mlhpc.builtin import make_manager
-from pytest_mlhpc.cli.project.files import project_files, write_project
-from pytest_mlhpc.cli.project.surroundings import (
+from pytest_mlhpc.cli.init import (
     SlurmPartition,
     Surroundings,
     find_surroundings,
     partitions_of,
+    project_files,
+    write_project,
 )
 from pytest_mlhpc.config.systems import load_systems
 from pytest_mlhpc.errors import StoreError

@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from pytest_mlhpc.cli.project import reframe
+from pytest_mlhpc.cli import from_reframe
 from pytest_mlhpc.errors import UsageError
 
 #: A site that nobody has, with what public settings have: names from ReFrame, several levels, old and new forms.
@@ -56,7 +56,7 @@ def settings(tmp_path):
 
 @pytest.fixture
 def converted(settings):
-    return reframe.convert(reframe.read_settings(settings))
+    return from_reframe.convert(from_reframe.read_settings(settings))
 
 
 def test_partitions_keep_scheduler_access_limits_and_software(converted):
@@ -121,8 +121,8 @@ def test_the_file_that_init_writes_is_valid_and_holds_the_questions(settings, tm
 
 def test_settings_in_yaml_are_read_without_being_run(settings, tmp_path):
     path = tmp_path / "settings.yaml"
-    path.write_text(yaml.safe_dump(json.loads(json.dumps(reframe.read_settings(settings), default=str))))
-    assert reframe.convert(reframe.read_settings(path)).partitions == 3
+    path.write_text(yaml.safe_dump(json.loads(json.dumps(from_reframe.read_settings(settings), default=str))))
+    assert from_reframe.convert(from_reframe.read_settings(path)).partitions == 3
 
 
 @pytest.mark.parametrize(
@@ -144,15 +144,15 @@ def test_a_file_that_describes_no_site_is_refused(tmp_path, name, content, text)
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(UsageError) as caught:
-        reframe.read_settings(tmp_path / name)
+        from_reframe.read_settings(tmp_path / name)
     assert text in str(caught.value)
 
 
 def test_a_file_that_never_ends_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(reframe, "LIMIT_S", 0.5)
+    monkeypatch.setattr(from_reframe, "LIMIT_S", 0.5)
     (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
     with pytest.raises(UsageError, match=r"slow.py did not end within 0.5 s"):
-        reframe.read_settings(tmp_path / "slow.py")
+        from_reframe.read_settings(tmp_path / "slow.py")
     left = subprocess.run(
         ["pgrep", "-f", str(tmp_path / "slow.py")], capture_output=True, text=True, check=False
     )
@@ -161,5 +161,5 @@ def test_a_file_that_never_ends_is_given_up(tmp_path, monkeypatch):
 
 def test_settings_end_by_themselves_where_who_reads_them_was_killed(tmp_path):
     (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
-    argv = [sys.executable, "-I", "-c", reframe._LOADER, str(tmp_path / "slow.py"), str(tmp_path), "1"]
+    argv = [sys.executable, "-I", "-c", from_reframe._LOADER, str(tmp_path / "slow.py"), str(tmp_path), "1"]
     assert subprocess.run(argv, check=False).returncode == -signal.SIGALRM
