@@ -140,6 +140,14 @@ class CommandReport:
     code: int = 0
 
 
+def nothing_recorded(state_dir: Path, data: Mapping[str, Any]) -> CommandReport:
+    """Return the report of a folder without records; what it says to run can be run in this folder."""
+    from pathlib import Path
+
+    command = "pytest suites/ --system local" if Path("suites").is_dir() else "mlhpc init"
+    return CommandReport(f"nothing is recorded in {state_dir}; run: {command}\n", data)
+
+
 class DataCommand(Command):
     """A command that returns a :class:`CommandReport`, printed as text or JSON or written to a file."""
 

@@ -50,7 +50,7 @@ def command(night: bool, state_dir: Path) -> CommandReport:
             status = typed_here(status, {test: root for test in tests if (root := _root(index, test))})
     if status is None:
         if not newest:
-            from pytest_mlhpc.cli.recorded import nothing_recorded
+            from pytest_mlhpc.cli.commands import nothing_recorded
 
             return nothing_recorded(state_dir, Status("session").data())
         what = f"no nightly run is recorded in {state_dir}"

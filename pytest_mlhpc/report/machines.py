@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_mlhpc.errors import UsageError, did_you_mean, nearest
-from pytest_mlhpc.report.keys import Benchmark
+from pytest_mlhpc.report.keys import Benchmark, parse
 from pytest_mlhpc.store.text import one_line
 
 
@@ -137,3 +137,22 @@ def _headings(columns: Sequence[MachineColumn]) -> list[tuple[str, ...]]:
         (*parts, f"#{made[:n].count(parts) + 1}") if made.count(parts) > 1 else parts
         for n, parts in enumerate(made)
     ]
+
+
+def benchmarks_of(
+    text: str, columns: Sequence[MachineColumn], everything: Sequence[VerdictCount]
+) -> tuple[frozenset[Benchmark], list[VerdictCount]]:
+    """Return the benchmarks of these machines whose name or definition holds *text*, and all that was seen of the machines.
+
+    Raises:
+        UsageError: none holds it; names the nearest test or workload.
+    """
+    machines = frozenset().union(*(column.sources | column.also for column in columns))
+    seen = [one for one in everything if one.machine in machines]
+    known = {one.benchmark for one in seen}
+    chosen = frozenset(one for one in known if one.holds(text))
+    if known and not chosen:
+        parsed = [key for one in sorted(known) if (key := parse(one)) is not None]
+        meant = did_you_mean(text, dict.fromkeys(word for key in parsed for word in (key.name, key.workload)))
+        raise UsageError(f"no benchmark of these machines holds {text!r}{meant}")
+    return chosen, seen

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import cli_calls
 import pytest
 
-from pytest_mlhpc.cli.vet.nodes import NAMES, settings_of
+from pytest_mlhpc.cli.vet import NAMES, settings_of
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.protocol.plan import VetSettings
 

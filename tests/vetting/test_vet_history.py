@@ -12,7 +12,7 @@ import pytest
 from full_disk import Limited
 
 from pytest_mlhpc.cli import main, options
-from pytest_mlhpc.cli.vet import history as history_command
+from pytest_mlhpc.cli import vet as history_command
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 from pytest_mlhpc.node.vet.finding import (

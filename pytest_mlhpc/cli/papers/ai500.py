@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice
-from pytest_mlhpc.cli.recorded import nothing_recorded
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice, nothing_recorded
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.papers.ai500 import OURS, THEIRS, ensembles, json_of, scaling, text_of
 from pytest_mlhpc.report.compare import newest, summarise

@@ -11,15 +11,14 @@ from typing import Final
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice
-from pytest_mlhpc.cli.recorded import benchmarks_of, nothing_recorded
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice, nothing_recorded
 from pytest_mlhpc.papers import sheets as files
 from pytest_mlhpc.papers.published import PARITIES, PUBLISHED, SAME
 from pytest_mlhpc.papers.sheets import text_of
 from pytest_mlhpc.papers.throughput import Tables, tables_of
 from pytest_mlhpc.report.compare import newest, summarise
 from pytest_mlhpc.report.figures import ACCEPTED
-from pytest_mlhpc.report.machines import choose
+from pytest_mlhpc.report.machines import benchmarks_of, choose
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.text import iso, minutes, tell
 

@@ -22,7 +22,7 @@ def launch(
 ) -> Tuple[List[str], Dict[str, str]]:
     """Return argument vector and environment of one poprun for all ranks; rank r is on node r // ranks per node.
 
-    Each rank drives ``ipu_replicas`` replicas on ``ipus_per_replica`` IPUs each (``node/worker/workloads/fields/ipu.py``).
+    Each rank drives ``ipu_replicas`` replicas on ``ipus_per_replica`` IPUs each (``node/worker/workloads/fields/compiled_devices.py``).
 
     Raises:
         ValueError: ranks that cannot be shared evenly by the nodes; words of the site that would replace ours.

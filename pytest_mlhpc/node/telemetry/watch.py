@@ -2,7 +2,7 @@
 
 Lines are short, as those of several nodes come through one pipe, in which long ones are mixed (srun cuts at 1,024 bytes): each
 sample is compressed and cut into pieces, ``mlhpc-screen HOST NUMBER PIECE PIECES TEXT``. With ``--lines`` its output is a file
-for one reader of one node (``beside.py``), which never grows beyond some size (``looks.py``). It ends when its time is over, or
+for one reader of one node (``sidecar.py``), which never grows beyond some size (``samples.py``). It ends when its time is over, or
 when nobody listens.
 
 The interval grows where looking is dear (a node with thousands of processes): CPU time of looking stays below ``SHARE``

@@ -24,7 +24,6 @@ from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
 from pytest_mlhpc.node.vet import files, output
 from pytest_mlhpc.node.vet.agent import Agent, farewell
 from pytest_mlhpc.node.vet.checks.job_processes import pids, variables
-from pytest_mlhpc.node.vet.course import VettingRun
 from pytest_mlhpc.node.vet.files import WrittenVerdict
 from pytest_mlhpc.node.vet.finding import Exit, NodeReport, PairResult, Report, VetVerdict
 from pytest_mlhpc.node.vet.judge import judge
@@ -43,6 +42,7 @@ from pytest_mlhpc.node.vet.place import (
     told_ports,
 )
 from pytest_mlhpc.node.vet.policies import built_in
+from pytest_mlhpc.node.vet.vetting_run import VettingRun
 from pytest_mlhpc.node.vet.workers import WorkerModules, WorkerSignals, budget_of
 
 

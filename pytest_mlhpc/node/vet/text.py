@@ -28,7 +28,7 @@ MOST_REASON, MOST_WHY = 400, 160
 #: Rules of figures that nothing decides on (rules.py).
 UNJUDGED = frozenset({"unjudged", UNCOMPARED})
 
-#: Rule of what was left out for want of time (passive.py, course.py).
+#: Rule of what was left out for want of time (passive.py, vetting_run.py).
 BUDGET = "budget"
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)\Z", re.DOTALL)

@@ -235,7 +235,7 @@ _WHOLLY = {"ipu": "accelerators.ipu.measure", "wse": "accelerators.wse.measure"}
 def measure_of(run: RunPlan) -> Measure:
     """Return what measures *run*: its parameters say in which mode. Only that mode's modules are imported."""
     if run.parameters.get("telemetry"):
-        from pytest_mlhpc.node.telemetry.beside import watched
+        from pytest_mlhpc.node.telemetry.sidecar import watched
 
         return watched(_mode_of(run))
     return _mode_of(run)

@@ -15,7 +15,7 @@ from pytest_mlhpc.config.model import Environment, Partition
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.run_files import staged_sets
-from pytest_mlhpc.node.worker.workloads.fields.ipu import IPU, ipus_of_rank
+from pytest_mlhpc.node.worker.workloads.fields.compiled_devices import IPU, ipus_of_rank
 from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.objects import ALLOCATION, RANK, Must
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings

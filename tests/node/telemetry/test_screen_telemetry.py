@@ -157,7 +157,7 @@ def test_looks_are_merged_by_spans_of_one_length_and_the_first_is_kept_as_it_is(
 @pytest.fixture
 def beside():
     return pytest.importorskip(
-        "pytest_mlhpc.node.telemetry.beside", reason="torch is not installed", exc_type=ImportError
+        "pytest_mlhpc.node.telemetry.sidecar", reason="torch is not installed", exc_type=ImportError
     )
 
 

@@ -11,11 +11,11 @@ from judge_worlds import POLICY
 
 from pytest_mlhpc.node.agents.wire import Wire
 from pytest_mlhpc.node.protocol.plan import VetSettings
-from pytest_mlhpc.node.vet.course import VettingRun
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.judge import ClockOffset, compare_clocks
 from pytest_mlhpc.node.vet.leader import Leader
 from pytest_mlhpc.node.vet.place import Search, VetPlace, listen, version
+from pytest_mlhpc.node.vet.vetting_run import VettingRun
 
 KEY = b"of this test"
 

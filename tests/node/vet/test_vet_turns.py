@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_mlhpc.node.protocol.plan import VetSettings
-from pytest_mlhpc.node.vet.course import FEW, PASSES, Turns, _keep
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Reading, Severity, joined
 from pytest_mlhpc.node.vet.leader import Seat
+from pytest_mlhpc.node.vet.vetting_run import FEW, PASSES, Turns, _keep
 from pytest_mlhpc.node.vet.workers import WORKS
 
 GEMM = next(work for work in WORKS if work.name == "gemm")

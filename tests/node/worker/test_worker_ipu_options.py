@@ -9,7 +9,7 @@ import torch
 
 from pytest_mlhpc.node.worker.accelerators.ipu.options import IpuSettings, make
 from pytest_mlhpc.node.worker.environment import WorkerFailure
-from pytest_mlhpc.node.worker.workloads.fields import ipu
+from pytest_mlhpc.node.worker.workloads.fields import compiled_devices
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def test_several_ranks_without_that_library_cannot_run(poptorch, monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "rocm", "xpu", "wse"])
-@pytest.mark.parametrize("name", ipu.FIELDS)
+@pytest.mark.parametrize("name", compiled_devices.IPU_FIELDS)
 def test_the_fields_are_refused_on_other_devices(device, name):
-    ((field, text),) = ipu.wrong({name: 2, "accelerator": device})
+    ((field, text),) = compiled_devices.wrong_ipu({name: 2, "accelerator": device})
     assert (field, text) == (name, f"{name} is for Graphcore's IPUs; {device} has none")
 
 
@@ -86,11 +86,11 @@ def test_the_fields_are_refused_on_other_devices(device, name):
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(values, field, says):
-    found = dict(ipu.wrong({"accelerator": "ipu", **values}))
+    found = dict(compiled_devices.wrong_ipu({"accelerator": "ipu", **values}))
     assert list(found) == [field]
     assert says in found[field]
 
 
 @pytest.mark.parametrize(("fields", "ipus"), [({}, 1), ({"ipu_replicas": 2, "ipus_per_replica": 4}, 8)])
 def test_ipus_of_a_rank_are_its_replicas_times_those_of_each(fields, ipus):
-    assert ipu.ipus_of_rank(fields) == ipus
+    assert compiled_devices.ipus_of_rank(fields) == ipus

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pages import COLLECT, section, session
 
-from pytest_mlhpc.node.worker.workloads.fields import ipu
+from pytest_mlhpc.node.worker.workloads.fields import compiled_devices
 
 SECTION = section("Graphcore (ipu)")
 
@@ -16,9 +16,9 @@ SYSTEMS = Path(__file__).with_name("ipu_systems.yaml").read_text()
 
 def test_the_table_names_every_field_and_its_limits():
     rows = [line for line in SECTION.splitlines() if line.startswith("| `")]
-    assert [re.findall(r"`(\w+)`", row)[0] for row in rows] == list(ipu.FIELDS)
-    assert f"an even number from {ipu.LEAST_TILES} to {ipu.MOST_TILES}" in SECTION
-    assert f"a power of 2 up to {ipu.COUNTS[-1]}" in SECTION
+    assert [re.findall(r"`(\w+)`", row)[0] for row in rows] == list(compiled_devices.IPU_FIELDS)
+    assert f"an even number from {compiled_devices.LEAST_TILES} to {compiled_devices.MOST_TILES}" in SECTION
+    assert f"a power of 2 up to {compiled_devices.COUNTS[-1]}" in SECTION
 
 
 def test_it_says_that_no_ipu_has_seen_this():

@@ -9,7 +9,7 @@ from pages import COLLECT, ROOT, blocks, section, session
 from pytest_mlhpc.builtin import make_manager
 from pytest_mlhpc.config.systems import load_systems
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.worker.workloads.fields import wse
+from pytest_mlhpc.node.worker.workloads.fields import compiled_devices
 
 SECTION = section("Cerebras (wse)")
 (SYSTEMS,), (TESTS,) = blocks("yaml", SECTION), blocks("python", SECTION)
@@ -21,7 +21,7 @@ def on_page(folder, python, *arguments):
 
 
 def test_the_table_names_every_field():
-    assert set(wse.FIELDS) <= set(re.findall(r"^\| `(\w+)` \|", SECTION, re.MULTILINE))
+    assert set(compiled_devices.WSE_FIELDS) <= set(re.findall(r"^\| `(\w+)` \|", SECTION, re.MULTILINE))
 
 
 def test_the_tests_of_the_page_are_collected_on_its_system(tmp_path):

@@ -17,7 +17,7 @@ from pytest_mlhpc.node.worker.workloads.base import Task
 
 @dataclass(frozen=True)
 class IpuSettings:
-    """What a run's fields say, with defaults filled in; see ``node/worker/workloads/fields/ipu.py``."""
+    """What a run's fields say, with defaults filled in; see ``node/worker/workloads/fields/compiled_devices.py``."""
 
     device_iterations: int = 1
     ipus_per_replica: int = 1

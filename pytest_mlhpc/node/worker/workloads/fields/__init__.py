@@ -14,12 +14,9 @@ from pytest_mlhpc.node.worker.workloads.fields import (
     arithmetic,
     bagging,
     basic,
-    ipu,
+    compiled_devices,
     parallel,
     quality,
-    telemetry,
-    wholly,
-    wse,
 )
 
 #: Every metric that a training may report, whatever its fields; which ones it must is said by ``expected``.
@@ -40,7 +37,14 @@ REPORTED = (
 
 Wrong = Tuple[Tuple[str, str], ...]
 
-_MATTERS = (basic, arithmetic, wholly, ipu, wse, parallel, quality, bagging, telemetry)
+_MATTERS = (
+    basic,
+    arithmetic,
+    compiled_devices,
+    parallel,
+    quality,
+    bagging,
+)
 
 
 def training(optimizer: str, learning_rate: float) -> Dict[str, Field]:
@@ -48,13 +52,10 @@ def training(optimizer: str, learning_rate: float) -> Dict[str, Field]:
     return {
         **basic.fields(optimizer, learning_rate),
         **arithmetic.FIELDS,
-        **wholly.FIELDS,
-        **ipu.FIELDS,
-        **wse.FIELDS,
+        **compiled_devices.FIELDS,
         **parallel.FIELDS,
         **quality.FIELDS,
         **bagging.FIELDS,
-        **telemetry.FIELDS,
     }
 
 

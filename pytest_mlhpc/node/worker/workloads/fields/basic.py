@@ -34,6 +34,12 @@ def fields(optimizer: str, learning_rate: float) -> Dict[str, Field]:
             default=False, help="keep images with the channels last in memory", type="bool"
         ),
         "gradient_accumulation": Field(1, "forward and backward passes to one update", minimum=1),
+        "telemetry": Field(
+            None,
+            "sample processes and devices beside the run, and record cores, memory, power, clocks",
+            "bool",
+            identity=False,
+        ),
     }
 
 
@@ -52,6 +58,6 @@ def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
     return tuple(found)
 
 
-def expected(_values: Mapping[str, Any]) -> Tuple[str, ...]:
-    """Expect nothing more."""
-    return ()
+def expected(values: Mapping[str, Any]) -> Tuple[str, ...]:
+    """Return what every node can tell of itself where it is sampled (``node/telemetry/sidecar.py``)."""
+    return ("telemetry_cores", "telemetry_memory", "telemetry_cost") if values.get("telemetry") else ()

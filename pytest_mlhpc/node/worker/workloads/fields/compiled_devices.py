@@ -1,4 +1,4 @@
-"""No torch. How Graphcore's IPUs run a training: copies of the model, IPUs of each, what is told to poptorch.
+"""No torch. Devices that take a training step as one program (ipu, wse): their fields, and what they cannot be asked for.
 
 All fields are unset by default. On IPUs a device of a test is one rank, which drives ``ipu_replicas`` copies of the model on
 ``ipus_per_replica`` IPUs each: a run takes devices x ipu_replicas x ipus_per_replica IPUs (:func:`ipus_of_rank`).
@@ -10,6 +10,31 @@ from typing import Any, List, Mapping, Tuple
 
 from pytest_mlhpc.node.worker.workloads.definitions import Field
 
+DEVICES = ("ipu", "wse")
+
+_REFUSED = {
+    "until": "trains for a number of steps; until='quality' is for cpu, cuda, rocm and xpu",
+    "bagging": "has no groups of ranks; bagging is for cpu, cuda, rocm and xpu",
+    "parallel": "shares a model in a way of its own; parallel is for cpu, cuda, rocm and xpu",
+    "gradient_compression": "exchanges gradients in a way of its own",
+    "bucket_mb": "exchanges gradients in a way of its own",
+    "loss_scale": "scales losses in a way of its own",
+    "channels_last": "lays tensors out in a way of its own",
+}
+
+
+def wrong_together(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
+    """Refuse modes and fields that only torch's own training loop has."""
+    accelerator = values.get("accelerator")
+    if accelerator not in DEVICES:
+        return ()
+    found = [(name, f"{accelerator} {text}") for name, text in _REFUSED.items() if values.get(name)]
+    if accelerator == "wse" and values.get("gradient_accumulation", 1) > 1:
+        text = "wse shares a batch by itself where it does not fit; say a global_batch alone"
+        found.append(("gradient_accumulation", text))
+    return tuple(found)
+
+
 IPU = "ipu"
 
 #: Partitions of IPUs have a power of 2 of them, at most 64 (EIDF's documentation; poptorch, ``Options.autoRoundNumIPUs``).
@@ -19,7 +44,7 @@ PARTIALS = ("float", "half")
 #: poptorch, ``TensorLocations.numIOTiles``: an even number of these.
 LEAST_TILES, MOST_TILES = 32, 192
 
-FIELDS: Mapping[str, Field] = {
+IPU_FIELDS: Mapping[str, Field] = {
     "device_iterations": Field(
         None, "ipu only: steps that the IPUs do for one call of the host; unset: 1", minimum=1
     ),
@@ -42,7 +67,7 @@ FIELDS: Mapping[str, Field] = {
 }  # fmt: skip
 
 #: Optimizers that poptorch takes as torch has them (``poptorch.trainingModel``).
-OPTIMIZERS = ("sgd", "adam", "adamw")
+IPU_OPTIMIZERS = ("sgd", "adam", "adamw")
 
 Found = List[Tuple[str, str]]
 
@@ -52,12 +77,12 @@ def ipus_of_rank(values: Mapping[str, Any]) -> int:
     return int(values.get("ipu_replicas") or 1) * int(values.get("ipus_per_replica") or 1)
 
 
-def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
+def wrong_ipu(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
     """Refuse these fields on other devices, and on IPUs what poptorch has not, or not together."""
     accelerator = values.get("accelerator")
     if accelerator not in (None, IPU):
         text = f"is for Graphcore's IPUs; {accelerator} has none"
-        return tuple((name, f"{name} {text}") for name in FIELDS if values.get(name) is not None)
+        return tuple((name, f"{name} {text}") for name in IPU_FIELDS if values.get(name) is not None)
     found = _wrong_amounts(values)
     if accelerator == IPU:
         found += _wrong_manner(values)
@@ -100,8 +125,8 @@ def _wrong_manner(values: Mapping[str, Any]) -> Found:
         found.append(
             ("precision", "on IPUs only fp32 has been written; ipu_partials='half' halves partial sums")
         )
-    if values.get("optimizer", "sgd") not in OPTIMIZERS:
-        text = f"poptorch has no {values['optimizer']} that computes as ours does; it takes {', '.join(OPTIMIZERS)}"
+    if values.get("optimizer", "sgd") not in IPU_OPTIMIZERS:
+        text = f"poptorch has no {values['optimizer']} that computes as ours does; it takes {', '.join(IPU_OPTIMIZERS)}"
         found.append(("optimizer", text))
     if values.get("channels_last"):
         found.append(("channels_last", "the IPU's compiler lays out tensors itself; leave channels_last out"))
@@ -110,4 +135,53 @@ def _wrong_manner(values: Mapping[str, Any]) -> Found:
 
 def expected(values: Mapping[str, Any]) -> Tuple[str, ...]:
     """Return what a run tells besides where one of these fields is set: compilation is timed apart."""
-    return ("compile_time", "ipus") if any(values.get(name) is not None for name in FIELDS) else ()
+    return ("compile_time", "ipus") if any(values.get(name) is not None for name in IPU_FIELDS) else ()
+
+
+WSE_FIELDS: Mapping[str, Field] = {
+    "csx": Field(None, "wse only: Cerebras systems of the run, all driven by its one rank; unset: 1", minimum=1),
+    "cerebras": Field(
+        None, "wse only: cpu trains on the CPU back-end of Cerebras' package; unset: on the cluster", "str", ("cpu",)
+    ),
+}  # fmt: skip
+
+#: Optimizers that cerebras.pytorch 2.10 has of its own.
+WSE_OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
+
+
+def wrong_wse(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
+    """Refuse what is not for this device, and what this device cannot do."""
+    accelerator = values.get("accelerator")
+    if accelerator is None:
+        return ()
+    if accelerator != "wse":
+        asked = [name for name in WSE_FIELDS if values.get(name) is not None]
+        return tuple((name, f"{name} is for Cerebras systems; {accelerator} is none") for name in asked)
+    found: List[Tuple[str, str]] = []
+    if values.get("devices", 1) > 1:
+        found.append(("devices", "one rank drives all Cerebras systems of a run: say csx=2 instead"))
+    if values.get("optimizer", WSE_OPTIMIZERS[0]) not in WSE_OPTIMIZERS:
+        found.append(
+            ("optimizer", f"cerebras.pytorch has {', '.join(WSE_OPTIMIZERS)}, not {values['optimizer']}")
+        )
+    on_cpu = values.get("cerebras") == "cpu"
+    if on_cpu and values.get("csx") is not None:
+        found.append(("csx", "the CPU back-end has no systems"))
+    batch, systems = values.get("global_batch"), values.get("csx") or 1
+    if batch is not None and batch % systems:
+        found.append(("global_batch", f"global_batch={batch} does not divide over csx={systems} systems"))
+    precisions = ("fp32", "bf16") if on_cpu else ("fp32", "bf16", "fp16")
+    if values.get("precision", "fp32") not in precisions:
+        where = "its CPU back-end" if on_cpu else "a wafer"
+        found.append(("precision", f"{where} computes in {', '.join(precisions)}, not {values['precision']}"))
+    if values.get("data") == "device":
+        found.append(("data", "samples are streamed to the wafer, none lie there; use memory or files"))
+    return tuple(found)
+
+
+FIELDS: Mapping[str, Field] = {**IPU_FIELDS, **WSE_FIELDS}
+
+
+def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
+    """Refuse what such a device cannot be asked for, and fields of a device that the run does not have."""
+    return (*wrong_together(values), *wrong_ipu(values), *wrong_wse(values))

@@ -1,12 +1,14 @@
-"""What ``mlhpc vet quick`` and ``mlhpc vet deep`` have in common: the settings of one vetting from options.
+"""``mlhpc vet``: are these nodes fit for a long run? quick, deep, history, drain, undo.
 
-``pytest_mlhpc.node.vet.main`` does the rest.
+``pytest_mlhpc.node.vet.main`` does the vetting; here are its settings from options.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +17,20 @@ from typing import Any, Literal
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import Command, NearestChoice
-from pytest_mlhpc.cli.vet import EXAMPLE
+from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, NearestChoice, NounGroup
 from pytest_mlhpc.config.policy import OF_NODES, PROPERTIES, trouble
 from pytest_mlhpc.errors import Problem, UsageError
 from pytest_mlhpc.node.protocol.plan import BUDGET_S, VetSettings
 from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
+from pytest_mlhpc.store.record import user_name
+from pytest_mlhpc.store.text import iso, minutes, one_line, table
+from pytest_mlhpc.store.text import tell as say
+from pytest_mlhpc.vetting.history import EXCLUDE_S, Offender, forget, offenders, unfit_now
+from pytest_mlhpc.vetting.journal import EpochEntry, JournalQuery, NodeEntry, node_entries_since
+
+EXAMPLE = """\
+srun -N8 --ntasks-per-node=1 mlhpc vet quick --need 6 --output vet || exit $?
+. vet/env.sh"""
 
 #: Shortest deadline: below it Python alone takes most of the time, in seconds.
 LEAST_BUDGET_S = 5.0
@@ -132,8 +142,19 @@ _JOB = (
 )
 
 
-def command_of(level: str) -> click.Command:
-    """Return the command of a level."""
+@click.group(
+    cls=NounGroup,
+    default="quick",
+    help="Are these nodes fit for a long run? One process on each node, by srun, vets all of them; alone it looks at this "
+    "machine; with --system it has nodes by itself.",
+    example=EXAMPLE,
+)
+def command() -> None:
+    """Hold the verbs."""
+
+
+def _add_level(level: str, short_help: str) -> None:
+    """Add the command of a level."""
 
     def vet(**given: Any) -> int:
         return run(SimpleNamespace(level=level, **given))
@@ -141,8 +162,18 @@ def command_of(level: str) -> click.Command:
     function: Callable[..., int] = vet
     for option in reversed((*_JUDGEMENT, *_NODES, *_OUTSIDE, *_JOB)):
         function = option(function)
-    example = EXAMPLE.replace("quick", level)
-    return click.command(level, cls=Command, help=HELP[level], epilog=EXITS, example=example)(function)
+    command.command(
+        level,
+        cls=Command,
+        help=HELP[level],
+        short_help=short_help,
+        epilog=EXITS,
+        example=EXAMPLE.replace("quick", level),
+    )(function)
+
+
+_add_level("quick", "look at all nodes of a job, below a minute; `quick` may be left out")
+_add_level("deep", "minutes, with every pair of nodes, so that slow links have names")
 
 
 def run(args: SimpleNamespace) -> int:
@@ -297,3 +328,143 @@ def _from_outside(args: SimpleNamespace) -> int:
 
         tell(apply(outside.merged(verdicts), keeper_of("auto", os.environ)))
     return code
+
+
+#: Longest reason in the table, in characters; --json has all of it.
+MOST_REASON = 100
+
+#: What "kept out" means: descriptions of partitions are not read here.
+KEPT_OUT = f"kept out: of later runs, for {EXCLUDE_S / 3600:.0f} h unless the partition's exclude_for says otherwise\n"
+
+
+@command.command(
+    "history",
+    short_help="what earlier vettings found, and which nodes fail again",
+    cls=DataCommand,
+    help="Show which nodes were unfit, repeated offenders first. Nodes unfit by what a user can mend are not listed. In "
+    "--json kept_out means 24 h after the vetting, whatever exclude_for of a partition says.",
+    example="mlhpc vet history --system cirrus --since 30d",
+)
+@click.option("--system", "place", default="", metavar="NAME[:PARTITION]", help="Only nodes of this one.")
+@options.since("30d")
+@click.option(
+    "--forget-figures",
+    metavar="REASON",
+    default="",
+    help="After an upgrade: learn anew what good nodes of --system NAME:PARTITION reach; nothing is deleted.",
+)
+@options.state_dir
+def history(place: str, since_ns: int, forget_figures: str, state_dir: Path) -> CommandReport:
+    """Return a row for each."""
+    now_ns = time.time_ns()
+    if forget_figures:
+        return _forget(state_dir, place, forget_figures, now_ns)
+    system, _, partition = place.partition(":")
+    where = {name: value for name, value in (("system", system), ("partition", partition)) if value}
+    entries = list(node_entries_since(state_dir, JournalQuery(since_ns, now_ns, where, say)))
+    bad, good = offenders(entries)
+    out = _kept_out(entries, now_ns)
+    data = {"since": iso(since_ns), "nodes": [_to_json(node, out) for node in bad], "never_unfit": good}
+    return CommandReport(text_of(bad, good, out, since_ns), data)
+
+
+def _forget(state_dir: Path, place: str, reason: str, now_ns: int) -> CommandReport:
+    system, colon, partition = place.partition(":")
+    if not colon or not reason.strip():
+        raise UsageError("--forget-figures needs a reason, and --system NAME:PARTITION for whose figures")
+    forget(state_dir, EpochEntry(now_ns, system, partition, reason.strip(), user_name()))
+    since = {"system": place, "learned_anew_since": iso(now_ns)}
+    return CommandReport(f"figures of {place} are learned anew from {minutes(now_ns)} on\n", since)
+
+
+def text_of(bad: Sequence[Offender], good: int, out: set[tuple[str, str, str]], since_ns: int) -> str:
+    """Return a table for people."""
+    if not bad:
+        if not good:
+            return f"no node was vetted since {minutes(since_ns)}\n"
+        return f"{'1 node was' if good == 1 else f'{good} nodes were'} vetted since {minutes(since_ns)}, none was unfit\n"
+    rows = [("node", "system", "unfit", "last", "now", "checks", "last reason")]
+    for node in bad:
+        checks = ", ".join(f"{name} {times}x" for name, times in node.checks.most_common(3))
+        rows.append((
+            node.host, ":".join(filter(None, (node.system, node.partition))), f"{node.unfit} of {node.vettings}",
+            minutes(node.last_ns), "kept out" if _key(node) in out else "", checks, one_line(node.last_reason, MOST_REASON),
+        ))  # fmt: skip
+    rest = f"{good} other {'node was' if good == 1 else 'nodes were'} never unfit\n"
+    meant = KEPT_OUT if any(_key(node) in out for node in bad) else ""
+    return f"since {minutes(since_ns)}\n{table(rows)}{meant}{rest}"
+
+
+def _kept_out(entries: Sequence[NodeEntry], now_ns: int) -> set[tuple[str, str, str]]:
+    """Return the nodes that are kept out of submissions now, each with its system and partition."""
+    groups: dict[tuple[str, str], list[NodeEntry]] = {}
+    for entry in entries:
+        if entry.at_ns >= now_ns - int(EXCLUDE_S * 1e9):
+            groups.setdefault((entry.system, entry.partition), []).append(entry)
+    return {(*place, host) for place, group in groups.items() for host in unfit_now(group)}
+
+
+def _key(node: Offender) -> tuple[str, str, str]:
+    return node.system, node.partition, node.host
+
+
+def _to_json(node: Offender, out: set[tuple[str, str, str]]) -> dict[str, object]:
+    return {
+        "node": node.host,
+        "system": node.system,
+        "partition": node.partition,
+        "vettings": node.vettings,
+        "unfit": node.unfit,
+        "unknown": node.unknown,
+        "checks": dict(node.checks.most_common()),
+        "last": iso(node.last_ns),
+        "last_reason": node.last_reason,
+        "kept_out": _key(node) in out,
+    }
+
+
+@command.command(
+    "drain",
+    short_help="take the unfit nodes of a verdict out of service",
+    cls=Command,
+    help="Drain or cordon the nodes that have a problem of their own by the verdict.json in DIR (the --output of a "
+    "vetting). Exit code 1 if one could not be taken out of service.",
+    example="mlhpc vet drain vet --most 2",
+)
+@click.argument("output", type=Path, metavar="DIR")
+@click.option(
+    "--most",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Do nothing if more nodes are bad.  [default: a third of those vetted]",
+)
+@options.scheduler
+def drain_nodes(output: Path, most: int | None, scheduler: str) -> int:
+    """Drain or cordon them."""
+    from pytest_mlhpc.vetting.cordon import apply, fresh, keeper_of, left_silent, node_problems, tell
+
+    verdict = fresh(output)
+    if not node_problems(verdict):
+        tell(left_silent(verdict))
+        sys.stdout.write("no node has a problem of its own: nothing to do\n")
+        return 0
+    return 0 if tell(apply(verdict, keeper_of(scheduler, os.environ), most)) else 1
+
+
+@command.command(
+    "undo",
+    short_help="give nodes back that vetting took out of service",
+    cls=Command,
+    help="Give NODEs back to service, or all that vetting took out. Exit code 1 if one could not be given back.",
+    example="mlhpc vet undo nid001234",
+)
+@click.argument("nodes", nargs=-1, metavar="[NODE]...")
+@options.scheduler
+def undo_nodes(nodes: Sequence[str], scheduler: str) -> int:
+    """Give them back."""
+    from pytest_mlhpc.vetting.cordon import keeper_of, tell, undo
+
+    actions = undo(nodes, keeper_of(scheduler, os.environ))
+    if not actions:
+        sys.stdout.write("no node is out of service by us: nothing to do\n")
+    return 0 if tell(actions) else 1

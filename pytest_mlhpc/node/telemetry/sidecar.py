@@ -1,8 +1,8 @@
-"""No torch. The sampler beside a benchmark (field ``telemetry``): on each node one process, started by the node's first rank.
+"""No torch. The sampler of a benchmark's node (field ``telemetry``): on each node one process, started by the node's first rank.
 
 It is a process of its own, as a thread would take turns with the training for Python's lock. It looks at all that the rank's
 parent has started (the batch, torchrun, Slurm's step: all ranks of the node), writes lines into a file of the rank's, which stays
-small however long that runs (``looks.py``), and ends with the rank, however that ends.
+small however long that runs (``samples.py``), and ends with the rank, however that ends.
 """
 
 from __future__ import annotations

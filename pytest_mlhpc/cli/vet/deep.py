@@ -1,5 +1,0 @@
-"""``mlhpc vet deep``."""
-
-from pytest_mlhpc.cli.vet.nodes import command_of
-
-command = command_of("deep")
