@@ -14,18 +14,10 @@ command of ``mlhpc`` imports this file too.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Target as System
-    from pytest_mlhpc.jobs.decorators import (
-        build,
-        collective,
-        nodes,
-        program,
-        roofline,
-        storage,
-        train,
-        workload,
-    )
+    from pytest_mlhpc.jobs.builds import build
+    from pytest_mlhpc.jobs.decorators import collective, nodes, program, roofline, storage, train, workload
     from pytest_mlhpc.jobs.metrics import Metric
-    from pytest_mlhpc.session.fixtures import Allocation, Vetting
+    from pytest_mlhpc.session.allocation import Allocation, Vetting
     from pytest_mlhpc.session.run import Baseline, Run
 
 __all__ = [
@@ -37,13 +29,13 @@ __version__ = "0.2.0"
 
 #: Public name -> module, and its name there where that is another.
 _HOMES = {
-    "Allocation": ("pytest_mlhpc.session.fixtures", "Allocation"),
+    "Allocation": ("pytest_mlhpc.session.allocation", "Allocation"),
     "Baseline": ("pytest_mlhpc.session.run", "Baseline"),
     "Metric": ("pytest_mlhpc.jobs.metrics", "Metric"),
-    "build": ("pytest_mlhpc.jobs.decorators", "build"),
+    "build": ("pytest_mlhpc.jobs.builds", "build"),
     "Run": ("pytest_mlhpc.session.run", "Run"),
     "System": ("pytest_mlhpc.config.model", "Target"),
-    "Vetting": ("pytest_mlhpc.session.fixtures", "Vetting"),
+    "Vetting": ("pytest_mlhpc.session.allocation", "Vetting"),
 }
 
 

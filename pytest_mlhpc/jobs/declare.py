@@ -12,8 +12,8 @@ from typing import Any
 from pytest_mlhpc.config.model import Partition, Target
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.errors import Problem, SpecError, nearest
+from pytest_mlhpc.jobs.builds import Build, build_plan
 from pytest_mlhpc.jobs.contradictions import contradictions, unknown_judged
-from pytest_mlhpc.jobs.decorators import Build, build_plan
 from pytest_mlhpc.jobs.programs import (
     patterns_of,
     references_of,

@@ -1,7 +1,7 @@
 """The ledger of this session: what it submitted and what has ended, for a later session to adopt or to reap.
 
 One append-only file of JSON lines for each session, ``ledger/<session>.jsonl``; it moves to ``ledger/closed/`` when all its
-allocations have ended. Only the session itself writes it, or the session that has claimed it (``claims.py``). Files are
+allocations have ended. Only the session itself writes it, or the session that has claimed it (``resume.py``). Files are
 private to their user; the folders are the group's where the state directory is.
 """
 

@@ -13,9 +13,10 @@ import pytest
 from pytest_mlhpc.builtin import make_manager
 from pytest_mlhpc.config.model import Target
 from pytest_mlhpc.errors import MlhpcError, Problem, SpecError, nearest
+from pytest_mlhpc.jobs.builds import DECLARED, Build
 from pytest_mlhpc.jobs.contradictions import duplicates, lacking, unfulfilled
 from pytest_mlhpc.jobs.declare import Declaration, misdeclared, resolve
-from pytest_mlhpc.jobs.decorators import DECLARED, Build, Declared, declared_of
+from pytest_mlhpc.jobs.decorators import Declared, declared_of
 from pytest_mlhpc.jobs.spec import JobSpec, as_list, field_names
 from pytest_mlhpc.node.worker.workloads.definitions import Workload
 from pytest_mlhpc.session.bench import Bench, workloads_of

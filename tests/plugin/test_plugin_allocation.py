@@ -6,7 +6,7 @@ import pytest
 from inner_sessions import data
 
 from pytest_mlhpc.jobs.job import HeldNodes
-from pytest_mlhpc.session.fixtures import Allocation
+from pytest_mlhpc.session.allocation import Allocation
 
 pytestmark = pytest.mark.servers  # held nodes are batches in processes of their own
 

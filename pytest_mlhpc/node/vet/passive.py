@@ -1,7 +1,7 @@
 """The process that looks at its node: runs the checks one after another, and the watches over the time of the load.
 
 It may hang in a driver or die in a vendor's library: ``agent.py`` kills it, and starts another for what is left. Commands
-(``leash.py``): ``checks`` (``settings``, ``host``, ``hosts``, ``skip``: names) answers with ``plan`` (names, boot id), then for
+(``child_process.py``): ``checks`` (``settings``, ``host``, ``hosts``, ``skip``: names) answers with ``plan`` (names, boot id), then for
 each check ``begun`` with its limit in seconds, and ``check`` with its ``outcome``; then begins the watches, and says ``done``.
 ``sample`` with ``on`` says whether the node is under load; ``end`` answers with the watches' outcomes, and ``done``.
 """

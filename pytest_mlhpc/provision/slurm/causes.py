@@ -1,6 +1,6 @@
 """Why an allocation or a run ended: Slurm's states become our outcomes and error texts. Pure functions.
 
-Read here which states of jobs, steps and nodes lead to which outcome. ``diagnosis.py`` makes the queries.
+Read here which states of jobs, steps and nodes lead to which outcome. ``poll.py`` makes the queries.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Matrix products, by precision, on all devices at once: what they reach under the power and heat of all.
 
-A repetition is as many products as take some 20 ms; the figure is the median of periods of 0.1 s (``told.py``). How large matrices are follows
+A repetition is as many products as take some 20 ms; the figure is the median of periods of 0.1 s (``devices.py``). How large matrices are follows
 from the device's model alone, never from a trial: a slow node would choose another size, and be compared with nobody.
 """
 

@@ -1,6 +1,6 @@
 """Which transport NCCL, RCCL or gloo chose here, with this user's settings: sockets beside a fabric are far slower.
 
-NCCL and RCCL are started on this node's devices, and their own log is read (``nccl_log.py``); what the network between nodes will
+NCCL and RCCL are started on this node's devices, and their own log is read (``host.py``); what the network between nodes will
 be is decided then already. Gloo binds to the address of the interface that GLOO_SOCKET_IFNAME names, else to that of the
 host's name (PyTorch, ProcessGroupGloo::createDefaultDevice).
 """
