@@ -8,7 +8,7 @@ import sys
 
 from benchmarks.report import Row, machine, table
 from pytest_mlhpc.alert.slower import KnownIncidents, Rules, regressions
-from pytest_mlhpc.history.nightly import WatchedSeries, told
+from pytest_mlhpc.history.nightly import WatchedSeries, with_causes
 from pytest_mlhpc.history.series import Night, Point, Series
 from pytest_mlhpc.judge.changes import Change, find_all
 from pytest_mlhpc.store.record import SeriesKey
@@ -48,7 +48,7 @@ def _delay(choose: random.Random, noise: float, lasted: int) -> int | None:
 
 def _watched(values: list[float], changes: tuple[Change, ...]) -> WatchedSeries:
     points = tuple(Point(_night(number), value) for number, value in enumerate(values))
-    return told(WatchedSeries(Series(KEY, "1/s", "higher", judged=True, points=points)), changes)
+    return with_causes(WatchedSeries(Series(KEY, "1/s", "higher", judged=True, points=points)), changes)
 
 
 def _night(number: int) -> Night:

@@ -265,7 +265,7 @@ def state_and_baselines(settings: Settings, default_baselines: Path) -> tuple[st
     return options
 
 
-def words_to_repeat(settings: Settings, root: Path) -> tuple[str, ...]:
+def repeated_options(settings: Settings, root: Path) -> tuple[str, ...]:
     """Return the options of pytest that say what holds for a whole session, but for where it runs.
 
     A folder is one word with its option: pytest takes one that is a word of its own for a path of tests.

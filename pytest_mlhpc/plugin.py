@@ -261,7 +261,7 @@ def exit_code(status: int, tally: Tally, session: BenchmarkSession) -> int:
     0: all measured and passed; 1: a failure; ``mlhpc_infra_exit_code``: infrastructure errors only; 3: an error of our own;
     5: nothing was measured; 75: work is still queued, whatever became of the rest. 2 (interrupted) and 4 (usage) stay.
     """
-    interrupted = status == pytest.ExitCode.INTERRUPTED and not session.told_to_end
+    interrupted = status == pytest.ExitCode.INTERRUPTED and not session.terminated
     if session.queued and not session.crashed and not interrupted:
         return QUEUED
     if status not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:

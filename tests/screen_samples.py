@@ -2,7 +2,7 @@
 
 from pytest_mlhpc.node.telemetry.samples import DeviceSample, NodeSample, ProcessSample, Sample
 from pytest_mlhpc.screen import usage
-from pytest_mlhpc.screen.hook_output import Profile, Told
+from pytest_mlhpc.screen.hook_output import Profile, TrainingTrace
 from pytest_mlhpc.screen.limits import ProgramEvidence, judge
 from pytest_mlhpc.screen.usage import find_ranks
 
@@ -41,7 +41,7 @@ def samples(processes, devices=lambda _second: (), seconds=20, **node):
 def told(pid=10, rank=0, step=0.1, wait=0.0, **more):
     """What the hook says of a process with thirty equal steps."""
     ends = tuple(100.0 + step * number for number in range(30))
-    return Told(pid=pid, host="n1", rank=rank, ends=ends, waits=(wait,) * 30, **more)
+    return TrainingTrace(pid=pid, host="n1", rank=rank, ends=ends, waits=(wait,) * 30, **more)
 
 
 def profile(**more):

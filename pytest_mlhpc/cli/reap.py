@@ -33,13 +33,13 @@ from pytest_mlhpc.store.text import clean
 @options.state_dir
 def command(dry_run: bool, state_dir: Path) -> CommandReport:
     """Do it."""
-    from pytest_mlhpc.provision.reapers import clear_kept, our_reapers, reachable_with
+    from pytest_mlhpc.provision.reapers import clear_retained, our_reapers, reachable_with
 
     reachable = reachable_with(os.environ)
     if dry_run:
         return _dry(state_dir, reachable)
     report = _reap(state_dir, our_reapers(os.environ), reachable)
-    cleared = [(str(one), one.done) for one in clear_kept(state_dir, os.environ)]
+    cleared = [(str(one), one.done) for one in clear_retained(state_dir, os.environ)]
     return _with_objects(report, cleared, failed=not all(done for _, done in cleared))
 
 

@@ -363,7 +363,7 @@ def history(place: str, since_ns: int, forget_figures: str, state_dir: Path) -> 
     where = {name: value for name, value in (("system", system), ("partition", partition)) if value}
     entries = list(node_entries_since(state_dir, JournalQuery(since_ns, now_ns, where, say)))
     bad, good = offenders(entries)
-    out = _kept_out(entries, now_ns)
+    out = _excluded(entries, now_ns)
     data = {"since": iso(since_ns), "nodes": [_to_json(node, out) for node in bad], "never_unfit": good}
     return CommandReport(text_of(bad, good, out, since_ns), data)
 
@@ -395,7 +395,7 @@ def text_of(bad: Sequence[Offender], good: int, out: set[tuple[str, str, str]], 
     return f"since {minutes(since_ns)}\n{table(rows)}{meant}{rest}"
 
 
-def _kept_out(entries: Sequence[NodeEntry], now_ns: int) -> set[tuple[str, str, str]]:
+def _excluded(entries: Sequence[NodeEntry], now_ns: int) -> set[tuple[str, str, str]]:
     """Return the nodes that are kept out of submissions now, each with its system and partition."""
     groups: dict[tuple[str, str], list[NodeEntry]] = {}
     for entry in entries:

@@ -130,7 +130,7 @@ LOCAL: Final = "local"
 
 
 @dataclass(frozen=True)
-class Words:
+class InstalledTypes:
     """What installed packages serve: schedulers with the model of their options, and launchers (None: unknown)."""
 
     schedulers: Mapping[str, type[Any] | None]
@@ -213,7 +213,7 @@ def _next(trail: tuple[str, ...], key: str) -> tuple[str, ...]:
     return (*trail[-2:], key)
 
 
-def split_options(partition: YamlNode, words: Words) -> tuple[YamlNode, dict[str, YamlNode]]:
+def split_options(partition: YamlNode, words: InstalledTypes) -> tuple[YamlNode, dict[str, YamlNode]]:
     """Return *partition* without the options of schedulers, and those."""
     if not isinstance(partition.value, dict):
         return partition, {}
@@ -225,7 +225,12 @@ def split_options(partition: YamlNode, words: Words) -> tuple[YamlNode, dict[str
 
 
 def check_partition(
-    node: YamlNode, words: Words, findings: Findings, *, archived: bool = False, lenient: bool = False
+    node: YamlNode,
+    words: InstalledTypes,
+    findings: Findings,
+    *,
+    archived: bool = False,
+    lenient: bool = False,
 ) -> tuple[PartitionModel | None, Mapping[str, Any]]:
     """Validate a partition whose variables are put in; *lenient*: values with a ``${`` left count only where they are valid.
 
@@ -243,7 +248,7 @@ def check_partition(
             name, node, options, words, findings, archived=archived, lenient=lenient
         )
     if isinstance(found, PartitionModel):
-        findings.problems.extend(_sense(node, found, words, model))
+        findings.problems.extend(_contradictions(node, found, words, model))
     return (found, checked) if isinstance(found, PartitionModel) and checked is not None else (None, {})
 
 
@@ -251,7 +256,7 @@ def _check_options(
     name: str,
     node: YamlNode,
     options: Mapping[str, YamlNode],
-    words: Words,
+    words: InstalledTypes,
     findings: Findings,
     *,
     archived: bool,
@@ -292,7 +297,9 @@ def _check_options(
     return None, None
 
 
-def _sense(node: YamlNode, found: PartitionModel, words: Words, options: Any = None) -> list[Problem]:
+def _contradictions(
+    node: YamlNode, found: PartitionModel, words: InstalledTypes, options: Any = None
+) -> list[Problem]:
     """Return what is well-formed but cannot be; *options* are those of the scheduler, which may have a say in it."""
     problems: list[Problem] = []
 
@@ -318,10 +325,10 @@ def _sense(node: YamlNode, found: PartitionModel, words: Words, options: Any = N
         problem("nodes.devices", f"is missing: how many {found.accelerator} devices does a node have?")
     if found.nodes is not None and 0 < (found.nodes.memory or 0) < (found.nodes.cores or 1) << 20:
         problem("nodes.memory", f"is less than 1 MiB for each of {found.nodes.cores or 1} cores")
-    (_sense_here if found.scheduler == LOCAL else _sense_elsewhere)(found, problem)
+    (_check_local if found.scheduler == LOCAL else _check_remote)(found, problem)
     for name, message, suggestion in _wrong_expectations(found):
         problem(f"vet.expect.{name}", message, suggestion)
-    for path, text in options.sense(found) if hasattr(options, "sense") else ():
+    for path, text in options.contradictions(found) if hasattr(options, "contradictions") else ():
         problem(path, text)
     return problems
 
@@ -338,7 +345,7 @@ def _wrong_expectations(found: PartitionModel) -> Iterator[tuple[str, str, str]]
             yield name, message, suggestion
 
 
-def _sense_here(found: PartitionModel, problem: Callable[[str, str], None]) -> None:
+def _check_local(found: PartitionModel, problem: Callable[[str, str], None]) -> None:
     """Complain about what this machine cannot have."""
     if found.nodes is not None and found.nodes.max > 1:
         problem("nodes.max", "scheduler local has one node: this machine")
@@ -347,7 +354,7 @@ def _sense_here(found: PartitionModel, problem: Callable[[str, str], None]) -> N
             problem(f"environments.{name}.setup", "scheduler local has no job script; use `variables`")
 
 
-def _sense_elsewhere(found: PartitionModel, problem: Callable[[str, str], None]) -> None:
+def _check_remote(found: PartitionModel, problem: Callable[[str, str], None]) -> None:
     """Complain about what only scheduler local may leave out."""
     if found.environments is None:
         problem("environments", "is missing; each names a software set-up, with its `python`")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_mlhpc.config.build import (
     LOCAL,
     Findings,
-    Words,
+    InstalledTypes,
     check_partition,
     make_dataset,
     make_partition,
@@ -81,7 +81,7 @@ class Systems:
 
     path: Path
     entries: Mapping[str, SystemEntry]
-    words: Words
+    words: InstalledTypes
     environ: Mapping[str, str] = field(repr=False)
     state_dir: Path | None = None
     machine: Callable[[], LocalMachine] = read_machine
@@ -344,7 +344,7 @@ def load_systems(
     Raises:
         ConfigError: with every problem of all files; nothing was written or started.
     """
-    words = Words(schedulers, launchers)
+    words = InstalledTypes(schedulers, launchers)
     tree = read_tree(path, schedulers)
     problems = list(tree.problems)
     for file in tree.files:
@@ -372,7 +372,7 @@ def _entries(tree: Tree) -> dict[str, SystemEntry]:
     }
 
 
-def _problems_of(entry: SystemEntry, words: Words) -> list[Problem]:
+def _problems_of(entry: SystemEntry, words: InstalledTypes) -> list[Problem]:
     """Return what is wrong with a system whatever its variables will be."""
     findings = Findings()
     node = put_variables(entry.node, {}, findings)

@@ -210,14 +210,14 @@ def _nodes(before: Sequence[Night], after: Sequence[Night]) -> Cause | None:
         return None
     if len(after) > 1 and max(later.values()) < len(after):
         return None
-    return Cause("nodes", _words(earlier), _words(later))
+    return Cause("nodes", _some_hosts(earlier), _some_hosts(later))
 
 
 def _hosts(nights: Iterable[Night]) -> Counter[str]:
     return Counter(host for night in nights for host in night.nodes)
 
 
-def _words(hosts: Counter[str], most: int = 4) -> str:
+def _some_hosts(hosts: Counter[str], most: int = 4) -> str:
     names = sorted(hosts)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return "+".join(names[:most]) + more
@@ -307,7 +307,7 @@ def watch(
             store = store or (Cache(cache, chosen.detector) if cache else None)
             series = [one.series for one in portion]
             for one, changes in zip(portion, _changes(series, chosen.detector, store), strict=True):
-                yield told(one, changes, events)
+                yield with_causes(one, changes, events)
     finally:
         if store:
             store.close()
@@ -320,7 +320,9 @@ def watched_part(series: Series, default_branch: str = "main") -> WatchedSeries:
     return WatchedSeries(replace(series, points=present), began=epoch_beginning(points))
 
 
-def told(watched: WatchedSeries, changes: Sequence[Change], events: Sequence[Event] = ()) -> WatchedSeries:
+def with_causes(
+    watched: WatchedSeries, changes: Sequence[Change], events: Sequence[Event] = ()
+) -> WatchedSeries:
     """Return *watched* with its *changes* in nights, and what else changed there."""
     series = watched.series
     shifts = tuple(_shift(series, change, events) for change in changes)

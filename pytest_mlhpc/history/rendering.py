@@ -79,7 +79,7 @@ def nights(shift: Shift) -> str:
 
 def reasons(shift: Shift) -> list[str]:
     """Return what may have caused a shift: events that people noted, then what was recorded; at least one line."""
-    lines = [event_words(event) for event in shift.events]
+    lines = [event_line(event) for event in shift.events]
     lines += [f"changed there: {short(cause)}" for cause in shift.causes]
     if not shift.causes:
         lines.append(
@@ -90,12 +90,12 @@ def reasons(shift: Shift) -> list[str]:
     return lines
 
 
-def look_on(key: SeriesKey) -> str:
+def history_command(key: SeriesKey) -> str:
     """Return the command that shows the nights of a series."""
     return shlex.join(["mlhpc", "history", key.benchmark, "--system", key.system, "--metric", key.metric])
 
 
-def event_words(event: Event) -> str:
+def event_line(event: Event) -> str:
     """Return an event as one line."""
     return f"event {event.id}, {minutes(event.at_ns)}: {event.text}"
 

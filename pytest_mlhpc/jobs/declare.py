@@ -314,7 +314,7 @@ def _spec(
     metrics = values.get("metrics") or {} if command else {}
     judged = _judged(values["judge"], workload, metrics)
     about_nodes = workload.name in (HELD, VETTED)
-    ranks = _held_ranks(values["nodes"], asked, partition) if about_nodes else values["devices"]
+    ranks = _test_node_ranks(values["nodes"], asked, partition) if about_nodes else values["devices"]
     apart = {*UNIVERSAL, "devices", *(_OF_PROGRAM if command else ())}
     exclusive = values["exclusive"]
     return JobSpec(
@@ -332,7 +332,9 @@ def _spec(
         steps=1 if to_quality(values) else values["steps"],  # it needs as many as it needs
         warmup_steps=0 if to_quality(values) else values["warmup"],
         time_limit_s=parse_duration(values["time_limit"] or _time_limit(workload, partition)),
-        launcher=_held_launcher(partition) if about_nodes else _launcher(partition, values, command=command),
+        launcher=_test_node_launcher(partition)
+        if about_nodes
+        else _launcher(partition, values, command=command),
         data=NO_DATA if workload.probe else values["data"],
         cache=values["cache"],
         exclusive=(not command) if exclusive is None else exclusive,
@@ -378,13 +380,13 @@ def _time_limit(workload: Workload, partition: Partition) -> float:
     return VETTING_RUN_S if workload.name == VETTED else partition.time_limit_s
 
 
-def _held_ranks(nodes: int, asked: Mapping[str, Any], partition: Partition) -> int:
+def _test_node_ranks(nodes: int, asked: Mapping[str, Any], partition: Partition) -> int:
     """Return how many devices are held: all of each node, unless the test says otherwise; on CPUs one rank a node."""
     each = partition.nodes.devices if partition.accelerator != "cpu" else 1
     return nodes * int(asked.get("devices_per_node", max(1, each)))
 
 
-def _held_launcher(partition: Partition) -> str:
+def _test_node_launcher(partition: Partition) -> str:
     return "srun" if partition.scheduler == "slurm" else "plain"
 
 

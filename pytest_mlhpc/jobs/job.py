@@ -20,7 +20,7 @@ from pytest_mlhpc.store.verdict import Judgement
 
 
 @dataclass(frozen=True)
-class HeldNodes:
+class TestNodes:
     """Nodes that a test holds. ``directory`` is the folder through which their batch is asked (``node/batch/test_nodes.py``)."""
 
     id: str  #: the scheduler's own id of the allocation, or ours where it has none
@@ -47,7 +47,7 @@ class Outcome:
     record_id: str = ""
     directory: str = ""
     vetting: VetVerdict | None = None  #: instead of a measurement: what was found of the nodes
-    held: HeldNodes | None = None  #: instead of a measurement: nodes that are the test's while it runs
+    held: TestNodes | None = None  #: instead of a measurement: nodes that are the test's while it runs
     artifacts: tuple[str, ...] = ()  #: names or globs of files in the run's folder that the test may read
 
 
@@ -223,7 +223,7 @@ class Job:
         Nodes that a test holds are requested once no earlier job can be re-run. Otherwise the nodes would wait idle for
         their test, the test for earlier tests, and these for re-runs that wait for the nodes.
         """
-        before = self.previous if self.spec.held else None
+        before = self.previous if self.spec.holds_nodes else None
         while before is not None and before.done.is_set():
             before = before.previous
         return before is None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from pytest_mlhpc.jobs.programs import beside_test
+from pytest_mlhpc.jobs.programs import resolved_argv
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.protocol.plan import Plan
 
@@ -132,7 +132,7 @@ def spec_digest(spec: JobSpec) -> str:
     target = spec.target
     content = {
         **{name.name: getattr(spec, name.name) for name in fields(spec) if name.name not in _NOT_COUNTED},
-        "argv": beside_test(spec),
+        "argv": resolved_argv(spec),
         "partition": {name: getattr(target.partition, name) for name in _PARTITION_FIELDS},
         "environment": target.environment,
         "dataset": target.datasets.get(spec.data),

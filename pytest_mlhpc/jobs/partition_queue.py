@@ -16,9 +16,9 @@ from pytest_mlhpc.jobs.job import (
     ActiveAllocation,
     AdoptedAllocation,
     Attempt,
-    HeldNodes,
     Job,
     Outcome,
+    TestNodes,
     attempt_error,
     failed_nodes,
     may_retry,
@@ -265,7 +265,7 @@ class PartitionQueue:
             job.progress = event.message.body
             return
         attempt.receive(event.message)
-        if job.spec.held and event.message.kind == "started":
+        if job.spec.holds_nodes and event.message.kind == "started":
             grant_nodes(job, attempt, event.message)
         if not allocation.shared:
             return  # its end is that of the allocation
@@ -364,9 +364,9 @@ class PartitionQueue:
         overdue = [self._active[one] for one in due if one in self._active]
         self._cancel_allocations(overdue)
         for allocation in overdue:
-            self._end_held(allocation)
+            self._end_test_nodes(allocation)
 
-    def _end_held(self, allocation: ActiveAllocation, failure: Failure | None = None) -> None:
+    def _end_test_nodes(self, allocation: ActiveAllocation, failure: Failure | None = None) -> None:
         """End the attempts that tests held of a cancelled allocation; with *failure* if their tests had not ended."""
         for job, attempt in allocation.unfinished:
             if job.granted:
@@ -388,7 +388,7 @@ class PartitionQueue:
         self._cancel_allocations([one for one in out if not one.others])
         for allocation in out:
             released = allocation.handle.id in self._released
-            self._end_held(allocation, None if released else Failure(outcome, reason))
+            self._end_test_nodes(allocation, None if released else Failure(outcome, reason))
             for _, attempt in allocation.unfinished:
                 attempt.failures.append(Failure(outcome, reason))
                 attempt.ended_ns = attempt.ended_ns or time.time_ns()
@@ -419,14 +419,16 @@ class PartitionQueue:
 
     def leave(self) -> None:
         """Leave all allocations to a later session, but cancel those that only hold nodes for a test."""
-        held = [one for one in self._active.values() if any(job.spec.held for job, _ in one.runs.values())]
+        held = [
+            one for one in self._active.values() if any(job.spec.holds_nodes for job, _ in one.runs.values())
+        ]
         unsure = {handle.id for handle in self._provisioner.cancel([one.handle for one in held])}
         for allocation in held:
-            self._end_held(allocation, Failure("cancelled", "the session left its jobs to a later one"))
+            self._end_test_nodes(allocation, Failure("cancelled", "the session left its jobs to a later one"))
             if allocation.handle.id not in unsure:
                 self._ended[allocation.handle.id] = self._active.pop(allocation.handle.id)
         for job in self._jobs:
-            if job.spec.held:
+            if job.spec.holds_nodes:
                 self._fail(
                     job, "cancelled", "no later session can go on with nodes that a test holds while it runs"
                 )
@@ -448,7 +450,7 @@ def grant_nodes(job: Job, attempt: Attempt, started: Message) -> None:
     named = started.body.get("nodes")
     nodes = tuple(map(str, named)) if isinstance(named, list) else attempt.nodes
     attempt.nodes = nodes or attempt.nodes
-    held = HeldNodes(
+    held = TestNodes(
         id=attempt.job_id or attempt.run.run_id,
         nodes=nodes,
         partition=job.spec.target.partition.name,

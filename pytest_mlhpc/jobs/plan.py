@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_mlhpc.config.build import derived_values, fill, with_values
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.jobs.job import Attempt
-from pytest_mlhpc.jobs.programs import beside_test
+from pytest_mlhpc.jobs.programs import resolved_argv
 from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec, allocation_time_s, path_kind, uuid7
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.protocol.plan import (
@@ -104,7 +104,7 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
             **{name: with_values(text, derived) for name, text in spec.env.items()},
             **({"MLHPC_WORKLOAD_MODULE": spec.module} if spec.module else {}),
         },
-        argv=tuple(with_values(word, derived) for word in beside_test(spec)),
+        argv=tuple(with_values(word, derived) for word in resolved_argv(spec)),
         processes=spec.processes,
         files=dict(spec.files),
         artifacts=spec.artifacts,

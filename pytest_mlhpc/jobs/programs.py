@@ -43,7 +43,7 @@ def with_plain_values(where: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def beside_test(spec: JobSpec) -> tuple[str, ...]:
+def resolved_argv(spec: JobSpec) -> tuple[str, ...]:
     """Return the program and its arguments as nodes are told them.
 
     A program by a relative name is that of the run's files, where it is among them. By a relative path, such as ``./bench``, it

@@ -104,7 +104,7 @@ class JobSpec:
     definition: str = ""  #: what is computed, as canonical text (:mod:`pytest_mlhpc.store.definition`)
 
     @property
-    def held(self) -> bool:
+    def holds_nodes(self) -> bool:
         """Whether the run only holds its nodes for the test, which is waited for and not measured."""
         return self.workload == HELD
 
@@ -163,7 +163,7 @@ def allocation_time_s(specs: Sequence[JobSpec]) -> float:
 
 def fits_into(packed: Sequence[JobSpec], more: JobSpec, longest_s: float | None) -> bool:
     """Whether *more* may run after *packed* in one allocation of at most *longest_s* seconds; None: any."""
-    if packed[0].held or more.held or not same_needs(packed[0], more):
+    if packed[0].holds_nodes or more.holds_nodes or not same_needs(packed[0], more):
         return False
     # All of one allocation say the same where tests say a time; one beyond *longest_s* is had alone.
     limits = [limit for limit in (longest_s, more.scheduler_options.get("max_time")) if limit is not None]

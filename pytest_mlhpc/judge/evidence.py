@@ -62,7 +62,7 @@ def phase_lines(now: Measurement, before: Measurement | None) -> list[str]:
         return ["no part of a step takes longer than in the last good run"]
     figures = ", ".join(f"{name} {grown[name] * 1e3:+.3g} ms" for name in shared)
     lines = [f"{worst} is what grew: per step {figures}, of {step * 1e3:.3g} ms before"]
-    parts_now, parts_before = _parts(now), _parts(before)
+    parts_now, parts_before = _step_times(now), _step_times(before)
     parts = {name: parts_now[name] - parts_before[name] for name in parts_now if name in parts_before}
     notable = [
         f"{name} {change * 1e3:+.3g} ms" for name, change in parts.items() if abs(change) >= _NOTABLE * step
@@ -78,7 +78,7 @@ def phases(measurement: Measurement | None) -> dict[str, float]:
     if io is None or compute is None:
         return {}
     found = {"I/O": io.value / measurement.steps, "compute": compute.value / measurement.steps}
-    communication = _parts(measurement).get("exposed communication")
+    communication = _step_times(measurement).get("exposed communication")
     if communication is not None:
         found["communication"] = communication
         found["compute"] -= communication
@@ -152,7 +152,7 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _parts(measurement: Measurement | None) -> dict[str, float]:
+def _step_times(measurement: Measurement | None) -> dict[str, float]:
     """Return seconds per step of each part, of the rank that spent most on it; absent where no rank tells."""
     if measurement is None or measurement.steps <= 0:
         return {}

@@ -66,7 +66,7 @@ def confirmed(drops: Sequence[float], width: float, smallest: float = SMALLEST) 
     return best if best == worst else None
 
 
-def wanted(drops: Sequence[float], width: float, smallest: float = SMALLEST) -> int:
+def reruns_needed(drops: Sequence[float], width: float, smallest: float = SMALLEST) -> int:
     """Return the fewest further re-runs that may settle it, 0 when it is settled."""
     if confirmed(drops, width, smallest) is not None:
         return 0

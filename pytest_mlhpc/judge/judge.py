@@ -77,7 +77,7 @@ def judge(
         explanation=evidence.explain(attempts, metrics, last_good=last_good, commit=commit),
         epoch=next((metric.epoch for metric in metrics if metric.epoch), ""),
         accept_command=accept_command(spec.node_id, accept_options) if verdict in _ACCEPTED_BY_HAND else "",
-        reruns_wanted=_reruns_wanted(rulings),
+        reruns_wanted=_reruns_needed(rulings),
     )
 
 
@@ -94,7 +94,7 @@ def _ruling(
     return judge_metric(name, attempts, baselines.get(name), nights, setting, reference=reference)
 
 
-def _reruns_wanted(rulings: Sequence[Ruling]) -> int:
+def _reruns_needed(rulings: Sequence[Ruling]) -> int:
     """Return how many to run next: none once one metric has failed for good."""
     if any(ruling.metric.verdict in {Verdict.REGRESSED, Verdict.BELOW_REFERENCE} for ruling in rulings):
         return 0

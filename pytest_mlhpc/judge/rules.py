@@ -218,7 +218,7 @@ def _undecided(case: Case, drops: Sequence[float], made: int) -> Ruling:
     tried = made + broken
     allowed = min(case.setting.reruns_allowed, fence.MOST_TRIES - tried)
     if allowed > 0:
-        more = min(fence.wanted(drops, case.fence.width, case.fence.smallest), allowed)
+        more = min(fence.reruns_needed(drops, case.fence.width, case.fence.smallest), allowed)
         return Ruling(case.verdict(Verdict.INCONCLUSIVE, f"{more} more re-runs are needed"), more)
     if tried:
         ended = f"{made} of {tried} ended well" if broken else f"{made} of {fence.RERUNS}"

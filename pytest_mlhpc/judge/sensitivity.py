@@ -75,7 +75,7 @@ def sensitivity(
     without = nights.failing(0.0)
     return Sensitivity(
         len(usable),
-        _spread(own),
+        _robust_deviation(own),
         tuple(_smallest(nights, within) for within in WITHIN),
         sum(math.isfinite(night) for night in without),
         sum(min(int(night), WITHIN[-1]) if math.isfinite(night) else WITHIN[-1] for night in without),
@@ -108,7 +108,7 @@ def rerun_deviations(own: Floats, around: Floats, alike: float, sigma: float) ->
     return again
 
 
-def _spread(own: Floats) -> float:
+def _robust_deviation(own: Floats) -> float:
     """Return the robust standard deviation of deviations from a level."""
     import numpy as np
 
@@ -141,7 +141,7 @@ class SimulatedNights:
             np.concatenate(
                 [
                     first[..., None],
-                    rerun_deviations(first, around, correlation_of_neighbours(own), _spread(own)),
+                    rerun_deviations(first, around, correlation_of_neighbours(own), _robust_deviation(own)),
                 ],
                 axis=2,
             )

@@ -43,7 +43,7 @@ def our_reapers(environ: Mapping[str, str]) -> dict[str, Prepare]:
     return {"local": local_reaper, "slurm": slurm, "kubernetes": kubernetes}
 
 
-def clear_kept(state_dir: Path, environ: Mapping[str, str]) -> list[OverdueDeletion]:
+def clear_retained(state_dir: Path, environ: Mapping[str, str]) -> list[OverdueDeletion]:
     """Delete what sessions of this state directory have kept in clusters for a look, where its time is over."""
     if not (state_dir / KEPT).is_dir():
         return []  # nothing of Kubernetes is imported where there is nothing of it
@@ -148,7 +148,7 @@ def slurm_reaper(
             raise NotYet(f"it is a job of the cluster {entry.cluster}; run `mlhpc reap` there")
         jobs = found.get(entry.job_name, [])
         if not jobs:
-            _surely_gone(entry, now_ns())
+            _surely_ended(entry, now_ns())
             return "nothing to cancel: Slurm knows no job of this name any more"
         cancelled = [job for job in jobs if not job.state.ended]
         if not cancelled:
@@ -169,7 +169,7 @@ def _known(client: SlurmClient, names: Collection[str]) -> dict[str, list[SlurmJ
     return found
 
 
-def _surely_gone(entry: LedgerEntry, now_ns: int) -> None:
+def _surely_ended(entry: LedgerEntry, now_ns: int) -> None:
     if not entry.job_name:
         raise MlhpcError("it has no name by which Slurm could know it")
     # A clock that was set back since must not keep it for ever.
@@ -177,14 +177,14 @@ def _surely_gone(entry: LedgerEntry, now_ns: int) -> None:
         raise NotYet(
             f"Slurm knows no job of this name, but its submission may be under way; try again in {UNDER_WAY_S:.0f} s"
         )
-    if not entry.cluster and _out_of_sight(entry):
+    if not entry.cluster and _on_another_cluster(entry):
         raise MlhpcError(
             f"Slurm knows no job of this name, and {entry.directory} cannot be seen here: is it a job of another cluster? "
             f"Run `mlhpc reap` there, or make the directory if it was removed"
         )
 
 
-def _out_of_sight(entry: LedgerEntry) -> bool:
+def _on_another_cluster(entry: LedgerEntry) -> bool:
     """Whether *entry* may lie on a file system of another cluster."""
     folder = Path(entry.directory)
     if not entry.directory or folder.is_dir():

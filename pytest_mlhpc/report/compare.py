@@ -19,10 +19,10 @@ from pytest_mlhpc.report.figures import (
     Runs,
     Series,
     Table,
-    beside_scales,
     cells_of,
     gather,
     metric_names,
+    nearest_scales,
     run_of,
     with_ratios,
 )
@@ -173,7 +173,7 @@ def compare(
             raise UsageError(f"no run that is compared reports a metric {metric!r}{meant}")
     series = gather(runs, metrics, per_device=per_device)
     if per_device:
-        series = beside_scales(series)
+        series = nearest_scales(series)
     history = history_of(columns, seen)
     rows = []
     for key, found in series.items():

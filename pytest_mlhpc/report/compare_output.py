@@ -34,7 +34,7 @@ def text_of(table: Table, head: Sequence[str], *, show_keys: bool = False) -> st
     if common and table.rows:
         lines += _wrapped(f"all rows: {common}", "  ")
     if table.rows:
-        for columns, beside in _parts(table):
+        for columns, beside in _column_groups(table):
             lines += ["", *_table(table, labels, columns, beside=beside)]
     lines += _missing(table, labels)
     if show_keys:
@@ -112,7 +112,7 @@ def _missing(table: Table, labels: dict[Benchmark, str]) -> Lines:
     return lines
 
 
-def _parts(table: Table) -> list[tuple[list[int], bool]]:
+def _column_groups(table: Table) -> list[tuple[list[int], bool]]:
     """Return which columns stand in which table, the first one in each, and whether ratios stand beside figures."""
     everything = list(range(len(table.columns)))
     for beside in (True, False):

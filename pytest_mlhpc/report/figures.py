@@ -175,7 +175,7 @@ def _add(series: Series, column: int, run: RecordedRun, metric: str, *, per_devi
     figures.newest_ns = max(figures.newest_ns, run.created_ns)
 
 
-def beside_scales(series: Series) -> Series:
+def nearest_scales(series: Series) -> Series:
     """Return *series* with rows of the first column that has them; where another has another scale, its nearest one."""
     groups: dict[RowKey, list[RowKey]] = {}
     for key in series:

@@ -143,7 +143,7 @@ def labels(benchmarks: Sequence[Benchmark]) -> tuple[str, dict[Benchmark, str]]:
         one: label if times[label] == 1 else one.name if names[one.name] == 1 else " ".join(one)
         for one, label in made.items()
     }
-    return _words(common), unique
+    return _listed(common), unique
 
 
 def _varying(group: Sequence[Key]) -> frozenset[str]:
@@ -164,8 +164,8 @@ def _label(key: Key, varying: frozenset[str], common: Mapping[str, str]) -> str:
     rest = {name: value for name, value in key.rest.items() if name not in LENGTH}
     values |= {name: value for name, value in rest.items() if common.get(name) != value}
     head = f"{key.name} ({key.workload})" if _WORKLOAD in varying else key.name
-    return f"{head} {_words(values)}".rstrip()
+    return f"{head} {_listed(values)}".rstrip()
 
 
-def _words(values: Mapping[str, str]) -> str:
+def _listed(values: Mapping[str, str]) -> str:
     return " ".join(f"{name}={shown(values[name])}" for name in sorted(values))

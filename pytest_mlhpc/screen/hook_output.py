@@ -164,7 +164,7 @@ FIRST_STEPS = 2
 
 
 @dataclass(frozen=True)
-class Told:
+class TrainingTrace:
     """One process that trains: when its steps ended (monotonic clock) and the wait for data within each, in seconds.
 
     ``profiled`` is (first step, number of steps) that the profiler watched; ``notes`` are sentences on what the hook could
@@ -196,13 +196,13 @@ class Told:
         return [pair for pair in found if pair[0] > 0]
 
 
-def read_told(folder: Path) -> tuple[Told, ...]:
+def read_traces(folder: Path) -> tuple[TrainingTrace, ...]:
     """Return what all processes told; a file that cannot be read in part is read in the other part."""
     found = [_one(path) for path in sorted(folder.glob("*.jsonl"))]
     return tuple(one for one in found if one is not None)
 
 
-def _one(path: Path) -> Told | None:
+def _one(path: Path) -> TrainingTrace | None:
     if not path.stem.isdigit():
         return None
     lines, whole = _lines(path)
@@ -211,7 +211,7 @@ def _one(path: Path) -> Told | None:
     notes = [str(line[key]) for line in lines for key in ("lacks", "profile") if key in line]
     profiled = next((line for line in lines if "profiled" in line), None)
     profile, words = _profile(path.with_suffix(".trace.json"))
-    return Told(
+    return TrainingTrace(
         pid=int(path.stem),
         host=str(lines[0].get("host", "")) if lines else "",
         rank=ranks[-1] if ranks else None,

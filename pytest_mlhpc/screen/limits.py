@@ -8,8 +8,8 @@ from statistics import fmean, median
 
 from pytest_mlhpc.screen.slow_rank import find_slow_rank
 from pytest_mlhpc.screen.usage import (
-    DeviceCourse,
-    NodeCourse,
+    DeviceUsage,
+    NodeUsage,
     ProcessUsage,
     RankProcess,
     bytes_text,
@@ -39,8 +39,8 @@ class ProgramEvidence:
 
     seconds: float
     ranks: tuple[RankProcess, ...]
-    nodes: tuple[NodeCourse, ...]
-    devices: tuple[DeviceCourse, ...]
+    nodes: tuple[NodeUsage, ...]
+    devices: tuple[DeviceUsage, ...]
 
 
 #: nvmlClocksEventReason bits (NVML API reference) that take speed from a device that has work.
@@ -110,7 +110,7 @@ def throttled(seen: ProgramEvidence) -> list[ProgramFinding]:
     return found
 
 
-def _state(device: DeviceCourse) -> str:
+def _state(device: DeviceUsage) -> str:
     words = []
     if device.power_w is not None:
         words.append(
@@ -133,7 +133,7 @@ def cores(seen: ProgramEvidence) -> list[ProgramFinding]:
             if rank.host == node.host and rank.own is not None
             for one in (rank.own, *rank.helpers)
         ]
-        wanted = max((_wanted(one) for one in own), default=0.0)
+        wanted = max((_demand(one) for one in own), default=0.0)
         if wanted < LEAST:
             continue
         if node.throttled is not None and node.throttled >= LEAST:
@@ -156,7 +156,7 @@ def cores(seen: ProgramEvidence) -> list[ProgramFinding]:
     return found[:1]
 
 
-def _wanted(one: ProcessUsage) -> float:
+def _demand(one: ProcessUsage) -> float:
     """Return the share of time in which a process computed, or could have with a core."""
     used = min(1.0, one.cores)
     return one.ready if one.ready - used >= QUEUEING else used

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pytest_mlhpc.node.telemetry.samples import DeviceSample, ProcessSample, Sample
 from pytest_mlhpc.report.html import page
-from pytest_mlhpc.screen.hook_output import Told
+from pytest_mlhpc.screen.hook_output import TrainingTrace
 from pytest_mlhpc.screen.limits import ProgramEvidence, ProgramFinding
 from pytest_mlhpc.screen.usage import many, percent, seconds_text
 
@@ -41,7 +41,7 @@ class Chart:
 One = TypeVar("One")
 
 
-def charts(samples: Sequence[Sample], told: Sequence[Told]) -> tuple[Chart, ...]:
+def charts(samples: Sequence[Sample], told: Sequence[TrainingTrace]) -> tuple[Chart, ...]:
     """Return the charts that have something to show, all over the same time. All samples' times are of one clock."""
     if not samples:
         return ()
@@ -53,7 +53,7 @@ def charts(samples: Sequence[Sample], told: Sequence[Told]) -> tuple[Chart, ...]
     return tuple(_aligned(title, unit, curves, (min(times), max(times))) for title, unit, curves in shown)
 
 
-def _steps(told: Sequence[Told], samples: Sequence[Sample], begin: float) -> list[_Found]:
+def _steps(told: Sequence[TrainingTrace], samples: Sequence[Sample], begin: float) -> list[_Found]:
     hosts = {sample.node.host for sample in samples}
     steps: _Curves = {}
     waits: _Curves = {}

@@ -205,7 +205,7 @@ PREFIX = f"mlhpc-screen-{socket.gethostname()}-"  # a temporary folder may be sh
 
 
 @contextlib.contextmanager
-def told_folder() -> Iterator[Path]:
+def hook_folder() -> Iterator[Path]:
     """Make the folder, and remove it in the end; before, remove those of screenings that were killed.
 
     Raises:

@@ -15,10 +15,10 @@ from pytest_mlhpc.node.telemetry import hook
 from pytest_mlhpc.node.telemetry.devices import find_devices
 from pytest_mlhpc.node.telemetry.samples import Sample
 from pytest_mlhpc.screen import hook_output, run, usage, watchers
-from pytest_mlhpc.screen.hook_output import Told
+from pytest_mlhpc.screen.hook_output import TrainingTrace
 from pytest_mlhpc.screen.limits import ProgramEvidence, judge
 from pytest_mlhpc.screen.page import report_data, report_lines
-from pytest_mlhpc.screen.run import told_folder
+from pytest_mlhpc.screen.run import hook_folder
 from pytest_mlhpc.screen.usage import find_ranks
 from pytest_mlhpc.store.text import object_text
 
@@ -45,7 +45,7 @@ class Options:
 def screen_program(options: Options, program: Sequence[str]) -> int:
     """Run a program, say what limits it, and return its exit code."""
     devices = find_devices()
-    with told_folder() as folder:
+    with hook_folder() as folder:
         try:
             wrapped = run.Wrapped(
                 program,
@@ -67,7 +67,7 @@ def screen_program(options: Options, program: Sequence[str]) -> int:
             )
             what = Path(program[0]).name if len(program) == 1 else " ".join(program)
             try:
-                _report(options, _short(what), wrapped.samples, hook_output.read_told(folder), missing)
+                _report(options, _short(what), wrapped.samples, hook_output.read_traces(folder), missing)
             except Exception as error:  # noqa: BLE001 - the program would die with us, of a mistake of ours
                 say(f"nothing can be said: {type(error).__name__}: {error}")
             shutil.rmtree(folder, ignore_errors=True)  # the hook notices, and writes no more
@@ -123,7 +123,7 @@ def screen_running(options: Options) -> int:
             for pod in options.pods
         ]
         what = f"pod {', '.join(options.pods)}"
-    samples, wrong = watchers.look(commands, options.seconds, options.interval)
+    samples, wrong = watchers.watch(commands, options.seconds, options.interval)
     if not any(sample.processes for sample in samples):
         why = "; ".join(wrong) or "no process of it could be seen: it belongs to another user, or has ended"
         raise InfrastructureError("nothing_seen", f"{what}: {why}")
@@ -136,7 +136,7 @@ def _report(
     options: Options,
     what: str,
     samples: Sequence[Sample],
-    spoken: Sequence[Told],
+    spoken: Sequence[TrainingTrace],
     missing: Sequence[str],
 ) -> None:
     if len(samples) < 2:
@@ -159,7 +159,7 @@ def _report(
         _write_page(options.page, lines, samples, spoken)
 
 
-def see(samples: Sequence[Sample], spoken: Sequence[Told]) -> ProgramEvidence:
+def see(samples: Sequence[Sample], spoken: Sequence[TrainingTrace]) -> ProgramEvidence:
     """Return what samples and hook have to say of the time that counts: from the first step that was told."""
     first = min((one.ends[0] for one in spoken if one.ends), default=None)
     last = max((one.ends[-1] for one in spoken if one.ends), default=None)
@@ -172,7 +172,7 @@ def see(samples: Sequence[Sample], spoken: Sequence[Told]) -> ProgramEvidence:
     )
 
 
-def not_reported(options: Options, spoken: Sequence[Told]) -> list[str]:
+def not_reported(options: Options, spoken: Sequence[TrainingTrace]) -> list[str]:
     """Return what the hook could not tell, and why."""
     if options.job or options.pods:
         return []
@@ -184,7 +184,9 @@ def not_reported(options: Options, spoken: Sequence[Told]) -> list[str]:
     return notes
 
 
-def _write_page(path: Path, lines: Sequence[str], samples: Sequence[Sample], spoken: Sequence[Told]) -> None:
+def _write_page(
+    path: Path, lines: Sequence[str], samples: Sequence[Sample], spoken: Sequence[TrainingTrace]
+) -> None:
     from pytest_mlhpc.screen.page import charts, html_of
     from pytest_mlhpc.store.files import replace_file
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pytest_mlhpc.screen.usage import DeviceCourse, RankProcess, percent, seconds_text
+from pytest_mlhpc.screen.usage import DeviceUsage, RankProcess, percent, seconds_text
 
 #: Share of the step by which one rank must be later than the median of the others.
 LATE = 0.10
@@ -34,7 +34,7 @@ class Slow:
     certain: bool = True
 
 
-def find_slow_rank(ranks: Sequence[RankProcess], devices: Sequence[DeviceCourse]) -> Slow | None:
+def find_slow_rank(ranks: Sequence[RankProcess], devices: Sequence[DeviceUsage]) -> Slow | None:
     """Return the slow rank, by the surest evidence that there is; None if none stands out."""
     if len(ranks) < 2:
         return None
@@ -99,7 +99,7 @@ def by_cpu_time(ranks: Sequence[RankProcess]) -> Slow | None:
     return Slow(slowest, share, text, "its node, its share of the data, what it does besides", certain=False)
 
 
-def by_device(ranks: Sequence[RankProcess], devices: Sequence[DeviceCourse]) -> Slow | None:
+def by_device(ranks: Sequence[RankProcess], devices: Sequence[DeviceUsage]) -> Slow | None:
     """Compare devices: an idle one among busy ones has a late host, one with a lower clock is late itself."""
     of = {rank.number: device for rank in ranks for device in devices if _drives(rank, device)}
     clocks = {number: 1.0 - device.clock for number, device in of.items() if device.clock is not None}
@@ -131,7 +131,7 @@ def by_device(ranks: Sequence[RankProcess], devices: Sequence[DeviceCourse]) -> 
     )
 
 
-def _drives(rank: RankProcess, device: DeviceCourse) -> bool:
+def _drives(rank: RankProcess, device: DeviceUsage) -> bool:
     return rank.own is not None and rank.host == device.host and rank.own.pid in device.pids
 
 

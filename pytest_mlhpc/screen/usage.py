@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from pytest_mlhpc.node.telemetry.samples import DeviceSample, ProcessSample, Sample
-from pytest_mlhpc.screen.hook_output import Told
+from pytest_mlhpc.screen.hook_output import TrainingTrace
 
 Key = tuple[str, int, int]  #: host, pid, start: a pid alone may be used again
 
@@ -52,7 +52,7 @@ class ProcessUsage:
 
 
 @dataclass(frozen=True)
-class NodeCourse:
+class NodeUsage:
     """One node: cores kept busy by all programs, share of time throttled, memory and the least of it that was free."""
 
     host: str
@@ -67,7 +67,7 @@ class NodeCourse:
 
 
 @dataclass(frozen=True)
-class DeviceCourse:
+class DeviceUsage:
     """One device: means over looks. ``held`` is, for each bit of NVML's clock reasons, the share of busy looks with it."""
 
     host: str
@@ -96,10 +96,10 @@ def processes(samples: Sequence[Sample]) -> dict[Key, ProcessUsage]:
     for sample in samples:
         for one in sample.processes:
             seen.setdefault((sample.node.host, one.pid, one.start_ticks), []).append((sample.time_s, one))
-    return {key: _course(key, looks) for key, looks in seen.items() if len(looks) > 1}
+    return {key: _usage_of(key, looks) for key, looks in seen.items() if len(looks) > 1}
 
 
-def _course(key: Key, looks: Sequence[tuple[float, ProcessSample]]) -> ProcessUsage:
+def _usage_of(key: Key, looks: Sequence[tuple[float, ProcessSample]]) -> ProcessUsage:
     (begin, first), (end, last) = looks[0], looks[-1]
     seconds = max(end - begin, 1e-9)
     return ProcessUsage(
@@ -146,7 +146,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     return max(0.0, min(rates))
 
 
-def nodes(samples: Sequence[Sample], last_step_s: float | None = None) -> tuple[NodeCourse, ...]:
+def nodes(samples: Sequence[Sample], last_step_s: float | None = None) -> tuple[NodeUsage, ...]:
     """Return the course of each node.
 
     Memory that is let go after *last_step_s* hides no growth. Where no step is known, start-up is left out.
@@ -169,11 +169,11 @@ def _memory(looks: Sequence[Sample], last_step_s: float | None) -> list[tuple[fl
     return [point for point in memory if point[0] - since >= STARTUP_S]
 
 
-def _node(host: str, looks: Sequence[Sample], last_step_s: float | None) -> NodeCourse:
+def _node(host: str, looks: Sequence[Sample], last_step_s: float | None) -> NodeUsage:
     first, last = looks[0], looks[-1]
     seconds = max(last.time_s - first.time_s, 1e-9)
     free = [look.node.memory_free_bytes for look in looks if look.node.memory_free_bytes is not None]
-    return NodeCourse(
+    return NodeUsage(
         host=host,
         cores=last.node.cores,
         seconds=seconds,
@@ -186,7 +186,7 @@ def _node(host: str, looks: Sequence[Sample], last_step_s: float | None) -> Node
     )
 
 
-def devices(samples: Sequence[Sample]) -> tuple[DeviceCourse, ...]:
+def devices(samples: Sequence[Sample]) -> tuple[DeviceUsage, ...]:
     """Return the course of each device."""
     seen: dict[tuple[str, int], list[DeviceSample]] = {}
     for sample in samples:
@@ -195,7 +195,7 @@ def devices(samples: Sequence[Sample]) -> tuple[DeviceCourse, ...]:
     return tuple(_device(host, looks) for (host, _), looks in sorted(seen.items()))
 
 
-def _device(host: str, looks: Sequence[DeviceSample]) -> DeviceCourse:
+def _device(host: str, looks: Sequence[DeviceSample]) -> DeviceUsage:
     last = looks[-1]
     busy = [one for one in looks if one.busy is None or one.busy > 0.05]
     known = [one.reasons for one in busy if one.reasons is not None]
@@ -205,7 +205,7 @@ def _device(host: str, looks: Sequence[DeviceSample]) -> DeviceCourse:
         for one in looks
         if one.memory_used_bytes is not None and one.memory_bytes
     ]
-    return DeviceCourse(
+    return DeviceUsage(
         host=host,
         index=last.index,
         model=last.model,
@@ -248,7 +248,7 @@ class RankProcess:
     host: str
     own: ProcessUsage | None
     helpers: tuple[ProcessUsage, ...] = ()
-    told: Told | None = None
+    told: TrainingTrace | None = None
 
     @property
     def cores(self) -> float:
@@ -256,14 +256,14 @@ class RankProcess:
         return 0.0 if self.own is None else self.own.cores
 
 
-def find_ranks(found: dict[Key, ProcessUsage], told: Sequence[Told]) -> tuple[RankProcess, ...]:
+def find_ranks(found: dict[Key, ProcessUsage], told: Sequence[TrainingTrace]) -> tuple[RankProcess, ...]:
     """Return the ranks, in order.
 
     They are the processes that told of steps, else those with a rank in their environment, else the highest process of the tree
     that is no launcher.
     """
     courses = list(found.values())
-    mains: list[tuple[ProcessUsage | None, Told | None]] = [
+    mains: list[tuple[ProcessUsage | None, TrainingTrace | None]] = [
         (next((own for own in courses if (own.host, own.pid) == (one.host, one.pid)), None), one)
         for one in told
         if one.ends

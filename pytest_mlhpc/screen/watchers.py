@@ -179,7 +179,7 @@ class Assembly:
         self._behind_s[host] = min(behind_s, self._behind_s.get(host, behind_s))
 
 
-def look(
+def watch(
     commands: Sequence[Sequence[str]], seconds: float, interval_s: float
 ) -> tuple[list[Sample], list[str]]:
     """Run watchers side by side to their end; return their samples, and what went wrong in the programs' own words.
@@ -201,7 +201,7 @@ def look(
     finally:
         _close(every)
     samples = [sample for one in every for sample in one.assembly.on_our_clock()]
-    return samples, [words for one in every for words in one.words()]
+    return samples, [words for one in every for words in one.problems()]
 
 
 def _close(every: Sequence[_Watcher]) -> None:
@@ -237,8 +237,8 @@ class _Watcher:
         )
         work = (
             (self._write, self._process.stdin),
-            (self._read, self._process.stdout),
-            (self._hear, self._process.stderr),
+            (self._read_samples, self._process.stdout),
+            (self._read_complaints, self._process.stderr),
         )
         self._threads = [threading.Thread(target=do, args=(stream,), daemon=True) for do, stream in work]
         for thread in self._threads:
@@ -263,7 +263,7 @@ class _Watcher:
         for thread in self._threads:
             thread.join(5.0)
 
-    def words(self) -> list[str]:
+    def problems(self) -> list[str]:
         said = []
         if self._late:
             said.append(f"{self._name} was ended, as it had not come to its own end")
@@ -278,11 +278,11 @@ class _Watcher:
         with contextlib.suppress(OSError), stream:  # it ended at once; its own words tell why
             stream.write(code())
 
-    def _read(self, stream: IO[bytes]) -> None:
+    def _read_samples(self, stream: IO[bytes]) -> None:
         for line in _lines(stream):
             self.assembly.feed(line)
 
-    def _hear(self, stream: IO[bytes]) -> None:
+    def _read_complaints(self, stream: IO[bytes]) -> None:
         for line in _lines(stream):
             if line.strip() and len(self._complaints) < 100:
                 self._complaints.append(line.strip())

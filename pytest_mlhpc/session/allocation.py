@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, NodeFault, ProtocolError, RunFailure
-from pytest_mlhpc.jobs.job import HeldNodes
+from pytest_mlhpc.jobs.job import TestNodes
 from pytest_mlhpc.node.batch.output import ANSWERS, REQUESTS, Inbox, append
 from pytest_mlhpc.node.files import UNSAFE, UnsafeDirectoryError
 from pytest_mlhpc.node.vet.finding import Fitness, Severity, VetVerdict
@@ -90,7 +90,7 @@ class Allocation:
         lost: tells why they are gone, None while they are there.
     """
 
-    def __init__(self, held: HeldNodes, lost: Callable[[], Failure | None]) -> None:
+    def __init__(self, held: TestNodes, lost: Callable[[], Failure | None]) -> None:
         self.id = held.id  #: the scheduler's id of the job; of `local`, which has none, our own
         self.nodes = held.nodes
         self.partition = held.partition
@@ -135,7 +135,7 @@ class Allocation:
         request = {
             "kind": "run",
             "id": uuid.uuid4().hex,
-            "argv": _words(argv),
+            "argv": _argv(argv),
             "nodes": self._chosen(nodes),
             "ranks_per_node": _at_least_one("ranks_per_node", ranks_per_node),
             "cores_per_rank": self._share(ranks_per_node, cores_per_rank),
@@ -204,7 +204,7 @@ class Allocation:
                 if answer.get("id") == request["id"]:
                     return answer
             if failure is not None:
-                raise self._gone(failure, request)  # the answer did not come before the end either
+                raise self._lost_error(failure, request)  # the answer did not come before the end either
             now = time.monotonic()
             if now > until:
                 text = f"the batch of {self!r} did not answer within {now - began:.0f} s; log: {self.directory.parent}"
@@ -250,7 +250,7 @@ class Allocation:
         if answer["timed_out"]:
             self._refuse_if_lost(request)
             if answer["time_limit"]:
-                raise self._gone(Failure("time_limit", str(answer["time_limit"])), request)
+                raise self._lost_error(Failure("time_limit", str(answer["time_limit"])), request)
             text = (
                 f"{argv[0]!r} did not end within {request['timeout_s']:g} s on {', '.join(request['nodes'])}"
             )
@@ -278,9 +278,9 @@ class Allocation:
         __tracebackhide__ = True
         failure = self._lost()
         if failure is not None:
-            raise self._gone(failure, request)
+            raise self._lost_error(failure, request)
 
-    def _gone(self, failure: Failure, request: Mapping[str, Any]) -> MlhpcError:
+    def _lost_error(self, failure: Failure, request: Mapping[str, Any]) -> MlhpcError:
         what = f"{self!r} ended before or while {request['argv'][0]!r} ran: {failure.text}"
         if failure.nodes:
             return NodeFault(failure.outcome, what, failure.nodes)
@@ -289,7 +289,7 @@ class Allocation:
         return RunFailure(failure.outcome, what)
 
 
-def _words(argv: Sequence[Any]) -> list[str]:
+def _argv(argv: Sequence[Any]) -> list[str]:
     if isinstance(argv, (str, bytes)) or not argv:
         raise TypeError(f"argv={argv!r}: give program and arguments as a list, such as ['hostname', '-f']")
     words = []

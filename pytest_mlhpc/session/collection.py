@@ -314,10 +314,10 @@ def _folder_of(definition: Any, item: pytest.Function) -> Path:
 def _wrong_fixture(item: pytest.Function, spec: JobSpec, declared: Declared) -> Sequence[Problem]:
     """Return whether the test holds nodes and does not use them, or the other way round."""
     asks = "allocation" in item.fixturenames
-    if spec.held and not asks:
+    if spec.holds_nodes and not asks:
         text = "the test holds nodes and does not use them: take the fixture `allocation` (or `vetting`, with vet='quick')"
         return [Problem(_line(item), "", text)]
-    if asks and not spec.held:
+    if asks and not spec.holds_nodes:
         text = f"the fixture `allocation` is for tests that hold nodes: @nodes(count=2), not @{declared.decorator}"
         return [Problem(_line(item), "allocation", text)]
     return []

@@ -314,7 +314,7 @@ class Concluder:
             energy_j=attempt.energy_j,
             judged=spec.judged,
             overrides=dict(self._settings.overrides),
-            vetting=vetted_record(attempt, job.lost, self._readiness.kept_out(spec)),
+            vetting=vetted_record(attempt, job.lost, self._readiness.excluded(spec)),
             measurement=measurement,
         )
         if self._store is None:

@@ -67,7 +67,7 @@ def allocation(request: pytest.FixtureRequest) -> Iterator[Allocation]:
 
     bench, node_id = _bench(request), request.node.nodeid
     spec = bench.specs.get(node_id)
-    if spec is None or not spec.held:
+    if spec is None or not spec.holds_nodes:
         text = "`allocation` is for tests that hold nodes: decorate this one by @nodes(count=2, time_limit='10m')"
         pytest.fail(text, pytrace=False)
     outcome = take(request.node, bench)

@@ -55,7 +55,7 @@ class LedgerWriter:
         first = specs[0][0]
         root = run_root(first.target.partition, self._settings.state_dir)
         runs_dir = root / "runs" / self._session_id
-        away = sorted({*excluded, *self.readiness.kept_out(first)})
+        away = sorted({*excluded, *self.readiness.excluded(first)})
         return plan_of(
             specs,
             runs_dir,
@@ -136,7 +136,7 @@ class LedgerWriter:
         """
         from pytest_mlhpc.jobs.reaping import reap, reap_expired_leases
         from pytest_mlhpc.jobs.resume import is_needed_by, resume_entries
-        from pytest_mlhpc.provision.reapers import clear_kept, our_reapers, reachable_with
+        from pytest_mlhpc.provision.reapers import clear_retained, our_reapers, reachable_with
 
         jobs = list(jobs)
         reapers = our_reapers(os.environ)
@@ -163,7 +163,7 @@ class LedgerWriter:
             for one in reaped
             if (one.ended or one.later) and one.entry.scheduler != "local"
         ]
-        told += [clean(str(one)) for one in clear_kept(self._settings.state_dir, os.environ)]
+        told += [clean(str(one)) for one in clear_retained(self._settings.state_dir, os.environ)]
         return recovered, told
 
     def _recorded(self, entries: Sequence[LedgerEntry]) -> Callable[[str], bool]:

@@ -12,7 +12,7 @@ from _pytest._code.code import TerminalRepr
 
 from pytest_mlhpc.errors import InfrastructureError, RunFailure, SpecError
 from pytest_mlhpc.jobs.job import Outcome
-from pytest_mlhpc.options import words_to_repeat
+from pytest_mlhpc.options import repeated_options
 from pytest_mlhpc.session.bench import INFRA_ATTRIBUTE, Bench
 from pytest_mlhpc.session.live import live_of
 from pytest_mlhpc.session.run import WARNINGS, explain
@@ -156,5 +156,5 @@ def repeat_command(item: pytest.Item, bench: Bench) -> str:
         words += ["--mlhpc-environment", target.environment.name]
     if target.node:
         words.append(f"--mlhpc-each-node={target.node}")
-    words += words_to_repeat(settings, item.config.rootpath)
+    words += repeated_options(settings, item.config.rootpath)
     return shlex.join(words)

@@ -126,9 +126,9 @@ class BenchmarkSession:
         self._books = LedgerWriter(settings, self.id, workloads, self.trouble)
         self._concluder: Concluder | None = None
         self._timer: threading.Timer | None = None
-        self._signals = Signals(self._told_to_end)
+        self._signals = Signals(self._terminate)
         self._detaching = False
-        self.told_to_end = False  #: by SIGTERM or SIGHUP
+        self.terminated = False  #: by SIGTERM or SIGHUP
         self._closed = False
 
     def declare(self, specs: Sequence[JobSpec]) -> None:
@@ -293,7 +293,7 @@ class BenchmarkSession:
                 self._lease()
             for driver in self._drivers.values():
                 driver.close(detach=self._detaching and driver.durable)
-            hurry = self.told_to_end
+            hurry = self.terminated
             try:
                 self._await_drivers()
             except KeyboardInterrupt:  # the second: what is left is named, and not waited for
@@ -419,9 +419,9 @@ class BenchmarkSession:
         except BaseException as error:  # noqa: BLE001 - as in _publish
             self.trouble.append(f"a receiver of records failed at the end: {error!r}")
 
-    def _told_to_end(self) -> None:
+    def _terminate(self) -> None:
         """A runner's time-out leaves jobs elsewhere to a later session; what runs on this machine is cancelled."""
-        self._detaching = self.told_to_end = True
+        self._detaching = self.terminated = True
 
 
 def _by_partition(jobs: Iterable[Job]) -> list[tuple[Partition, list[Job]]]:

@@ -171,7 +171,7 @@ def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, conf
     lists = [
         ("not run, as the target lacks what they ask for", folded(session.deselected)),
         ("not ended; the same command, or with --mlhpc-resume, goes on", _queued(session)),
-        ("measured beside another user of this machine", _beside(session)),
+        ("measured beside another user of this machine", _other_users(session)),
         (
             f"baseline entries that no test uses, in {os.path.relpath(session.settings.baselines_dir)}; delete what is over",
             unused_baselines(reporter, session, config),
@@ -213,7 +213,7 @@ def folded(lines: Iterable[str]) -> list[str]:
     ]
 
 
-def _beside(session: BenchmarkSession) -> list[str]:
+def _other_users(session: BenchmarkSession) -> list[str]:
     attempts = [(job, attempt) for job in session.jobs.values() if job.taken for attempt in job.attempts]
     return [f"{job.spec.node_id}: {attempt.beside}" for job, attempt in attempts if attempt.beside]
 

@@ -60,7 +60,7 @@ class Readiness:
             self._tell(f"what earlier vettings found cannot be used: {error}")
             return ()
 
-    def kept_out(self, spec: JobSpec) -> dict[str, str]:
+    def excluded(self, spec: JobSpec) -> dict[str, str]:
         """Return nodes that jobs like *spec* keep away from, each with what an earlier vetting found; asked once a session.
 
         None are where too few others would be left, and where one node is asked for by name.

@@ -8,7 +8,7 @@ from alert_bads import night
 from test_expected_nights import of
 
 from pytest_mlhpc.alert.slower import KnownIncidents, Rules, companion, regressions, subject_of
-from pytest_mlhpc.history.nightly import WatchedSeries, told
+from pytest_mlhpc.history.nightly import WatchedSeries, with_causes
 from pytest_mlhpc.history.series import Point, Series
 from pytest_mlhpc.judge.changes import find
 from pytest_mlhpc.store.record import SeriesKey
@@ -29,7 +29,7 @@ def watched(values, *, better="higher", regressed=(), nodes=None, judged=True):
         verdict = "regressed" if number in regressed else "passed"
         where = (nodes[number],) if nodes else ()
         points.append(Point(of(number, verdict=verdict, session=str(number), nodes=where), value))
-    return told(WatchedSeries(Series(KEY, "1/s", better, judged, tuple(points))), find(values))
+    return with_causes(WatchedSeries(Series(KEY, "1/s", better, judged, tuple(points))), find(values))
 
 
 def tonight(one, reruns=(), known=NOTHING_KNOWN):

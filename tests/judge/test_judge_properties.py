@@ -104,7 +104,7 @@ def test_the_quorum_is_three_of_four_and_stopping_early_never_changes_the_answer
     assert final is (sum(slow) >= 3)
     made: list[float] = []
     while (answer := fence.confirmed(made, 0.05)) is None:
-        made = drops[: len(made) + fence.wanted(made, 0.05)]
+        made = drops[: len(made) + fence.reruns_needed(made, 0.05)]
     assert answer is final
 
 

@@ -200,7 +200,7 @@ LOG = 'E1123 11:35:06.131909   24321 memcache.go:265] "Unhandled Error" ' + "x" 
     ids=["a word", "behind its log"],
 )
 def test_samples_of_watchers_side_by_side_come_together_and_failures_have_words(words, why):
-    found, wrong = watchers.look([boot(), failing(words)], 1.0, 0.2)
+    found, wrong = watchers.watch([boot(), failing(words)], 1.0, 0.2)
     assert found
     assert wrong == [f"{sys.executable} ended with 1: {why}"]
 

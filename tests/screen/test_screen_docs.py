@@ -10,7 +10,7 @@ from cli_calls import options_of, parsed
 from screen_samples import device, process, samples
 
 from benchmarks.__main__ import SCRIPTS
-from pytest_mlhpc.node.telemetry.samples import figures, look
+from pytest_mlhpc.node.telemetry.samples import figures, interval_of
 from pytest_mlhpc.node.worker.workloads.fields import training
 from pytest_mlhpc.screen import run
 
@@ -40,7 +40,7 @@ def test_signals_that_are_passed_on_are_those_of_the_page():
 
 def test_figures_of_a_benchmark_are_those_of_the_page():
     taken = samples(lambda second: [process(10, second)], lambda _second: [device()])
-    looks = [look(before, after) for before, after in pairwise(taken)]
+    looks = [interval_of(before, after) for before, after in pairwise(taken)]
     assert set(re.findall(r"`(telemetry_[a-z_]+)`", PAGE)) == {one.name for one in figures(looks)}
     assert training("sgd", 0.1)["telemetry"].default is None
     assert not training("sgd", 0.1)["telemetry"].identity

@@ -8,7 +8,7 @@ from dataclasses import replace
 from full_disk import small_disk
 from screen_samples import GIB, device, process, samples, told
 
-from pytest_mlhpc.screen.hook_output import CUT, read_told
+from pytest_mlhpc.screen.hook_output import CUT, read_traces
 from pytest_mlhpc.screen.page import MOST_CURVES, MOST_POINTS, charts, html_of
 from pytest_mlhpc.screen.screening import Options, _write_page, not_reported
 from pytest_mlhpc.store.files import replace_file
@@ -110,7 +110,7 @@ def test_what_a_full_disk_cut_short_is_not_taken_for_no_steps(tmp_path):
     line = json.dumps({"host": "n1", "rank": 0, "ends": [1.0, 2.0], "waits": [0.0, 0.5]}) + "\n"
     for name, text in (("10", line), ("11", line + line[:20]), ("12", "")):
         (tmp_path / f"{name}.jsonl").write_text(text)
-    found = read_told(tmp_path)
+    found = read_traces(tmp_path)
     assert [(one.pid, one.ends, one.notes) for one in found] == [
         (10, (1.0, 2.0), ()), (11, (1.0, 2.0), (CUT,)), (12, (), (CUT,)),
     ]  # fmt: skip

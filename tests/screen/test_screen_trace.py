@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from screen_samples import told
 
-from pytest_mlhpc.screen.hook_output import length, profile_of, read_told, union, without
+from pytest_mlhpc.screen.hook_output import length, profile_of, read_traces, union, without
 from pytest_mlhpc.screen.slow_rank import find_slow_rank
 from pytest_mlhpc.screen.usage import RankProcess
 
@@ -83,7 +83,7 @@ def test_lines_of_a_program_that_was_killed_while_it_wrote_are_read_up_to_there(
     second = {**first, "rank": 3, "ends": [3.0], "waits": [0.1]}
     write(tmp_path, first, second, '{"ends": [4.')
     (tmp_path / "12.trace.json").write_text('{"traceEvents": [')
-    (one,) = read_told(tmp_path)
+    (one,) = read_traces(tmp_path)
     assert (one.pid, one.rank, one.ends, one.waits) == (12, 3, (1.0, 2.0, 3.0), (0.0, 0.5, 0.1))
     assert one.notes[0].startswith("a trace cannot be read")
 
@@ -91,7 +91,7 @@ def test_lines_of_a_program_that_was_killed_while_it_wrote_are_read_up_to_there(
 def test_steps_under_the_profiler_and_the_first_ones_do_not_count(tmp_path):
     steps = {"ends": [float(number) for number in range(10)], "waits": [0.1] * 10}
     write(tmp_path, {"host": "n1", "rank": 0, **steps, "profiled": [4, 2], "profile_cost_s": 1})
-    (one,) = read_told(tmp_path)
+    (one,) = read_traces(tmp_path)
     assert one.steps() == [(1.0, 0.1)] * 5  # steps 2, 3, 7, 8, 9 of 0..9
 
 
@@ -101,8 +101,8 @@ def test_steps_under_the_profiler_and_the_first_ones_do_not_count(tmp_path):
 )
 def test_odd_files_are_no_steps(tmp_path, text):
     write(tmp_path, text)
-    assert all(not one.ends for one in read_told(tmp_path))
-    assert read_told(tmp_path / "gone") == ()
+    assert all(not one.ends for one in read_traces(tmp_path))
+    assert read_traces(tmp_path / "gone") == ()
 
 
 def test_recorded_traces_of_two_gloo_ranks_name_the_one_that_does_more():

@@ -65,7 +65,7 @@ def tell(attempt, **body):
 def test_a_node_that_a_probe_found_unfit_is_kept_out_of_the_next_session(spec, tmp_path, text, problem):
     trouble: list[str] = []
     Readiness(tmp_path, "first", trouble).keep(spec, probed(spec, {"n1": text}))
-    assert Readiness(tmp_path, "second", trouble).kept_out(spec) == {"n1": problem}
+    assert Readiness(tmp_path, "second", trouble).excluded(spec) == {"n1": problem}
     assert trouble == []
 
 

@@ -90,4 +90,4 @@ def paragraph(group: Sequence[Shift]) -> list[str]:
         lines.append(f"and {len(group) - _MOST} more series; --json has them all")
     lines.append(f"  since {rendering.nights(first)}")
     lines += [f"  {line}" for line in rendering.reasons(first)]
-    return [*lines, f"  next: {rendering.look_on(first.key)}"]
+    return [*lines, f"  next: {rendering.history_command(first.key)}"]

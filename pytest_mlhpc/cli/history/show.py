@@ -16,7 +16,7 @@ from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.events import began, events
-from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, told, watched_part
+from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, watched_part, with_causes
 from pytest_mlhpc.history.series import Point, Series, Source, feeds
 from pytest_mlhpc.influx.choice import chosen, look_of
 from pytest_mlhpc.judge.changes import find_all
@@ -66,7 +66,7 @@ def command(
     with chosen(source, state_dir) as opened:
         found = _series(opened, benchmark, system, metric)
         for one in found:
-            watched, points = _look(one, look, known, everything=everything)
+            watched, points = _shown_points(one, look, known, everything=everything)
             recent = [point for point in points if point.night.created_ns >= since_ns]
             if recent:
                 data.append(_json(watched, recent))
@@ -117,7 +117,7 @@ def _benchmarks(source: Source, text: str, system: str) -> list[str]:
     )
 
 
-def _look(
+def _shown_points(
     series: Series, look: NightlyQuery, known: Sequence[Any], *, everything: bool
 ) -> tuple[WatchedSeries, Sequence[Point]]:
     """Find the changes among the watched nights; return with them the points to show.
@@ -127,7 +127,7 @@ def _look(
     kept = watched_part(series, look.default_branch)
     (changes,) = find_all([[point.value for point in kept.series.points]], look.detector)
     shown = [point for point in series.points if everything or feeds(point.night, look.default_branch)]
-    return told(kept, changes, known), shown
+    return with_causes(kept, changes, known), shown
 
 
 def text_of(watched: WatchedSeries, points: Sequence[Point], limit: int) -> str:
@@ -175,7 +175,7 @@ def _between(watched: WatchedSeries, before: Point | None, after: Point | None) 
         yield f"-- new epoch: {what}"
     for event in watched.events:
         if after_ns < event.at_ns and (until_ns is None or event.at_ns <= until_ns):
-            yield f"-- {rendering.event_words(event)}"
+            yield f"-- {rendering.event_line(event)}"
     for shift in watched.shifts:
         if until_ns is not None and after_ns < shift.at.created_ns <= until_ns:
             yield f"-- {rendering.change(shift)}"

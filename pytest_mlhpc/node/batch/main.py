@@ -21,7 +21,7 @@ from typing import Any, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.batch import output
-from pytest_mlhpc.node.batch.output import CannotWrite, ControllerGone, Lines, Relay
+from pytest_mlhpc.node.batch.output import CannotWrite, ControllerLost, Lines, Relay
 from pytest_mlhpc.node.batch.runs import Site, do_run
 from pytest_mlhpc.node.batch.test_nodes import hold
 from pytest_mlhpc.node.batch.vetting import vet
@@ -45,18 +45,18 @@ class BatchSignals:
         self.wakeup, writing = os.pipe()
         for fd in (self.wakeup, writing):
             os.set_blocking(fd, False)
-        self.told_to_end = False
+        self.terminated = False
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to interpret
 
     def _end(self, *_: Any) -> None:
-        self.told_to_end = True
+        self.terminated = True
 
     def stop(self) -> bool:
         """Return whether a signal asked this batch to end."""
-        return self.told_to_end
+        return self.terminated
 
 
 def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> int:
@@ -150,7 +150,7 @@ def do_all(plan: Plan, path: Path, relay: Lines, signals: BatchSignals, site: Si
     except CannotWrite as error:
         say(f"worker lines of the allocation {plan.allocation_id} cannot be written: {error}")
         return EXIT_CANNOT_WRITE
-    except ControllerGone:
+    except ControllerLost:
         return EXIT_TERMINATED
     return 0
 

@@ -216,7 +216,7 @@ class RunLogs:
         log = self._nearest(number)
         return str(log.path) if log else ""
 
-    def last_words(self, number: Optional[int], lines: int = 5, characters: int = 600) -> str:
+    def last_lines(self, number: Optional[int], lines: int = 5, characters: int = 600) -> str:
         """Return the last lines of a rank's output, or of the nearest log that there is, without what only we read."""
         log = self._nearest(number)
         if log is None:
@@ -238,11 +238,11 @@ class RunLogs:
         return None if number is None else self._logs.get(number) or self._logs.get(self.own)
 
 
-class ControllerGone(Exception):  # noqa: N818 - what happened, in the words of the flow
+class ControllerLost(Exception):  # noqa: N818 - what happened, in the words of the flow
     """Nobody reads our lines any more; the batch must end."""
 
 
-class CannotWrite(ControllerGone):
+class CannotWrite(ControllerLost):
     """Lines cannot be written any more: nothing that still runs could be told of. ``error`` says why."""
 
     def __init__(self, error: OSError) -> None:
@@ -282,7 +282,7 @@ class Relay:
             try:
                 count = os.write(self._fd, line)
             except BrokenPipeError as error:
-                raise ControllerGone from error
+                raise ControllerLost from error
             except OSError as error:
                 raise CannotWrite(error) from error
             if count < len(line):

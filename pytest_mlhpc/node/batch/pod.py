@@ -147,7 +147,7 @@ class PodAgent:
             self._wire.send({"kind": "beat"})
         self._wire.flush()
         for message in self._wire.read():
-            self._hear(message)
+            self._handle(message)
         if self._code is not None:
             return
         if now - self._wire.heard > self._place.silence_s:
@@ -162,7 +162,7 @@ class PodAgent:
             self._read_output(reads=4)
         self._note(reap())
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _handle(self, message: Mapping[str, Any]) -> None:
         kind = message["kind"]
         if kind == "start":
             self._start(message)
@@ -294,7 +294,7 @@ def main(arguments: List[str], environ: MutableMapping[str, str]) -> int:
         plan = read_plan(path, own_disk=True)
         place = place_of(environ, plan)
         plan = settle(plan, place)
-        _refuse_held(plan)
+        _refuse_test_nodes(plan)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         say(f"the plan {path} cannot be used: {error}")
         return EXIT_PLAN
@@ -386,7 +386,7 @@ def _give_up(plan: Plan, relay: PodRelay, text: str) -> int:
     return EXIT_NOT_MET
 
 
-def _refuse_held(plan: Plan) -> None:
+def _refuse_test_nodes(plan: Plan) -> None:
     if any(run.workload == HELD for run in plan.runs):
         raise ValueError("a pod cannot hold nodes for a test: it shares no folder with it")
 

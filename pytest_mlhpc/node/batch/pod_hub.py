@@ -148,7 +148,7 @@ class Hub:
         for wire in list(self._agents.values()):
             self._listen_to(wire, reading=not full)
         if self._client is not None and self._client.ended:
-            self._client_gone()
+            self._client_lost()
         elif self._client is not None:
             self._listen_to(self._client)
 
@@ -231,7 +231,7 @@ class Hub:
             self._part_from(wire)
             return
         wire.trusted = True
-        self._add(wire, lambda: self._hear(rank, wire))
+        self._add(wire, lambda: self._handle(rank, wire))
         with self._lock:
             self._agents[rank] = wire
             self._labels[rank], self._nodes[rank] = label(name, node), node
@@ -247,7 +247,7 @@ class Hub:
 
         self._add(wire, discard)
 
-    def _hear(self, rank: int, wire: Wire) -> None:
+    def _handle(self, rank: int, wire: Wire) -> None:
         wire.flush()
         for message in wire.read():
             kind = message["kind"]
@@ -282,7 +282,7 @@ class Hub:
         with contextlib.suppress(OSError):
             accepted, _ = self._unix.accept()
             if self._client is not None:  # one run after the other: the former one has been killed
-                self._client_gone()
+                self._client_lost()
             wire = self._client = Wire(accepted)
             wire.trusted = True
             self._add(wire, lambda: self._asked(wire))
@@ -324,7 +324,7 @@ class Hub:
             if rank in self._agents:
                 self._agents[rank].send({"kind": "kill", "run": run_id})
 
-    def _client_gone(self) -> None:
+    def _client_lost(self) -> None:
         if self._client is not None:
             self._forget(self._client)
             self._client = None

@@ -161,7 +161,7 @@ class PodRun:
             os.read(self._signals.wakeup, 4096)
         self._wire.flush()
         for message in self._wire.read():
-            self._hear(message)
+            self._handle(message)
         if self._wire.ended and self._open:
             self._fail(EXIT_GONE, {"not_started": f"this pod's agent cannot be asked: {self._wire.ended}"})
             self._open.clear()
@@ -181,7 +181,7 @@ class PodRun:
             if self._tasks.error:
                 self._fail(EXIT_NOT_STARTED, {"no_program": f"{self._label(0)}: {self._tasks.error}"})
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _handle(self, message: Mapping[str, Any]) -> None:
         kind, pod = message["kind"], message.get("pod")
         if kind == "pods":
             self._labels = [str(name) for name in message["labels"]]

@@ -141,7 +141,7 @@ def _torch(plan: Plan, facts: Dict[str, Any]) -> Optional[ProbeVerdict]:
         if silent:
             return unfit(f"torch or its devices did not answer within {ANSWER_S:g} s")
         facts.update({name: answer.get(name) for name in ("torch", "kind", "models")})
-        found = judge_answer(answer, devices_wanted(runs))
+        found = judge_answer(answer, needed_devices(runs))
         if found is not None:
             return found
     return None
@@ -205,7 +205,7 @@ def _needs_torch(run: RunPlan) -> bool:
     return run.workload not in _WITHOUT_TORCH
 
 
-def devices_wanted(runs: Sequence[RunPlan]) -> Tuple[str, int]:
+def needed_devices(runs: Sequence[RunPlan]) -> Tuple[str, int]:
     """Return type and number of the devices that ranks on one node take; an empty type where nobody can count them."""
     kinds = {run.device_type for run in runs} & _COUNTED
     if not kinds:

@@ -64,7 +64,7 @@ class Death:
 
 
 @dataclass
-class LauncherWords:
+class LauncherOutput:
     """What was understood of a launcher's output so far, in its order."""
 
     deaths: List[Death] = field(default_factory=list)
@@ -368,7 +368,7 @@ class RankBook:
     def _out_of_memory(self) -> bool:
         return self._memory or (self.memory is not None and self.memory())
 
-    def learn(self, words: LauncherWords, output: str) -> List[int]:
+    def learn(self, words: LauncherOutput, output: str) -> List[int]:
         """Take the exit codes of ranks from what their launcher said; return which it named, the first first."""
         self._memory = self._memory or words.out_of_memory
         deaths: Dict[int, int] = {}
@@ -382,20 +382,20 @@ class RankBook:
         return named
 
     def launcher_ended(
-        self, code: int, output: str, *, is_rank: bool, words: Optional[LauncherWords] = None
+        self, code: int, output: str, *, is_rank: bool, words: Optional[LauncherOutput] = None
     ) -> None:
         """Judge a launcher that ended by itself with *code*, or is about to (0), after a rank was lost.
 
         *output* is the end of what it printed, *words* what was understood of all of it.
         """
-        words = words or LauncherWords()
+        words = words or LauncherOutput()
         if not code and self.suspect is None:
             return
         if is_rank:
             reported = 0 in self.ranks and self.ranks[0].report is not None
             who, number, after = "rank 0", 0, " after it had reported" if reported else ""
         else:
-            self._judge_words(words, output)
+            self._judge_output(words, output)
             who, number, after = "the launcher", LAUNCHER, ""
         self.settle()
         outcome = "worker_killed" if code < 0 else "worker_exit"
@@ -403,7 +403,7 @@ class RankBook:
             outcome = "out_of_memory"
         self.fail(outcome, f"{who} {describe_exit(code)}{after}", number, quote=True)
 
-    def _judge_words(self, words: LauncherWords, output: str) -> None:
+    def _judge_output(self, words: LauncherOutput, output: str) -> None:
         """Name the first thing that went wrong: what kept ranks from starting, a node, then the first rank that died."""
         heard = bool(self.ranks)
         named = self.learn(words, output)

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Seque
 from pytest_mlhpc.node import processes
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.agents.wire import key_of_run
-from pytest_mlhpc.node.batch.output import LOG_CAP, ControllerGone, Lines
+from pytest_mlhpc.node.batch.output import LOG_CAP, ControllerLost, Lines
 from pytest_mlhpc.node.batch.pod_stream import ARTIFACTS
 from pytest_mlhpc.node.batch.ranks import RankBook
 from pytest_mlhpc.node.batch.server import RankServer, RemoteServer
@@ -134,7 +134,7 @@ def _build(
     if trouble is None and code == 0:
         return None
     why = describe_exit(code or 0) if code or trouble is None else trouble.text
-    lines = supervisor.logs.last_words(0, LINES, CHARACTERS)
+    lines = supervisor.logs.last_lines(0, LINES, CHARACTERS)
     said = f"; its last lines:\n{lines}" if lines and lines not in why else ""
     return "build_failed", f"the build {build.name} ({' '.join(build.argv)[:200]}): {why}{said}"
 
@@ -220,7 +220,7 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: Ends, *,
         relay.send(run, "started", {"protocol": PROTOCOL, "payload_sha256": running_payload()})
     for start in range(1, STARTS + 1):
         if signals.stop():
-            raise ControllerGone
+            raise ControllerLost
         good = site.nodes[: run.nodes]
         book = RankBook(run, () if site.direct(run) else good)
         book.started = started
@@ -372,7 +372,7 @@ def report(supervisor: Supervisor, relay: Lines, began_ns: int) -> None:
     body = None if run.workload == "command" else measurement(book)
     trouble = book.trouble
     if trouble is not None:
-        words = supervisor.logs.last_words(trouble.rank) if trouble.quote else ""
+        words = supervisor.logs.last_lines(trouble.rank) if trouble.quote else ""
         text = "; ".join(filter(None, (trouble.text, book.turned_away)))
         text += f"; its last lines:\n{words}" if words else ""
         log = supervisor.logs.path(trouble.rank)

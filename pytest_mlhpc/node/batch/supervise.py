@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 
-from pytest_mlhpc.node.batch.output import ControllerGone, Lines, RunLogs
-from pytest_mlhpc.node.batch.ranks import LAUNCHER, LauncherWords, RankBook
+from pytest_mlhpc.node.batch.output import ControllerLost, Lines, RunLogs
+from pytest_mlhpc.node.batch.ranks import LAUNCHER, LauncherOutput, RankBook
 from pytest_mlhpc.node.batch.server import RankConnection, RankMessage, RankServer, RemoteServer, open_pidfd
 from pytest_mlhpc.node.processes import MOST_STRANGERS, end_descendants, exit_code_of_foreign, reap
 
@@ -59,7 +59,7 @@ class Supervisor:
         self.directory = directory
         self.launcher_exit: Optional[int] = None
         self.logs = RunLogs(book, directory, functools.partial(relay.log, book.run))
-        self.words = LauncherWords()
+        self.words = LauncherOutput()
         self._relay, self._wakeup, self._stop, self._has_lifeline = relay, wakeup, stop, lifeline
         self._settle_at: Optional[float] = None
         self._peers_until: Optional[float] = None
@@ -93,7 +93,7 @@ class Supervisor:
                     self._turn(deadline)
                     self._drop_strangers()  # after who has spoken was heard: this process may have been stopped
             self._finish(server)
-        except ControllerGone:
+        except ControllerLost:
             self._note_exits(end_descendants(os.getpid(), 1.0, self._wakeup)[0])
             raise
         finally:
@@ -123,7 +123,7 @@ class Supervisor:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wakeup, 4096)
         if self._stop():
-            raise ControllerGone
+            raise ControllerLost
 
     def _start(self, argv: List[str], environment: Mapping[str, str]) -> None:
         if self.logs.open(self.logs.own) is None:
@@ -200,13 +200,13 @@ class Supervisor:
 
     def _lifeline(self) -> None:
         if not os.read(0, 4096):
-            raise ControllerGone
+            raise ControllerLost
 
     def _children_ended(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wakeup, 4096)
         if self._stop():
-            raise ControllerGone
+            raise ControllerLost
         self._note_exits(reap())
 
     def _note_exits(self, ended: Mapping[int, int]) -> None:
@@ -237,9 +237,9 @@ class Supervisor:
     def _accept(self, server: Server) -> None:
         for connection in server.accept():
             self._connections.append(connection)
-            self._watch(connection.socket.fileno(), lambda connection=connection: self._hear(connection))  # type: ignore[misc]  # mypy cannot infer a lambda's default
+            self._watch(connection.socket.fileno(), lambda connection=connection: self._read_rank(connection))  # type: ignore[misc]  # mypy cannot infer a lambda's default
 
-    def _hear(self, connection: RankConnection) -> None:
+    def _read_rank(self, connection: RankConnection) -> None:
         self._listen(connection)
         if connection.stranger:
             self._turn_away(connection)
@@ -301,7 +301,7 @@ class Supervisor:
                 self.book.ended(number)
         if self.launcher_exit or self.book.suspect is not None:
             behind = self.logs.own == LAUNCHER
-            shown = self.logs.last_words(self.logs.own, lines=1000, characters=1 << 16)
+            shown = self.logs.last_lines(self.logs.own, lines=1000, characters=1 << 16)
             code = self.launcher_exit or 0
             self.book.launcher_ended(code, shown, is_rank=not behind, words=self.words)
         ended, stuck = end_descendants(os.getpid(), GRACE_S, self._wakeup)

@@ -15,8 +15,8 @@ from typing import Any, Deque, Dict, List, Mapping, Optional, Set, Tuple
 
 from pytest_mlhpc.node import processes
 from pytest_mlhpc.node.batch import output
-from pytest_mlhpc.node.batch.output import ControllerGone, Lines
-from pytest_mlhpc.node.batch.ranks import LauncherWords
+from pytest_mlhpc.node.batch.output import ControllerLost, Lines
+from pytest_mlhpc.node.batch.ranks import LauncherOutput
 from pytest_mlhpc.node.batch.runs import FOREIGN_VARIABLES, SIGNAL_LAG_S, Ends, Site
 from pytest_mlhpc.node.files import make_private, unwritten
 from pytest_mlhpc.node.launch import step
@@ -40,7 +40,7 @@ class ProgramRunner:
         self._processes: List[subprocess.Popen[bytes]] = []
         self._logs: List[Tuple[CappedLog, CappedLog]] = []
         self._open: Dict[int, CappedLog] = {}
-        self._words = LauncherWords()
+        self._argv_and_environ = LauncherOutput()
         self._codes: Dict[int, int] = {}
 
     def start(self, argv: List[str], environment: Mapping[str, str], cwd: str) -> None:
@@ -88,7 +88,7 @@ class ProgramRunner:
         self._note(reap())
         return all(process.pid in self._codes for process in self._processes)
 
-    def hear(self, reads: int = READS) -> None:
+    def read_output(self, reads: int = READS) -> None:
         """Take what was printed.
 
         Raises:
@@ -103,7 +103,7 @@ class ProgramRunner:
                         break
                     log.write(data)
                     if any(log is errors for _, errors in self._logs):
-                        self._words.feed(data)
+                        self._argv_and_environ.feed(data)
 
     def close(self, ended: Mapping[int, int]) -> None:
         """Take the last output and give descriptors back; *ended* are the exit codes of what had to be ended.
@@ -113,7 +113,7 @@ class ProgramRunner:
         """
         self._note(ended)
         try:
-            self.hear(READS_AT_END)
+            self.read_output(READS_AT_END)
         finally:
             for process in self._processes:
                 process.returncode = self._codes.get(process.pid, 0)  # reaped here, not by Popen
@@ -128,15 +128,15 @@ class ProgramRunner:
     @property
     def broken_off(self) -> bool:
         """Whether srun, or what it started, was ended by a signal, as happens when the whole job is."""
-        words = self._words
+        words = self._argv_and_environ
         ended = words.cancelled or any(death.exit < 0 for death in words.deaths)
         return ended or any(code < 0 for code in self._codes.values())
 
-    def told(self, *, labelled: bool) -> Dict[str, Any]:
+    def reply(self, *, labelled: bool) -> Dict[str, Any]:
         """Return what the test is told: exit code as a shell gives it, names of logs, and srun's own troubles."""
         codes = [self._codes.get(process.pid, 0) for process in self._processes]
         code = next((code for code in codes if code), 0)
-        words = self._words
+        words = self._argv_and_environ
         return {
             "exit": 128 - code if code < 0 else code,
             "error": self.error,
@@ -228,7 +228,7 @@ class RequestServer:
         """Return when the nodes are released; otherwise with the failure (outcome, text) that ends the run."""
         try:
             while not self._released:
-                self._look()
+                self._poll()
                 if time.monotonic() >= self._deadline:
                     return "time_limit", self._limit_text()
                 if self._asked and not self._released:
@@ -242,7 +242,7 @@ class RequestServer:
             )
         return None
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for found in self._inbox.read():
             kind = found.get("kind")
             if kind == "release":
@@ -267,17 +267,17 @@ class RequestServer:
         until = min(began + request.timeout_s, self._deadline)
         programs = ProgramRunner(folder)
         try:
-            for argv, environment in self._words(request):
+            for argv, environment in self._argv_and_environ(request):
                 programs.start(argv, environment, request.cwd or str(self._directory))
             while not programs.ended and not programs.error:
-                self._look()
+                self._poll()
                 ends = request.id in self._stopped or self._released
                 if ends or time.monotonic() >= until:
                     break
                 self._pause(programs.outputs, min(LOOK_S, max(0.0, until - time.monotonic())))
-                programs.hear()
+                programs.read_output()
             finished = programs.ended
-        except ControllerGone:
+        except ControllerLost:
             end_descendants(os.getpid(), 1.0, self._signals.wakeup)
             raise
         finally:
@@ -287,7 +287,7 @@ class RequestServer:
             self._await_signal()
         if self._site.slurm and not finished:
             processes.end(os.environ.get("SLURM_JOB_ID", ""), self._run.run_id)
-        told = programs.told(labelled=self._site.slurm)
+        told = programs.reply(labelled=self._site.slurm)
         timed_out = not finished and not programs.error and time.monotonic() >= until
         # Said here as well as at the run's end: the controller may see this answer long before that.
         limit = self._limit_text() if timed_out and until >= self._deadline else ""
@@ -307,7 +307,7 @@ class RequestServer:
         while time.monotonic() < until:
             self._pause([], max(0.0, until - time.monotonic()))
 
-    def _words(self, request: Request) -> List[Tuple[List[str], Dict[str, str]]]:
+    def _argv_and_environ(self, request: Request) -> List[Tuple[List[str], Dict[str, str]]]:
         """Return argument vector and environment of each process that we start: one srun, or all ranks here."""
         environment = program_environment(self._run, request.env)
         words = [*self._run.wrapper, *request.argv]
@@ -339,9 +339,9 @@ class RequestServer:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._signals.wakeup, 4096)
         if self._signals.stop():
-            raise ControllerGone
+            raise ControllerLost
         if self._site.lifeline and 0 in ready and not os.read(0, 4096):
-            raise ControllerGone
+            raise ControllerLost
 
 
 def request_of(found: Mapping[str, Any]) -> Request:

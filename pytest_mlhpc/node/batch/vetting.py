@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.agents.wire import key_of, proof
-from pytest_mlhpc.node.batch.output import ControllerGone, Lines
+from pytest_mlhpc.node.batch.output import ControllerLost, Lines
 from pytest_mlhpc.node.batch.ranks import LAUNCHER, RankBook
 from pytest_mlhpc.node.batch.runs import Ends, Site, execute
 from pytest_mlhpc.node.batch.supervise import Supervisor
@@ -112,10 +112,10 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> F
     supervisor = Supervisor(book, directory, Quiet(), signals.wakeup, signals.stop, lifeline=site.lifeline)
     execute(supervisor, run, path, site)
     if signals.stop():
-        raise ControllerGone
+        raise ControllerLost
     kept, why = _read(directory)
     if kept is None:
-        last, trouble = supervisor.logs.last_words(LAUNCHER), book.trouble
+        last, trouble = supervisor.logs.last_lines(LAUNCHER), book.trouble
         text = f"the nodes could not be vetted: {trouble.text if trouble else why}"
         outcome = trouble.outcome if trouble and trouble.outcome in TOLD else "launch_failed"
         found = FitNodes((), text + (f"; its last lines:\n{last}" if last else ""), outcome)

@@ -157,7 +157,7 @@ class Decoder:
             shown = self._line[:80]
             left.append(Fault("truncated_result", f"the last line ends without a newline after {shown!r}"))
         self._line = b""
-        return left + self._drop_parts("the channel closed")
+        return left + self._drop_fragments("the channel closed")
 
     def _too_long(self) -> Fault:
         return Fault("truncated_result", f"a line is longer than {MAX_LINE} bytes")
@@ -180,7 +180,7 @@ class Decoder:
         found: List[Union[Message, Fault]] = []
         if number > self._next:
             text = f"lines {self._next} to {number - 1} are missing"
-            found += [Fault("truncated_result", text, run_id), *self._drop_parts("lines are missing")]
+            found += [Fault("truncated_result", text, run_id), *self._drop_fragments("lines are missing")]
         self._next = number + 1
         return found + (self._whole(data, data["body"]) if "body" in data else self._part(data))
 
@@ -188,7 +188,7 @@ class Decoder:
         found: List[Union[Message, Fault]] = []
         key = (data["run"], data["kind"])
         if data["part"] == 0 or key != self._parts_of:
-            found += self._drop_parts("another message began")
+            found += self._drop_fragments("another message began")
             self._parts_of = key
         if data["part"] != len(self._parts):
             self._parts, self._parts_of, self._parts_bytes = [], None, 0
@@ -197,7 +197,7 @@ class Decoder:
         self._parts.append(data["text"])
         self._parts_bytes += len(data["text"])
         if self._parts_bytes > MAX_BODY:
-            return [*found, *self._drop_parts(f"it is longer than {MAX_BODY} bytes")]
+            return [*found, *self._drop_fragments(f"it is longer than {MAX_BODY} bytes")]
         if "count" in data:
             found += self._join(data)
         return found
@@ -227,7 +227,7 @@ class Decoder:
             self._measured[run_id] = True
         return [Message(run_id, data["nonce"], kind, body)]
 
-    def _drop_parts(self, why: str) -> List[Fault]:
+    def _drop_fragments(self, why: str) -> List[Fault]:
         parts, of = self._parts, self._parts_of
         self._parts, self._parts_of, self._parts_bytes = [], None, 0
         if not parts or of is None:

@@ -123,7 +123,7 @@ class Interval:
     clock_hz: Mean = Mean()
 
 
-def look(before: Optional[Sample], after: Sample) -> Interval:
+def interval_of(before: Optional[Sample], after: Sample) -> Interval:
     """Return what *after* tells that *before*, the look before it, did not. Processes that *before* has not seen have used nothing."""
     old = {} if before is None else {(one.pid, one.start_ticks): one for one in before.processes}
     pairs = [
@@ -199,7 +199,7 @@ def thinned(looks: Sequence[Interval], most: int = MOST) -> List[Interval]:
     return found
 
 
-class Looks:
+class IntervalWriter:
     """Writes looks into a file that it may also read and cut, and merges them when there are *most*.
 
     Raises:
@@ -213,7 +213,7 @@ class Looks:
 
     def add(self, sample: Sample) -> None:
         """Write what *sample* tells."""
-        one = look(self._before, sample)
+        one = interval_of(self._before, sample)
         self._before = sample
         self._looks.append(one)
         if len(self._looks) < self._most:

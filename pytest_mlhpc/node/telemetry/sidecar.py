@@ -55,10 +55,10 @@ def watched(measure: Measure) -> Measure:
         with open_file() as file:
             watcher = start(file)
             try:
-                await_look(file, watcher)
+                await_interval(file, watcher)
                 _check(watcher)
                 report = measure(run, group, accelerator, directory, progress)
-                await_look(file, watcher)  # short runs have a look before and one after
+                await_interval(file, watcher)  # short runs have a look before and one after
             finally:
                 end(watcher)
             file.seek(0)
@@ -137,7 +137,7 @@ def _check(watcher: subprocess.Popen[Any]) -> None:
     raise WorkerFailure("launch_failed", f"{text}; {advice}")
 
 
-def await_look(file: IO[bytes], watcher: subprocess.Popen[Any]) -> None:
+def await_interval(file: IO[bytes], watcher: subprocess.Popen[Any]) -> None:
     """Wait until one more look is written, the sampler has ended, or it takes too long: then the record lacks its figures.
 
     The place in *file*, which the sampler writes on, stays; of what was written the end alone is read.

@@ -27,7 +27,7 @@ from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.telemetry import contention
 from pytest_mlhpc.node.telemetry.devices import Devices, NoDevices, find_devices
 from pytest_mlhpc.node.telemetry.processes import Reader, parse_pairs
-from pytest_mlhpc.node.telemetry.samples import Looks, NodeSample, Sample
+from pytest_mlhpc.node.telemetry.samples import IntervalWriter, NodeSample, Sample
 
 #: Seconds from one look to the next, if looking is cheap.
 INTERVAL_S = 0.5
@@ -170,7 +170,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     sampler = Sampler(Reader(arguments.root, arguments.job), find_devices(), arguments.interval)
     parent = arguments.parent or os.getppid()
     end = time.monotonic() + arguments.seconds
-    add = Looks(sys.stdout.fileno()).add if arguments.lines else _printing()
+    add = IntervalWriter(sys.stdout.fileno()).add if arguments.lines else _printing()
     while time.monotonic() < end and os.getppid() == parent:  # an orphan looks for nobody
         sample = sampler.take()
         try:

@@ -20,8 +20,8 @@ from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.place import FirstNodeNotReached, Search, VetPlace, key_of
 from pytest_mlhpc.node.vet.workers import (
     VANISH_S,
-    Load,
-    Looking,
+    CheckRunner,
+    LoadRunner,
     WorkerModules,
     WorkerSignals,
     budget_of,
@@ -54,8 +54,8 @@ class Agent:
         self._unsent: List[Mapping[str, Any]] = []
         self._over = False
         self._trouble = ""
-        self._looking = Looking(settings, place, programs.passive, environ=environ, say=self._say)
-        self._load = Load(
+        self._looking = CheckRunner(settings, place, programs.passive, environ=environ, say=self._say)
+        self._load = LoadRunner(
             settings,
             programs.child,
             environ=environ,
@@ -71,7 +71,7 @@ class Agent:
             self._looking.start()
             self._load.start()
             if self._wire is None:
-                self._look_for_leader()
+                self._find_leader()
             while not self._over and not self._trouble and not self._signals.told:
                 self._wait()
                 self._turn()
@@ -81,7 +81,7 @@ class Agent:
 
     # --- the leader
 
-    def _look_for_leader(self) -> None:
+    def _find_leader(self) -> None:
         search = Search(self._place, key_of(self._environ), self._settings.out)
 
         def look() -> None:
@@ -105,7 +105,7 @@ class Agent:
     def _say(self, message: Mapping[str, Any]) -> None:
         self._unsent.append(message)
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _handle(self, message: Mapping[str, Any]) -> None:
         kind = message["kind"]
         if kind == "over":
             self._over = True
@@ -170,7 +170,7 @@ class Agent:
             wire.send(message)
         wire.flush()
         for message in wire.read():
-            self._hear(message)
+            self._handle(message)
         if now - wire.heard > SILENCE_S:
             wire.end(f"no sign of life for {SILENCE_S:g} s")
         if wire.ended and not self._over:

@@ -70,7 +70,7 @@ class Seat:
         return f"it hung in {what}: {begun}, and no word came in time"
 
 
-def hear(seat: Seat, message: Mapping[str, Any]) -> None:
+def apply_message(seat: Seat, message: Mapping[str, Any]) -> None:
     """Take in one message. What cannot be read is a finding: it is that node that says it."""
     kind = message["kind"]
     act = _ACTS.get(kind)
@@ -236,7 +236,7 @@ class Leader:
             self._next_beat = now + BEAT_S
         for seat in self.seats:
             if seat.wire is not None:
-                self._look_after(seat, seat.wire, now, beat=beat)
+                self._serve(seat, seat.wire, now, beat=beat)
         most = MOST_STRANGERS + len(self.seats)
         late = [wire for wire in self._strangers if wire.ended or now - wire.since > PATIENCE_S]
         late += [one for one in self._strangers[: max(0, len(self._strangers) - most)] if one not in late]
@@ -244,7 +244,7 @@ class Leader:
             self._strangers.remove(wire)
             self._drop(wire)
 
-    def _look_after(self, seat: Seat, wire: Wire, now: float, *, beat: bool) -> None:
+    def _serve(self, seat: Seat, wire: Wire, now: float, *, beat: bool) -> None:
         if beat:
             wire.send({"kind": "beat"})
         # Who has said something that we have not come to read yet is not silent.
@@ -323,7 +323,7 @@ class Leader:
         """Return whether a node has gone before it said anything: it waited for us too long, and tries again."""
         wire = seat.wire
         if wire is not None and not wire.ended:
-            self._hear(seat, wire)
+            self._read(seat, wire)
         if wire is None or not wire.ended or seat.boot_id or seat.outcomes:
             return False
         self._drop(wire)
@@ -333,14 +333,14 @@ class Leader:
     def _seat(self, seat: Seat, wire: Wire) -> None:
         wire.trusted = True
         seat.wire, seat.came = wire, True
-        self._add(wire, lambda: self._hear(seat, wire))
+        self._add(wire, lambda: self._read(seat, wire))
 
     # --- what agents say
 
-    def _hear(self, seat: Seat, wire: Wire) -> None:
+    def _read(self, seat: Seat, wire: Wire) -> None:
         wire.flush()
         for message in wire.read():
-            hear(seat, message)
+            apply_message(seat, message)
 
 
 def _clock(told: float, wire: Wire) -> Optional[Tuple[float, float]]:

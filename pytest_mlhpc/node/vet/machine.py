@@ -106,7 +106,7 @@ class Machine:
             Unreadable: we may not look.
         """
         try:
-            self._look(name)
+            self._require(name)
         except OSError as error:
             refused = _refused(name, error)
             if isinstance(refused, Absent):
@@ -153,7 +153,7 @@ class Machine:
                 size += len(part)
             return b"".join(parts)
 
-    def _look(self, name: str) -> None:
+    def _require(self, name: str) -> None:
         """Raise OSError unless there is such a file."""
         self.path(name).stat()
 

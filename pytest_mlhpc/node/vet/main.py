@@ -33,13 +33,13 @@ from pytest_mlhpc.node.vet.place import (
     WRITE_S,
     PlaceError,
     VetPlace,
+    announced_ports,
     key_of,
     leave_word,
     listen,
     own_addresses,
     place_of,
     shared_key,
-    told_ports,
 )
 from pytest_mlhpc.node.vet.policies import built_in
 from pytest_mlhpc.node.vet.vetting_run import VettingRun
@@ -150,7 +150,7 @@ class Session:
         place, key = self._place, key_of(self._environ)
         listening = None
         if place.nodes > 1:
-            ports = told_ports(place, key)
+            ports = announced_ports(place, key)
             self.stage = f"listening at port {' or '.join(map(str, ports))}, of which one must be free"
             listening = listen(ports)
         if place.nodes > MANY:
@@ -403,7 +403,7 @@ def _lead(
     trouble = Agent(settings, place, programs, signals, environ=environ, wire=Wire(theirs)).work()
     if signals.told:
         session.give_up()
-        return _told(signals)
+        return _stopped(signals)
     thread.join(max(0.1, begun + budget_of(settings) + session.grace_s - time.monotonic()))
     if session.code is None:
         why = f": {trouble}" if trouble else ""
@@ -416,13 +416,13 @@ def _follow(agent: Agent, place: VetPlace, signals: WorkerSignals) -> int:
     """Be a node that is not the first."""
     trouble = agent.work()
     if signals.told:
-        return _told(signals)
+        return _stopped(signals)
     if trouble:
         farewell(place, f"{trouble}; the verdict, and the exit code, are the first node's")
     return Exit.READY
 
 
-def _told(signals: WorkerSignals) -> int:
+def _stopped(signals: WorkerSignals) -> int:
     _complain(f"ended by {signal.Signals(signals.told).name}: there is no verdict")
     return 128 + signals.told
 

@@ -46,7 +46,7 @@ def show_json(kept: WrittenVerdict, stream: TextIO) -> None:
 def checked(verdict: VetVerdict, most: int = MOST_ROWS) -> str:
     """Return a table of what was measured, over all nodes; of one node alone also what other checks saw and did not object to."""
     findings = [finding for node in verdict.nodes for finding in node.findings]
-    rows = _figures(findings) + (_seen(findings) if len(verdict.nodes) == 1 else [])
+    rows = _figures(findings) + (_property_rows(findings) if len(verdict.nodes) == 1 else [])
     if not rows:
         return ""
     more = f"... and {len(rows) - most} more: --json has all of them\n" if len(rows) > most else ""
@@ -86,7 +86,7 @@ def _word(one: Finding) -> str:
     return f"{one.severity.value.lower()} by {one.rule.replace('_', ' ')}"
 
 
-def _seen(findings: Sequence[Finding]) -> List[Row]:
+def _property_rows(findings: Sequence[Finding]) -> List[Row]:
     """Return a row for what a check found in order; of a lone node, that a property has no peers is not said."""
     fine = (Severity.PASS, Severity.INFO)
     kept = [

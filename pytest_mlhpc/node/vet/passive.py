@@ -39,7 +39,7 @@ END_S = 8.0
 Providers = Callable[[], Tuple[Sequence[Check], Sequence[Watch]]]
 
 
-class Mouth:
+class AnswerWriter:
     """Writes answers; safe for several threads."""
 
     def __init__(self, fd: int) -> None:
@@ -130,7 +130,7 @@ class Watcher:
 class Passive:
     """Does what it is told, line by line."""
 
-    def __init__(self, mouth: Mouth, machine: Machine, providers: Providers) -> None:
+    def __init__(self, mouth: AnswerWriter, machine: Machine, providers: Providers) -> None:
         self._mouth, self._machine, self._providers = mouth, machine, providers
         self._watchers: List[Watcher] = []
 
@@ -209,7 +209,7 @@ def serve(fd: int, machine: Machine, providers: Providers) -> None:
 
     Commands are read by a thread, so that the end of input ends the process whatever a check is doing.
     """
-    passive = Passive(Mouth(fd), machine, providers)
+    passive = Passive(AnswerWriter(fd), machine, providers)
     todo: queue.Queue[Union[Dict[str, Any], None]] = queue.Queue()
 
     def read() -> None:

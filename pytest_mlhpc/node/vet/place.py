@@ -82,10 +82,10 @@ def place_of(environ: Mapping[str, str], *, hosts: Sequence[str] = (), single: b
     alone = VetPlace(host=host, hosts=(host,))
     if single:
         return alone
-    leaders = _words(environ.get("MLHPC_VET_LEADER", ""))
+    leaders = _listed(environ.get("MLHPC_VET_LEADER", ""))
     if environ.get("MLHPC_VET_NODES"):
         rank, nodes = _number(environ, "MLHPC_VET_RANK"), _number(environ, "MLHPC_VET_NODES")
-        listed = tuple(hosts) or _words(environ.get("MLHPC_VET_NODELIST", ""))
+        listed = tuple(hosts) or _listed(environ.get("MLHPC_VET_NODELIST", ""))
         return _checked(VetPlace(rank, nodes, host, listed, leaders))
     for rank_name, size_name, local_name, local_size in LAUNCHERS:
         if environ.get(rank_name) and environ.get(size_name):
@@ -184,7 +184,7 @@ def _numbers(inside: str, room: int) -> Optional[List[str]]:
     return found
 
 
-def _words(text: str) -> Tuple[str, ...]:
+def _listed(text: str) -> Tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
@@ -234,7 +234,7 @@ def ports_of(key: bytes) -> Tuple[int, ...]:
     return tuple(PORTS[(drawn + 1009 * number) % len(PORTS)] for number in range(TRIES))
 
 
-def told_ports(place: VetPlace, key: bytes) -> Tuple[int, ...]:
+def announced_ports(place: VetPlace, key: bytes) -> Tuple[int, ...]:
     """Return the ports at which the first node may listen: those that came with its address, else drawn ones."""
     told = [port for leader in place.leaders for port in _split(leader, ())[1]]
     return tuple(dict.fromkeys(told)) or ports_of(key)

@@ -192,7 +192,7 @@ class Fabric:
         return bool(self.verbs or self.slingshot)
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """What it is, for people."""
         kinds = (("InfiniBand", self.verbs), ("Slingshot", self.slingshot), ("RoCE", self.ethernet))
         return ", ".join(f"{kind} ({', '.join(names[:4])})" for kind, names in kinds if names)

@@ -392,7 +392,7 @@ class VettingRun:
         self._leader.refuse_from_now(f"it comes too late: the other nodes waited {share:g} s")
         # Agents end each check after its own limit; this one is for agents that do not.
         checked_by = min(
-            self._deadline - self._kept(), self._begun + max(share, 0.5 * budget_of(self._settings))
+            self._deadline - self._reserve_s(), self._begun + max(share, 0.5 * budget_of(self._settings))
         )
         self._leader.until(lambda: all(seat.checked for seat in alive(seats)), checked_by)
         for seat in alive(seats):
@@ -406,7 +406,7 @@ class VettingRun:
             if seat.outcomes or finding.severity is not Severity.PASS:
                 seat.outcomes.append(CheckOutcome((finding,)))  # by a pass alone nobody was examined
 
-    def _kept(self) -> float:
+    def _reserve_s(self) -> float:
         """Return what is kept of the time for what comes last."""
         return min(END_S, END_SHARE * budget_of(self._settings))
 
@@ -418,7 +418,8 @@ class VettingRun:
         """
         seats = self._leader.seats
         self._leader.until(
-            lambda: all(seat.ready or seat.no_child for seat in alive(seats)), self._deadline - self._kept()
+            lambda: all(seat.ready or seat.no_child for seat in alive(seats)),
+            self._deadline - self._reserve_s(),
         )
         slow = [seat for seat in alive(seats) if seat.slow_start or not (seat.ready or seat.no_child)]
         lonely = LONELY * len(slow) <= len(alive(seats))
@@ -433,7 +434,7 @@ class VettingRun:
 
     def _load(self, work: Iterable[Work], round_number: int) -> None:
         turns = Turns(self._leader, self._settings, work, self._workers(), round_number)
-        turns.run(self._deadline - self._kept())
+        turns.run(self._deadline - self._reserve_s())
 
     def _workers(self) -> List[Seat]:
         return [seat for seat in alive(self._leader.seats) if seat.ready]
@@ -480,7 +481,7 @@ class VettingRun:
     def _round(self, number: int, pairs: Sequence[Tuple[str, str]], stage: str) -> bool:
         """Do one round; return whether time is left."""
         a_round = Round(self._leader, self._settings, number, pairs, stage=stage)
-        done = a_round.run(self._deadline - self._kept())
+        done = a_round.run(self._deadline - self._reserve_s())
         self._pairs.extend(a_round.results)
         return done
 

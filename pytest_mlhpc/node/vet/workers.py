@@ -43,7 +43,7 @@ class RunningCommand:
         """Note that it has nothing to do."""
         self.number, self.what, self.doing, self.limit = -1, "", "", float("inf")
 
-    def heard(self) -> List[Dict[str, Any]]:
+    def read_answers(self) -> List[Dict[str, Any]]:
         """Return its answers; send what waits, and take what it prints."""
         self.leash.flush()
         self.leash.listen()
@@ -84,7 +84,7 @@ END_S = 12.0
 CHECK_RESTARTS = 8
 
 
-class Looking:
+class CheckRunner:
     """Has all checks done, and watches ended when asked. ``held`` is the process, None where there is none."""
 
     def __init__(
@@ -133,15 +133,15 @@ class Looking:
         if held is None:
             return
         try:
-            for message in held.heard():
-                self._heard(held, message)
+            for message in held.read_answers():
+                self._handle(held, message)
         except (TypeError, ValueError, KeyError) as error:
             held.leash.trouble = f"it answered something that is no answer: {error}"[:300]
         how, hung = held.failed()
         if how:
             self._failed(held, how, hung=hung)
 
-    def _heard(self, held: RunningCommand, message: Mapping[str, Any]) -> None:
+    def _handle(self, held: RunningCommand, message: Mapping[str, Any]) -> None:
         if "plan" in message:
             self._plan = [str(name) for name in message["plan"]]
             self._say({"kind": "plan", "boot_id": str(message.get("boot_id", ""))})
@@ -282,7 +282,7 @@ def pair_args(settings: VetSettings, round_number: int) -> Dict[str, Any]:
     }
 
 
-class Load:
+class LoadRunner:
     """Has the child do one command after the other; *loaded* is told when the node is under load, and when not.
 
     ``held`` is the process, None where there is none, and then ``gone`` says why.
@@ -347,13 +347,13 @@ class Load:
         held = self.held
         if held is None:
             return
-        for message in held.heard():
-            self._heard(held, message)
+        for message in held.read_answers():
+            self._handle(held, message)
         how, hung = held.failed()
         if how:
             self._failed(held, how, hung=hung)
 
-    def _heard(self, held: RunningCommand, message: Mapping[str, Any]) -> None:
+    def _handle(self, held: RunningCommand, message: Mapping[str, Any]) -> None:
         if "ready" in message:
             held.idle()
             self._say({"kind": "ready", "ready": message["ready"]})

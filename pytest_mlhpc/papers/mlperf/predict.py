@@ -214,7 +214,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class HeldBack:
+class LeaveOneOut:
     """A measured time to train beside the one that all other scales predict (None: they do not)."""
 
     place: ScalePlace
@@ -322,11 +322,11 @@ def times(model: PredictionModel) -> dict[ScalePlace, list[float]]:
     return found
 
 
-def held_back(model: PredictionModel) -> tuple[HeldBack, ...]:
+def leave_one_out(model: PredictionModel) -> tuple[LeaveOneOut, ...]:
     """Return each measured place beside what all others predict for it."""
     measured = times(model)
     return tuple(
-        HeldBack(
+        LeaveOneOut(
             place,
             len(measured[place]),
             statistics.median(measured[place]),

@@ -198,9 +198,9 @@ def predictions(model: predict.PredictionModel, devices: Sequence[int]) -> Mlper
     return MlperfSheet("predictions", "Predicted time to train", columns, rows, (note,))
 
 
-def held_back(model: predict.PredictionModel) -> MlperfSheet:
+def leave_one_out(model: predict.PredictionModel) -> MlperfSheet:
     """Return each measured scale beside its prediction by all others."""
-    found = predict.held_back(model)
+    found = predict.leave_one_out(model)
     names = labels(one.place.training for one in found)
     rows = tuple(
         (
@@ -260,7 +260,7 @@ def make_sheets(found: FoundRuns, devices: Sequence[int] = ()) -> tuple[MlperfSh
         departures(repeated),
         breakdown(repeated),
         predictions(model, devices),
-        held_back(model),
+        leave_one_out(model),
         *curves(measured),
         *published(repeated),
     )

@@ -256,7 +256,7 @@ class PodAllocation:
             self.deleted_object, self.deleted_at = f"{ref.resource.kind} {ref.name}", now
 
     @property
-    def all_gone(self) -> bool:
+    def all_deleted(self) -> bool:
         """Whether no pod of a deleted allocation can run any more.
 
         Pods on a lost node count as gone: the cluster deletes them when the node returns or is removed.

@@ -58,7 +58,7 @@ class PendingDeletions:
 
     def remove_finished(self) -> None:
         """Forget the allocations of which no pod is left."""
-        for allocation in [one for one in self._allocations.values() if one.all_gone]:
+        for allocation in [one for one in self._allocations.values() if one.all_deleted]:
             self.forget(allocation)
 
     def forget(self, allocation: PodAllocation) -> None:
@@ -120,23 +120,23 @@ class PendingDeletions:
                 self._route_until(min(self._now() + DELETE_RETRY_S, deadline), lambda: False, events)
         # A creation without an answer may still take effect.
         in_doubt = [one for one in asked if one.failed_creations]
-        left = self.await_gone([one for one in asked if one not in in_doubt], deadline, events)
+        left = self.await_deleted([one for one in asked if one not in in_doubt], deadline, events)
         for one in (*todo, *unsure, *in_doubt, *left):
             self.forget(one)
         return [*todo, *unsure, *in_doubt, *left]
 
-    def await_gone(
+    def await_deleted(
         self, allocations: list[PodAllocation], deadline: float, events: list[Event]
     ) -> list[PodAllocation]:
         """Wait until no pod of *allocations* is left; return those that have some at *deadline*."""
-        self._route_until(deadline, lambda: all(one.all_gone for one in allocations), events)
+        self._route_until(deadline, lambda: all(one.all_deleted for one in allocations), events)
         self.remove_finished()
-        return [one for one in allocations if not one.all_gone]
+        return [one for one in allocations if not one.all_deleted]
 
     def close(self, events: list[Event]) -> None:
         """Wait for the rest, if its server answers; then forget it."""
         watched = [one for one in self._allocations.values() if self._router.silence(one) is None]
-        self.await_gone(watched, self._now() + GONE_LIMIT_S, events)
+        self.await_deleted(watched, self._now() + GONE_LIMIT_S, events)
         for allocation in list(self._allocations.values()):
             self.forget(allocation)
 

@@ -266,10 +266,10 @@ def split_time(line: bytes) -> tuple[int, bytes] | None:
     if found is None:
         return None
     text = line[found.end() :]
-    return _unix_second(found[1], found[2]), text if len(text) < PART_BYTES[-1] else join_parts(text)
+    return _unix_second(found[1], found[2]), text if len(text) < PART_BYTES[-1] else join_fragments(text)
 
 
-def join_parts(text: bytes) -> bytes:
+def join_fragments(text: bytes) -> bytes:
     """Return a long line without the times between its parts."""
     for size in PART_BYTES:
         pieces, at = [], 0

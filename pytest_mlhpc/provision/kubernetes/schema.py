@@ -413,7 +413,7 @@ class KubernetesOptions(BaseModel):
         """Return the kind, which exists after validation."""
         return make_kind(self.kind, self.custom.model_dump()) if self.custom else builtin_kind(self.kind)
 
-    def sense(self, partition: PartitionModel) -> Iterator[tuple[str, str]]:
+    def contradictions(self, partition: PartitionModel) -> Iterator[tuple[str, str]]:
         """Yield (key, text) for each option of the rest of the partition that pods cannot have."""
         yield from check_partition(self, partition)
 

@@ -239,7 +239,7 @@ class SlurmAllocation:
         self.unanswered = max(0, self.unanswered - 1)
         self.unanswered_at = self.unanswered_at if self.unanswered else None
 
-    def presumed_gone(self, now: float) -> bool:
+    def presumed_ended(self, now: float) -> bool:
         """Return whether Slurm has not known the job for UNKNOWN_LIMIT_S: a single answer may lack it."""
         return self.unknown_since is not None and now - self.unknown_since > UNKNOWN_LIMIT_S
 

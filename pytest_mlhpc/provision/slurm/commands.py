@@ -263,7 +263,7 @@ class CliClient:
             argv = ["scancel", *([f"--signal={validated_name(signal, 'signal')}"] if signal else []), *part]
             answer = self._call(argv)
             messages = [line for line in answer.err.splitlines() if line.strip()]
-            if answer.code != 0 and not (messages and all(means_gone(line) for line in messages)):
+            if answer.code != 0 and not (messages and all(means_ended(line) for line in messages)):
                 raise command_error(argv, answer)
 
     def nodes(self, names: Collection[str] = ()) -> list[SlurmNode]:
@@ -549,6 +549,6 @@ def sets_export(script: Path) -> bool:
         return False
 
 
-def means_gone(line: str) -> bool:
+def means_ended(line: str) -> bool:
     """Return whether this line of scancel means that nothing is left to cancel."""
     return _contains_any(line, _GONE_MESSAGES)

@@ -449,7 +449,7 @@ class Poller:
     def _has_ended(self, allocation: SlurmAllocation, job: SlurmJob | None) -> bool | None:
         """Return whether an allocation has ended; None: its last lines or its state follow in a moment."""
         now = self._active.now()
-        gone = allocation.presumed_gone(now) if job is None else job.state.ended
+        gone = allocation.presumed_ended(now) if job is None else job.state.ended
         if not gone and allocation.exit is None:
             return False
         self._active.events += allocation.read(now)  # the last lines may have come during the query
@@ -463,7 +463,7 @@ class Poller:
         """End an allocation that was given up, if its job is gone or outlives its cancellation by GONE_S."""
         assert allocation.given_up is not None  # noqa: S101 - for the type checker
         now = self._active.now()
-        if allocation.presumed_gone(now) if job is None else job.state.ended:
+        if allocation.presumed_ended(now) if job is None else job.state.ended:
             self._active.end(allocation, allocation.given_up, unsure=self._active.under_way(allocation))
         elif allocation.cancelled_at is not None and now - allocation.cancelled_at > GONE_S:
             self._active.end(allocation, allocation.given_up, unsure=True)

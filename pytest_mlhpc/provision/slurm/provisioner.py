@@ -38,7 +38,7 @@ from pytest_mlhpc.provision.slurm.submit import (
     Canceller,
     Submitter,
     cancel_jobs,
-    confirm_gone,
+    confirm_ended,
     lines_directory,
     write_job,
 )
@@ -178,7 +178,7 @@ class SlurmProvisioner:
     def close(self) -> None:
         """Wait until jobs whose batch has ended are gone; the others continue."""
         ended, self._active.ended_jobs = self._active.ended_jobs, []
-        confirm_gone(self._client, ended)
+        confirm_ended(self._client, ended)
 
     def _follow(self, plan: Plan, native_id: str) -> SlurmAllocation:
         directory, folder = Path(plan.directory), lines_directory(plan)

@@ -266,7 +266,7 @@ def cancel_duplicates(client: SlurmClient, valid: Mapping[str, str]) -> None:
         client.cancel(others)
 
 
-def confirm_gone(client: SlurmClient, names: Collection[str]) -> None:
+def confirm_ended(client: SlurmClient, names: Collection[str]) -> None:
     """Wait until jobs whose batch has ended are gone; cancel those that are not after a third of GONE_S.
 
     They are given by unique names. A pending one is the duplicate of a submission without an answer.

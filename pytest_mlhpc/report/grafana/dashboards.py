@@ -219,21 +219,21 @@ def _where_time_goes() -> list[Panel]:
     return [
         diagram(
             "Training epoch",
-            [_parts(("io_time", "compute_time"))],
+            [_stacked(("io_time", "compute_time"))],
             unit="s",
             bars=True,
             text="I/O time is the blocked wait for data and the copy to the device; compute time is the rest.",
         ),
         diagram(
             "Step",
-            [_parts(("forward_time", "backward_time", "optimizer_time"))],
+            [_stacked(("forward_time", "backward_time", "optimizer_time"))],
             unit="s",
             bars=True,
             text="Of the rank that waited least for others.",
         ),
         diagram(
             "Communication that computing did not hide, and late ranks",
-            [_parts(("exposed_communication_time", "rank_skew"))],
+            [_stacked(("exposed_communication_time", "rank_skew"))],
             unit="s",
             text="Of a step; runs of several ranks only.",
         ),
@@ -259,7 +259,7 @@ def _figures() -> Panel:
     )
 
 
-def _parts(metrics: tuple[str, ...]) -> PanelQuery:
+def _stacked(metrics: tuple[str, ...]) -> PanelQuery:
     """Return the query for metrics that are parts of one time; their points have the same times, so that they stack."""
     return select(
         METRIC,
@@ -291,7 +291,7 @@ def systems() -> Dashboard:
             variable("benchmark", METRIC, where={"system": ChosenValue("system")}),
         ],
         panels=[
-            *map(_beside, _TITLES),
+            *map(_all_systems, _TITLES),
             *map(_medians, ("compute_throughput", "compute_fraction", "effective_throughput")),
         ],
     )
@@ -301,7 +301,7 @@ def _of(metric: str) -> Conditions:
     return {**FIRST, "benchmark": ChosenValue("benchmark"), "metric": OneOf((metric,))}
 
 
-def _beside(metric: str) -> Panel:
+def _all_systems(metric: str) -> Panel:
     """Return one metric of all systems over time."""
     title, unit, text = _TITLES[metric]
     alias = f"{PARTITION} $tag_device_model $tag_benchmark $tag_definition"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_mlhpc.node.batch.ranks import LAUNCHER, LauncherWords, RankBook
+from pytest_mlhpc.node.batch.ranks import LAUNCHER, LauncherOutput, RankBook
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.store.record import FAILURES
 
@@ -63,14 +63,14 @@ def test_torchruns_table_names_the_rank():
 
 
 def test_a_program_may_print_what_looks_like_its_launchers_words_and_end_well():
-    made, words = book(), LauncherWords()
+    made, words = book(), LauncherOutput()
     words.feed(b"srun: error: node1: task 0: Killed\nsrun: error: Node failure on node1\n")
     made.launcher_ended(0, "", is_rank=False, words=words)
     assert made.trouble is None
 
 
 def test_a_step_that_somebody_else_cancelled_is_an_error_by_that_name():
-    made, words = book(), LauncherWords()
+    made, words = book(), LauncherOutput()
     words.feed(b"slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-25T12:00:00 ***\n")
     made.launcher_ended(143, "", is_rank=False, words=words)
     assert made.trouble.outcome == "cancelled_outside"

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.node.batch.ranks import Death, LauncherWords, torchrun_deaths
+from pytest_mlhpc.node.batch.ranks import Death, LauncherOutput, torchrun_deaths
 
 #: What launchers printed.
 PRINTED = {path.stem: path.read_text() for path in Path(__file__).with_name("launcher_words").iterdir()}
 
 
 def heard(text):
-    words = LauncherWords()
+    words = LauncherOutput()
     words.feed(text.encode())
     return words
 
@@ -105,7 +105,7 @@ def test_torchruns_table_is_read():
 
 @given(st.integers(1, 40))
 def test_words_may_arrive_in_pieces_of_any_size(size):
-    words, data = LauncherWords(), PRINTED["killed_by_bad_exit"].encode()
+    words, data = LauncherOutput(), PRINTED["killed_by_bad_exit"].encode()
     for start in range(0, len(data), size):
         words.feed(data[start : start + size])
     assert words == heard(PRINTED["killed_by_bad_exit"])
@@ -113,7 +113,7 @@ def test_words_may_arrive_in_pieces_of_any_size(size):
 
 @given(st.lists(st.binary(max_size=300), max_size=8))
 def test_no_output_is_too_strange(pieces):
-    words = LauncherWords()
+    words = LauncherOutput()
     for piece in pieces:
         words.feed(piece)
 

@@ -13,7 +13,7 @@ from running_suites import wait_for
 
 from pytest_mlhpc.node.agents.wire import Wire, greet, key_of, proof
 from pytest_mlhpc.node.batch.podrun import share_of
-from pytest_mlhpc.node.batch.ranks import LauncherWords
+from pytest_mlhpc.node.batch.ranks import LauncherOutput
 from pytest_mlhpc.node.protocol.channel import running_payload
 
 pytestmark = pytest.mark.servers
@@ -257,7 +257,7 @@ def test_podrun_says_what_it_does_not_understand():
 
 
 def test_what_podrun_says_is_understood_behind_an_unfinished_line():
-    words = LauncherWords()
+    words = LauncherOutput()
     death = json.dumps({"death": {"task": 3, "pod": P1, "exit": -9, "memory": True}})
     for line in (
         f"50%| half a bar mlhpc-podrun: {death}",

@@ -175,7 +175,7 @@ def test_what_torch_says_is_compared_with_what_runs_want(changes, wanted, code, 
     ],
 )
 def test_devices_are_counted_for_one_pod(runs, wanted):
-    assert probe.devices_wanted([run_plan(**TRAIN, **run) for run in runs]) == wanted
+    assert probe.needed_devices([run_plan(**TRAIN, **run) for run in runs]) == wanted
 
 
 def test_a_node_is_vetted_alone_without_load(probed, tmp_path):

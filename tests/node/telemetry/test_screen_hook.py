@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc.screen.hook_output import read_told
+from pytest_mlhpc.screen.hook_output import read_traces
 from pytest_mlhpc.screen.screening import HOOK
 
 #: As far as the hook touches it.
@@ -37,7 +37,7 @@ def run(tmp_path):
         environment = {**os.environ, **usual, **variables}
         argv = [sys.executable, "-c", code]
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
-        return read_told(tmp_path / "told"), done
+        return read_traces(tmp_path / "told"), done
 
     return do
 

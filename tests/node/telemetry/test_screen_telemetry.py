@@ -26,10 +26,10 @@ from pytest_mlhpc.node.telemetry.samples import (
     MOST,
     ZERO_CELSIUS,
     Interval,
-    Looks,
+    IntervalWriter,
     Mean,
     figures,
-    look,
+    interval_of,
     parse,
     text_of,
     thinned,
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.servers  # samplers beside ranks
 
 
 def looks_of(taken):
-    return [look(before, after) for before, after in pairwise([None, *taken])]
+    return [interval_of(before, after) for before, after in pairwise([None, *taken])]
 
 
 def values(taken):
@@ -111,7 +111,7 @@ def long_course():
 def test_days_of_looks_stay_in_a_small_file_and_say_the_same(most, tmp_path):
     taken, sizes = list(long_course()), []
     with (tmp_path / "looks").open("w+b") as file:
-        writer = Looks(file.fileno(), most)
+        writer = IntervalWriter(file.fileno(), most)
         for sample in taken:
             writer.add(sample)
             sizes.append(os.fstat(file.fileno()).st_size)

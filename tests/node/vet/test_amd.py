@@ -11,7 +11,14 @@ from corpus import CORPUS, Case, findings, load, merged, outcomes, rows
 from fake_amdsmi import OF_A_DEVICE, FakeAmdsmi
 
 from pytest_mlhpc.node.vet.checks import amd_devices
-from pytest_mlhpc.node.vet.checks.amd_devices import MODELS, AmdLibrary, Untold, number, sight, text
+from pytest_mlhpc.node.vet.checks.amd_devices import (
+    MODELS,
+    AmdLibrary,
+    NotReported,
+    number,
+    open_session,
+    text,
+)
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
 
@@ -130,8 +137,8 @@ def test_texts_that_stand_for_none_are_empty() -> None:
 @pytest.mark.parametrize(
     ("release", "device", "function", "error", "words"),
     [
-        ("6.2.4", {}, "violation_status", Untold, "amdsmi 6.2.4 has no amdsmi_get_violation_status"),
-        ("6.2.4", {}, "gpu_vram_info", Untold, "NOT_SUPPORTED"),
+        ("6.2.4", {}, "violation_status", NotReported, "amdsmi 6.2.4 has no amdsmi_get_violation_status"),
+        ("6.2.4", {}, "gpu_vram_info", NotReported, "NOT_SUPPORTED"),
         ("7.0.2", {"total_ecc_count": {"error": 7}}, "gpu_total_ecc_count", Unreadable, "API_FAILED"),
     ],
     ids=["no such function", "not supported", "it failed"],
@@ -172,7 +179,7 @@ def test_a_library_that_hangs_in_one_check_is_unreadable_in_the_next(monkeypatch
 def test_a_node_without_the_library_says_so() -> None:
     with pytest.raises(Absent, match="amdsmi is not installed"):
         AmdLibrary(node_with(None))
-    assert sight(node_with(None), "rocm").without == "the Python module amdsmi is not installed"
+    assert open_session(node_with(None), "rocm").without == "the Python module amdsmi is not installed"
 
 
 def test_every_model_is_an_instinct() -> None:

@@ -210,8 +210,8 @@ def test_what_one_thread_raises_is_raised_and_no_other_waits_for_it() -> None:
 def test_cores_beside_a_device_are_those_of_the_kernels_list(tmp_path: Path) -> None:
     device = replace(H200, pci="0000:1b:00.0")
     folder = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
-    assert host_copy.cores_beside(device, (0, 1, 2), tmp_path) == set()
+    assert host_copy.near_cores(device, (0, 1, 2), tmp_path) == set()
     folder.mkdir(parents=True)
     (folder / "local_cpulist").write_text("1-3,8\n")
-    assert host_copy.cores_beside(device, (0, 1, 2, 8), tmp_path) == {1, 2, 8}
-    assert host_copy.cores_beside(H200, (0, 1), tmp_path) == set()
+    assert host_copy.near_cores(device, (0, 1, 2, 8), tmp_path) == {1, 2, 8}
+    assert host_copy.near_cores(H200, (0, 1), tmp_path) == set()

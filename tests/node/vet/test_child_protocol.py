@@ -18,7 +18,7 @@ from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.load import main
 from pytest_mlhpc.node.vet.load.protocol import Answers, ArgumentError, Arguments
-from pytest_mlhpc.node.vet.workers import CHILD, Load, works
+from pytest_mlhpc.node.vet.workers import CHILD, LoadRunner, works
 
 
 def without_torch(folder: Path, program: str) -> dict[str, str]:
@@ -66,7 +66,7 @@ def test_settings_and_cores_do_not_change_what_is_voted_on(child: Child, other: 
 def test_the_engine_starts_it_and_has_it_carry_out_all_that_a_quick_vetting_orders() -> None:
     told: list[Any] = []
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    load = Load(VetSettings(), CHILD, environ=environ, say=told.append, loaded=lambda on: None)
+    load = LoadRunner(VetSettings(), CHILD, environ=environ, say=told.append, loaded=lambda on: None)
     load.start()
 
     def until(kind: str) -> Any:

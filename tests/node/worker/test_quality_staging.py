@@ -125,10 +125,10 @@ def test_a_folder_that_a_killed_run_left_is_removed_by_the_next_one(local):
     young.mkdir()
     os.utime(left, (1, 1))
     os.utime(young, (2**32, 2**32))
-    with staging.held(staging.folder_of(local, "run-1", RankNode())) as folder:
+    with staging.staging_folder(staging.folder_of(local, "run-1", RankNode())) as folder:
         assert sorted(local.iterdir()) == sorted([young, folder])
         os.utime(folder, (1, 1))
-        with staging.held(staging.folder_of(local, "run-2", RankNode())) as other:
+        with staging.staging_folder(staging.folder_of(local, "run-2", RankNode())) as other:
             assert folder.is_dir()  # it is locked, however old it seems
             assert other.is_dir()
     assert list(local.iterdir()) == [young]

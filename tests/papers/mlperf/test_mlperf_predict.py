@@ -8,7 +8,14 @@ from trained_runs import events, record
 
 from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.papers.mlperf import predict
-from pytest_mlhpc.papers.mlperf.predict import FITTED, MEASURED, ScalePlace, held_back, points, predictions
+from pytest_mlhpc.papers.mlperf.predict import (
+    FITTED,
+    MEASURED,
+    ScalePlace,
+    leave_one_out,
+    points,
+    predictions,
+)
 from pytest_mlhpc.papers.mlperf.trained import sort_out
 
 #: A machine that is as the model says: a step takes so long, plus so long for each sample of a device.
@@ -73,7 +80,7 @@ def test_a_window_of_steps_gives_the_epoch_time_of_a_scale():
 
 def test_a_scale_held_back_is_predicted_by_the_others_alone():
     model = model_of(*(run_at(number, devices, 32) for number, devices in enumerate((1, 2, 4, 8))))
-    found = held_back(model)
+    found = leave_one_out(model)
     assert [one.place.devices for one in found] == [1, 2, 4, 8]
     assert all(one.error == pytest.approx(0.0, abs=1e-6) for one in found)
 
@@ -81,7 +88,7 @@ def test_a_scale_held_back_is_predicted_by_the_others_alone():
 def test_the_error_of_a_machine_that_scales_otherwise_is_shown():
     told = events(epochs=4, epoch_s=2 * epoch_s(8, 32), eval_s=0.25, counts=(SAMPLES, EVALUATED))
     slow = record(3, devices=8, parameters={"global_batch": 32}, told=told)
-    last = held_back(model_of(run_at(1, 1, 32), run_at(2, 4, 32), slow))[-1]
+    last = leave_one_out(model_of(run_at(1, 1, 32), run_at(2, 4, 32), slow))[-1]
     measured = 5.0 + 4 * (2 * epoch_s(8, 32) + 0.25)
     assert last.measured == pytest.approx(measured)
     assert last.error == pytest.approx((5.0 + 4 * (epoch_s(8, 32) + 0.25)) / measured - 1, rel=1e-6)
@@ -90,13 +97,13 @@ def test_the_error_of_a_machine_that_scales_otherwise_is_shown():
 def test_too_few_scales_predict_nothing():
     model = model_of(run_at(1, 4, 32))
     assert predictions(model) == ()
-    assert [one.error for one in held_back(model)] == [None]
+    assert [one.error for one in leave_one_out(model)] == [None]
 
 
 def test_runs_that_did_not_converge_tell_the_epoch_time_but_no_epochs():
     model = model_of(run_at(1, 1, 32, reached=False), run_at(2, 4, 32))
     assert len(model.points) == 2
-    assert [one.place.devices for one in held_back(model)] == [4]
+    assert [one.place.devices for one in leave_one_out(model)] == [4]
 
 
 @pytest.mark.parametrize(("asked", "predicted_at"), [({}, [8, 16]), ({"devices": (2, 3, 4, 64)}, [2])])

@@ -19,7 +19,7 @@ from pytest_mlhpc.provision.kubernetes.logs import (
     LogLine,
     PodLog,
     RecentLines,
-    join_parts,
+    join_fragments,
     split_time,
 )
 from pytest_mlhpc.provision.kubernetes.objects import POD, ObjectRef
@@ -70,7 +70,7 @@ def test_times_within_a_long_line_are_taken_out(size, length):
 
 @pytest.mark.parametrize("text", [b"x" * 40_000, b""])
 def test_a_line_that_was_sent_whole_stays_as_it_is(text):
-    assert join_parts(text) == text
+    assert join_fragments(text) == text
 
 
 # --- knowing lines again

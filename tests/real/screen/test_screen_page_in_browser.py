@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_mlhpc.node.telemetry.samples import DeviceSample, NodeSample, ProcessSample, Sample
-from pytest_mlhpc.screen.hook_output import Told
+from pytest_mlhpc.screen.hook_output import TrainingTrace
 from pytest_mlhpc.screen.page import charts, html_of
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">"
@@ -27,7 +27,7 @@ def look(second):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    told = Told(
+    told = TrainingTrace(
         10,
         "n1",
         0,

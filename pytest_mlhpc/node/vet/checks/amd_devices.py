@@ -18,7 +18,7 @@ from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 NEVER_TOLD = (2, 3, 43)
 
 
-class Untold(Unreadable):
+class NotReported(Unreadable):
     """This device or this release of the library never tells that: asking again does not help."""
 
 
@@ -81,12 +81,12 @@ class AmdLibrary:
     def _call(self, name: str, *arguments: Any) -> Any:
         function = getattr(self._module, name, None)
         if function is None:
-            raise Untold(f"amdsmi {self.release} has no {name}")
+            raise NotReported(f"amdsmi {self.release} has no {name}")
         try:
             return function(*arguments)
         except Exception as error:  # its own exceptions, ctypes', OSError: all mean that there is no answer
             code = getattr(error, "err_code", None)
-            kind = Untold if code in NEVER_TOLD else Unreadable
+            kind = NotReported if code in NEVER_TOLD else Unreadable
             words = " ".join(str(error).split()) or type(error).__name__
             raise kind(f"{name} of amdsmi {self.release} fails: {words}") from error
 
@@ -150,7 +150,7 @@ class AmdDevice:
 
 
 @dataclass(frozen=True)
-class Sight:
+class AmdSession:
     """What there is: devices, the library if it works, else why not. To be closed."""
 
     devices: Tuple[AmdDevice, ...] = ()
@@ -180,12 +180,12 @@ class Sight:
             return None
 
 
-def wanted(context: Context) -> bool:
+def applies(context: Context) -> bool:
     """Return whether AMD devices are what this node is for, as far as anybody has said."""
     return context.wanted.accelerator in ("auto", "rocm")
 
 
-def sight(machine: Machine, accelerator: str) -> Sight:
+def open_session(machine: Machine, accelerator: str) -> AmdSession:
     """Return all AMD accelerators; with ``auto`` no displays, as a node of another kind may have one on its board."""
     folders = _folders(machine)
     displays = accelerator == "rocm"
@@ -193,7 +193,7 @@ def sight(machine: Machine, accelerator: str) -> Sight:
     if not devices:
         devices = [AmdDevice(name, _model(machine, folder), folder) for name, folder in folders.items()]
     kept = tuple(device for device in devices if displays or not _is_display(machine, device))
-    return Sight(kept, library, without)
+    return AmdSession(kept, library, without)
 
 
 def _opened(machine: Machine, folders: Dict[str, str]) -> Tuple[Optional[AmdLibrary], List[AmdDevice], str]:
@@ -287,7 +287,7 @@ def _is_display(machine: Machine, device: AmdDevice) -> bool:
         return False
 
 
-def busy(machine: Machine, seen: Sight, device: AmdDevice) -> Optional[int]:
+def busy(machine: Machine, seen: AmdSession, device: AmdDevice) -> Optional[int]:
     """Return how much of the time a device computes, in per cent; None if nobody tells."""
     told = number(entry(seen.maybe("gpu_activity", device), "gfx_activity"), 16)
     if told is not None or not device.folder:
@@ -298,7 +298,7 @@ def busy(machine: Machine, seen: Sight, device: AmdDevice) -> Optional[int]:
         return None
 
 
-def said(
+def judge(
     context: Context,
     check: str,
     key: str,
@@ -339,7 +339,7 @@ NOT_OF_AMD = ("power_limit", "nvlinks", "ecc", "mig")
 EXPECTABLE = (*TOLD, *SAME, "device_memory")
 
 
-def property_of(machine: Machine, seen: Sight, device: AmdDevice, key: str) -> str:
+def property_of(machine: Machine, seen: AmdSession, device: AmdDevice, key: str) -> str:
     """Return one of ``EXPECTABLE``; memory in whole GiB.
 
     Raises:
@@ -357,7 +357,7 @@ def property_of(machine: Machine, seen: Sight, device: AmdDevice, key: str) -> s
     return machine.text(f"{device.folder}/{file}")
 
 
-def told_property(machine: Machine, seen: Sight, device: AmdDevice, key: str) -> str:
+def property_or_empty(machine: Machine, seen: AmdSession, device: AmdDevice, key: str) -> str:
     """Return the same, or "" if nobody tells."""
     try:
         return property_of(machine, seen, device, key)
@@ -365,7 +365,7 @@ def told_property(machine: Machine, seen: Sight, device: AmdDevice, key: str) ->
         return ""
 
 
-def memory_mib(machine: Machine, seen: Sight, device: AmdDevice) -> int:
+def memory_mib(machine: Machine, seen: AmdSession, device: AmdDevice) -> int:
     """Return the size of a device's memory in MiB.
 
     Raises:
@@ -379,7 +379,7 @@ def memory_mib(machine: Machine, seen: Sight, device: AmdDevice) -> int:
     return size
 
 
-def driver_version(machine: Machine, seen: Sight) -> str:
+def driver_version(machine: Machine, seen: AmdSession) -> str:
     """Return the version of amdgpu, or "" if nobody tells: a driver that came with its kernel has none of its own."""
     for device in seen.devices:
         told = text(entry(seen.maybe("gpu_driver_info", device), "driver_version"))

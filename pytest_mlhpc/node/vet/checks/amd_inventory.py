@@ -14,17 +14,17 @@ from pytest_mlhpc.node.vet.checks.amd_devices import (
     TOLD,
     VENDOR,
     AmdDevice,
-    Sight,
+    AmdSession,
+    applies,
     busy,
     driver_version,
     is_as_expected,
+    judge,
     memory_mib,
+    open_session,
     property_of,
-    said,
-    sight,
-    told_property,
+    property_or_empty,
     unknown,
-    wanted,
 )
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Done, Machine, Unreadable
@@ -50,9 +50,9 @@ class AmdInventory:
 
     def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look, and say what was seen."""
-        if not wanted(context):
+        if not applies(context):
             return CheckOutcome()
-        seen = sight(machine, context.wanted.accelerator)
+        seen = open_session(machine, context.wanted.accelerator)
         try:
             lost = _lost(machine, seen)
             if not seen.devices and not lost and context.wanted.accelerator == "auto":
@@ -65,7 +65,7 @@ class AmdInventory:
         finally:
             seen.close()
 
-    def _count(self, machine: Machine, context: Context, seen: Sight) -> List[Finding]:
+    def _count(self, machine: Machine, context: Context, seen: AmdSession) -> List[Finding]:
         found = len(seen.devices) if seen.library else max(len(seen.devices), _computing(machine))
         least = context.wanted.devices
         if least is None:
@@ -75,7 +75,7 @@ class AmdInventory:
             return []
         there = f"{found} AMD devices ({models or 'none'})"
         return [
-            *said(
+            *judge(
                 context,
                 self.name,
                 "amd.devices_missing",
@@ -84,7 +84,7 @@ class AmdInventory:
                 f"job was given all devices{'; ' + seen.without if not found and seen.without else ''}",
                 metric="devices",
             ),
-            *said(
+            *judge(
                 context,
                 self.name,
                 "amd.devices_extra",
@@ -97,7 +97,7 @@ class AmdInventory:
     def _lost(self, context: Context, lost: List[str]) -> List[Finding]:
         findings: List[Finding] = []
         for name in lost or [""]:
-            findings += said(
+            findings += judge(
                 context,
                 self.name,
                 "amd.not_initialised",
@@ -108,27 +108,29 @@ class AmdInventory:
             )
         return findings
 
-    def _device(self, machine: Machine, context: Context, seen: Sight, device: AmdDevice) -> List[Finding]:
+    def _device(
+        self, machine: Machine, context: Context, seen: AmdSession, device: AmdDevice
+    ) -> List[Finding]:
         findings: List[Finding] = []
         model = context.wanted.device_model
         differs = _bare(model) not in _bare(device.model)
         reason = (
             f"{device.name} is {device.model or 'of unknown model'} where {model or 'any model'} is described"
         )
-        findings += said(context, self.name, "amd.model", differs, reason, device=device.name)
+        findings += judge(context, self.name, "amd.model", differs, reason, device=device.name)
         for key in EXPECTABLE:
             if key in context.wanted.expect:
                 findings += self._property(machine, context, seen, device, key)
         computing = busy(machine, seen, device)
         if computing is not None:
             reason = f"{device.name} computes ({computing} %) before anything of ours does: end what an earlier job left"
-            findings += said(
+            findings += judge(
                 context, self.name, "amd.busy", computing, reason, device=device.name, metric="busy"
             )
         return findings
 
     def _property(
-        self, machine: Machine, context: Context, seen: Sight, device: AmdDevice, key: str
+        self, machine: Machine, context: Context, seen: AmdSession, device: AmdDevice, key: str
     ) -> List[Finding]:
         expected = str(context.wanted.expect[key])
         try:
@@ -139,9 +141,9 @@ class AmdInventory:
         reason = (
             f"{device.name} has {key.replace('_', ' ')} {is_now} where {expected} is expected: correct either"
         )
-        return said(context, self.name, "amd.expectation", differs, reason, device=device.name)
+        return judge(context, self.name, "amd.expectation", differs, reason, device=device.name)
 
-    def _driver(self, machine: Machine, context: Context, seen: Sight) -> List[Finding]:
+    def _driver(self, machine: Machine, context: Context, seen: AmdSession) -> List[Finding]:
         """Compare the driver, and name what is expected and nobody looks at."""
         expect, findings = context.wanted.expect, []
         if context.wanted.accelerator == "rocm" and seen.devices:
@@ -157,14 +159,14 @@ class AmdInventory:
             return [*findings, unknown(self.name, "amd.expectation", error, "")]
         differs = not is_as_expected(is_now, expected)
         reason = f"the driver amdgpu is {is_now} where {expected} is expected: correct either"
-        return [*findings, *said(context, self.name, "amd.expectation", differs, reason)]
+        return [*findings, *judge(context, self.name, "amd.expectation", differs, reason)]
 
 
 def _bare(model: str) -> str:
     return re.sub(r"[^a-z0-9]", "", model.lower())
 
 
-def _lost(machine: Machine, seen: Sight) -> List[str]:
+def _lost(machine: Machine, seen: AmdSession) -> List[str]:
     """Return PCI addresses of accelerators that no driver has; virtual functions are their host's."""
     known = {device.name for device in seen.devices}
     lost = []
@@ -194,24 +196,24 @@ def _number(machine: Machine, path: str) -> int:
         return 0
 
 
-def _counted_otherwise(machine: Machine, seen: Sight, found: int, least: int) -> bool:
+def _counted_otherwise(machine: Machine, seen: AmdSession, found: int, least: int) -> bool:
     """Return whether both counts are right: packages of two dies, or of several partitions."""
     if not least or found < least or found % least:
         return False
     models = {device.model.rpartition(" ")[2] for device in seen.devices}
     if models and models <= set(OF_TWO_DIES):
         return found == 2 * least
-    modes = {told_property(machine, seen, device, "compute_partition") for device in seen.devices}
+    modes = {property_or_empty(machine, seen, device, "compute_partition") for device in seen.devices}
     return bool(modes) and modes <= set(PARTITIONED)
 
 
-def _facts(machine: Machine, seen: Sight) -> Tuple[Fact, ...]:
+def _facts(machine: Machine, seen: AmdSession) -> Tuple[Fact, ...]:
     """Return what all nodes should have in common: the driver, and by model memory, firmware and modes."""
     check = AmdInventory.name
     driver = driver_version(machine, seen) if seen.devices else ""
     facts = [Fact(check, "amd driver", driver)] if driver else []
     for device in seen.devices:
-        told = {f"amd {key.replace('_', ' ')}": told_property(machine, seen, device, key) for key in TOLD}
+        told = {f"amd {key.replace('_', ' ')}": property_or_empty(machine, seen, device, key) for key in TOLD}
         told["amd memory"] = _memory(machine, seen, device)
         facts += [
             Fact(check, name, value, device.model, device.name) for name, value in told.items() if value
@@ -219,19 +221,19 @@ def _facts(machine: Machine, seen: Sight) -> Tuple[Fact, ...]:
     return tuple(facts)
 
 
-def _memory(machine: Machine, seen: Sight, device: AmdDevice) -> str:
+def _memory(machine: Machine, seen: AmdSession, device: AmdDevice) -> str:
     try:
         return f"{memory_mib(machine, seen, device)} MiB"
     except Unreadable:
         return ""
 
 
-def _models(seen: Sight) -> str:
+def _models(seen: AmdSession) -> str:
     counted = Counter(device.model or "unknown" for device in seen.devices)
     return ", ".join(f"{count} x {model}" for model, count in sorted(counted.items()))
 
 
-def _summary(seen: Sight) -> List[Finding]:
+def _summary(seen: AmdSession) -> List[Finding]:
     check = AmdInventory.name
     found = [Finding(check, Severity.PASS, f"found {_models(seen)}")] if seen.devices else []
     if seen.without:
@@ -262,9 +264,9 @@ class AmdRvs:
 
     def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look, and say what was seen."""
-        if not wanted(context):
+        if not applies(context):
             return CheckOutcome()
-        seen = sight(machine, context.wanted.accelerator)
+        seen = open_session(machine, context.wanted.accelerator)
         seen.close()
         if not seen.devices:
             return CheckOutcome()
@@ -282,7 +284,7 @@ class AmdRvs:
         results = [line.strip() for line in done.output.splitlines() if RESULT.search(line)]
         failed = [line for line in results if "FALSE" in RESULT.findall(line)]
         reason = f"rvs: {len(failed)} of {len(results)} tests failed, first: {''.join(failed[:1])[:200]}"
-        findings = said(context, self.name, "amd.rvs", len(failed), reason, metric="tests")
+        findings = judge(context, self.name, "amd.rvs", len(failed), reason, metric="tests")
         if findings:
             return findings
         if done.code or not results:

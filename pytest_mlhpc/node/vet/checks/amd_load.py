@@ -9,15 +9,15 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.vet.checks.amd_devices import (
     AmdDevice,
-    Sight,
-    Untold,
+    AmdSession,
+    NotReported,
+    applies,
     busy,
     entry,
+    judge,
     number,
-    said,
-    sight,
+    open_session,
     unknown,
-    wanted,
 )
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable, Watch
@@ -60,15 +60,15 @@ class AmdLinks:
     def begin(self, machine: Machine, context: Context) -> object:
         """Return the links before the load."""
         state = LinkState(context.wanted.accelerator)
-        return self._look(machine, state, all_links=True) if wanted(context) else state
+        return self._read_links(machine, state, all_links=True) if applies(context) else state
 
     def sample(self, machine: Machine, state: object) -> object:
         """Look at PCIe, which is at its full rate only now."""
         assert isinstance(state, LinkState)  # noqa: S101 - what begin returned
         for device in state.devices:
-            _best(state, device.name, pcie(machine, Sight(), device))
+            _best(state, device.name, pcie(machine, AmdSession(), device))
         if state.asks:
-            self._look(machine, state, all_links=False)
+            self._read_links(machine, state, all_links=False)
         return state
 
     def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:
@@ -76,7 +76,7 @@ class AmdLinks:
         assert isinstance(state, LinkState)  # noqa: S101 - what begin returned
         if not state.devices:
             return CheckOutcome()
-        self._look(machine, state, all_links=True)
+        self._read_links(machine, state, all_links=True)
         findings: List[Finding] = []
         for device in state.devices:
             findings += self._judge(context, state, device.name)
@@ -86,8 +86,8 @@ class AmdLinks:
             ]
         return CheckOutcome(tuple(findings), facts=_facts(state))
 
-    def _look(self, machine: Machine, state: LinkState, *, all_links: bool) -> LinkState:
-        seen = sight(machine, state.accelerator)
+    def _read_links(self, machine: Machine, state: LinkState, *, all_links: bool) -> LinkState:
+        seen = open_session(machine, state.accelerator)
         try:
             for device in seen.devices:
                 if all(device.name != known.name for known in state.devices):
@@ -106,11 +106,11 @@ class AmdLinks:
             findings.append(unknown(self.name, "amd.xgmi_down", Unreadable(state.troubles[name]), name))
         down = state.down.get(name, 0)
         reason = f"{name} has {down} xGMI links that are down: reset it, and have the board looked at if that does not help"
-        findings += said(context, self.name, "amd.xgmi_down", down, reason, device=name, metric="links")
+        findings += judge(context, self.name, "amd.xgmi_down", down, reason, device=name, metric="links")
         if name in state.lanes:
             now, most = state.lanes[name]
             reason = f"{name} has {now} PCIe lanes of {most}: it sits badly, or its slot has no more"
-            findings += said(
+            findings += judge(
                 context, self.name, "amd.pcie_width", now / most, reason, device=name, metric="lanes"
             )
         if name in state.rates:
@@ -118,17 +118,17 @@ class AmdLinks:
             reason = (
                 f"{name} runs PCIe at {rate:g} under load where {best:g} could be: see the board's settings"
             )
-            findings += said(
+            findings += judge(
                 context, self.name, "amd.pcie_speed", rate / best, reason, device=name, metric="rate"
             )
         return findings
 
 
-def _count(state: LinkState, seen: Sight, device: AmdDevice) -> None:
+def _count(state: LinkState, seen: AmdSession, device: AmdDevice) -> None:
     """Count links; a link that was down once stays so. What a device never tells (MI200) is no trouble."""
     try:
         answer = seen.ask("gpu_xgmi_link_status", device)
-    except Untold:
+    except NotReported:
         return
     except Unreadable as error:
         if seen.library is not None:
@@ -144,7 +144,7 @@ def _count(state: LinkState, seen: Sight, device: AmdDevice) -> None:
     state.down[device.name] = max(sum(one == "D" for one in told), state.down.get(device.name, 0))
 
 
-def pcie(machine: Machine, seen: Sight, device: AmdDevice) -> Tuple[Optional[Lanes], Optional[Rate]]:
+def pcie(machine: Machine, seen: AmdSession, device: AmdDevice) -> Tuple[Optional[Lanes], Optional[Rate]]:
     """Return a device's PCIe lanes and rate now; None for what it does not have, or nobody tells.
 
     sysfs comes first: it costs nothing under load, and amdsmi reads the same.
@@ -241,7 +241,7 @@ Accumulators = Dict[str, int]
 Shares = Tuple[float, float, str]
 
 
-def accumulators(machine: Machine, seen: Sight, device: AmdDevice) -> Accumulators:
+def accumulators(machine: Machine, seen: AmdSession, device: AmdDevice) -> Accumulators:
     """Return the time spent at each limit, and all time as ``acc_counter``, in the firmware's units.
 
     Raises:
@@ -251,7 +251,7 @@ def accumulators(machine: Machine, seen: Sight, device: AmdDevice) -> Accumulato
     if found is not None:
         return found
     answer = seen.ask("violation_status", device)
-    counted = _told({key: number(entry(answer, key)) for key in COUNTED})
+    counted = _complete({key: number(entry(answer, key)) for key in COUNTED})
     if counted is None:
         raise Unreadable("amdsmi does not count violations on this device")
     return counted
@@ -260,16 +260,16 @@ def accumulators(machine: Machine, seen: Sight, device: AmdDevice) -> Accumulato
 def accumulators_of_sysfs(machine: Machine, device: AmdDevice) -> Optional[Accumulators]:
     """Return them as gpu_metrics has them; None where it has none."""
     found = _unpacked(machine, device, COUNTS, COUNTS_AT)
-    return _told({key: number(value, 32) for key, value in zip(COUNTED, found)}) if found else None
+    return _complete({key: number(value, 32) for key, value in zip(COUNTED, found)}) if found else None
 
 
-def _told(found: Mapping[str, Optional[int]]) -> Optional[Accumulators]:
+def _complete(found: Mapping[str, Optional[int]]) -> Optional[Accumulators]:
     """Return what is told; None if that is too little to judge by."""
     counted = {key: value for key, value in found.items() if value is not None}
     return counted if "acc_counter" in counted and set(counted) & set(HEAT) else None
 
 
-def bits(machine: Machine, seen: Sight, device: AmdDevice) -> int:
+def bits(machine: Machine, seen: AmdSession, device: AmdDevice) -> int:
     """Return the bits that hold now, or ``UNEXPLAINED``.
 
     Raises:
@@ -369,7 +369,7 @@ class WatchedDevice:
     samples: List[Tuple[int, bool]] = field(default_factory=list)
     trouble: str = ""
 
-    def add(self, machine: Machine, seen: Sight, device: AmdDevice) -> None:
+    def add(self, machine: Machine, seen: AmdSession, device: AmdDevice) -> None:
         """Add what is told now, of the kind that was told first."""
         under_load = (busy(machine, seen, device) or 0) >= BUSY
         try:
@@ -417,9 +417,9 @@ class AmdThrottle:
     def begin(self, machine: Machine, context: Context) -> object:
         """Return what is to be watched."""
         state = ThrottleState(context.wanted.accelerator)
-        if not wanted(context):
+        if not applies(context):
             return state
-        seen = sight(machine, state.accelerator)
+        seen = open_session(machine, state.accelerator)
         try:
             for device in seen.devices:
                 state.devices.append(self._first(machine, seen, device))
@@ -431,7 +431,7 @@ class AmdThrottle:
             seen.close()
         return state
 
-    def _first(self, machine: Machine, seen: Sight, device: AmdDevice) -> WatchedDevice:
+    def _first(self, machine: Machine, seen: AmdSession, device: AmdDevice) -> WatchedDevice:
         watched = WatchedDevice(AmdDevice(device.name, device.model, device.folder))
         try:
             watched.points.append((accumulators(machine, seen, device), False))
@@ -447,7 +447,7 @@ class AmdThrottle:
         return state
 
     def _add(self, machine: Machine, state: ThrottleState, devices: List[WatchedDevice]) -> None:
-        seen = sight(machine, state.accelerator) if state.asks else Sight()
+        seen = open_session(machine, state.accelerator) if state.asks else AmdSession()
         try:
             now = {device.name: device for device in seen.devices}
             for one in devices:
@@ -479,7 +479,7 @@ class AmdThrottle:
             return [unknown(self.name, "amd.throttle_thermal", error, name)]
         slowed = f"{name} was slowed down by"
         return [
-            *said(
+            *judge(
                 context,
                 self.name,
                 "amd.throttle_thermal",
@@ -488,7 +488,7 @@ class AmdThrottle:
                 device=name,
                 metric="throttled",
             ),
-            *said(
+            *judge(
                 context,
                 self.name,
                 "amd.throttle_prochot",

@@ -8,13 +8,13 @@ from typing import Dict, List, Optional, Tuple
 
 from pytest_mlhpc.node.vet.checks.amd_devices import (
     AmdDevice,
-    Sight,
+    AmdSession,
+    applies,
     entry,
+    judge,
     number,
-    said,
-    sight,
+    open_session,
     unknown,
-    wanted,
 )
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Severity
 from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine, Unreadable
@@ -52,9 +52,9 @@ class AmdMemory:
 
     def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Look, and say what was seen."""
-        if not wanted(context):
+        if not applies(context):
             return CheckOutcome()
-        seen = sight(machine, context.wanted.accelerator)
+        seen = open_session(machine, context.wanted.accelerator)
         try:
             findings: List[Finding] = []
             for device in seen.devices:
@@ -69,14 +69,16 @@ class AmdMemory:
         finally:
             seen.close()
 
-    def _errors(self, machine: Machine, context: Context, seen: Sight, device: AmdDevice) -> List[Finding]:
+    def _errors(
+        self, machine: Machine, context: Context, seen: AmdSession, device: AmdDevice
+    ) -> List[Finding]:
         try:
             errors = count_errors(machine, seen, device)
         except Unreadable as error:
             return [unknown(self.name, "amd.ecc_uncorrectable", error, device.name)]
         name = device.name
         return [
-            *said(
+            *judge(
                 context,
                 self.name,
                 "amd.ecc_uncorrectable",
@@ -86,7 +88,7 @@ class AmdMemory:
                 device=name,
                 metric="uncorrectable_errors",
             ),
-            *said(
+            *judge(
                 context,
                 self.name,
                 "amd.ecc_deferred",
@@ -95,7 +97,7 @@ class AmdMemory:
                 device=name,
                 metric="deferred_errors",
             ),
-            *said(
+            *judge(
                 context,
                 self.name,
                 "amd.ecc_corrected",
@@ -106,7 +108,9 @@ class AmdMemory:
             ),
         ]
 
-    def _pages(self, machine: Machine, context: Context, seen: Sight, device: AmdDevice) -> List[Finding]:
+    def _pages(
+        self, machine: Machine, context: Context, seen: AmdSession, device: AmdDevice
+    ) -> List[Finding]:
         try:
             pages = bad_pages(machine, seen, device)
         except Unreadable as error:
@@ -114,7 +118,7 @@ class AmdMemory:
         name, total = device.name, sum(pages.values())
         stuck, pending = pages.get(UNRESERVABLE, 0), pages.get(PENDING, 0)
         findings = [
-            *said(
+            *judge(
                 context,
                 self.name,
                 "amd.bad_pages_unreservable",
@@ -123,7 +127,7 @@ class AmdMemory:
                 device=name,
                 metric="pages",
             ),
-            *said(
+            *judge(
                 context,
                 self.name,
                 "amd.bad_pages_pending",
@@ -135,7 +139,7 @@ class AmdMemory:
         ]
         most = allowed_pages(machine, seen, device)
         if most:
-            findings += said(
+            findings += judge(
                 context,
                 self.name,
                 "amd.bad_pages_share",
@@ -149,16 +153,18 @@ class AmdMemory:
             findings = [Finding(self.name, Severity.INFO, reason, name, metric="pages", value=float(total))]
         return findings
 
-    def _guarded(self, machine: Machine, context: Context, seen: Sight, device: AmdDevice) -> List[Finding]:
+    def _guarded(
+        self, machine: Machine, context: Context, seen: AmdSession, device: AmdDevice
+    ) -> List[Finding]:
         """Say whether the memory controller's errors are counted; what nobody tells is no fault beside counts."""
         guarded = is_guarded(machine, seen, device)
         if guarded is None:
             return []
         reason = f"{device.name} does not look for memory errors (RAS of UMC is off): its counts mean nothing; switch it on"
-        return said(context, self.name, "amd.ras_disabled", not guarded, reason, device=device.name)
+        return judge(context, self.name, "amd.ras_disabled", not guarded, reason, device=device.name)
 
 
-def count_errors(machine: Machine, seen: Sight, device: AmdDevice) -> Errors:
+def count_errors(machine: Machine, seen: AmdSession, device: AmdDevice) -> Errors:
     """Return a device's counts over all blocks.
 
     Raises:
@@ -197,7 +203,7 @@ def _counts_of_sysfs(machine: Machine, device: AmdDevice, before: Unreadable) ->
     return Errors(total["ue"], total["ce"], total["de"])
 
 
-def bad_pages(machine: Machine, seen: Sight, device: AmdDevice) -> Dict[int, int]:
+def bad_pages(machine: Machine, seen: AmdSession, device: AmdDevice) -> Dict[int, int]:
     """Return how many bad pages a device has in each state.
 
     Raises:
@@ -221,7 +227,7 @@ def bad_pages(machine: Machine, seen: Sight, device: AmdDevice) -> Dict[int, int
     return counted
 
 
-def allowed_pages(machine: Machine, seen: Sight, device: AmdDevice) -> Optional[int]:
+def allowed_pages(machine: Machine, seen: AmdSession, device: AmdDevice) -> Optional[int]:
     """Return after how many bad pages the driver gives a device up; None if nobody can tell."""
     told = number(seen.maybe("gpu_bad_page_threshold", device), 32)
     if told:
@@ -239,7 +245,7 @@ def allowed_pages(machine: Machine, seen: Sight, device: AmdDevice) -> Optional[
         return None
 
 
-def is_guarded(machine: Machine, seen: Sight, device: AmdDevice) -> Optional[bool]:
+def is_guarded(machine: Machine, seen: AmdSession, device: AmdDevice) -> Optional[bool]:
     """Return whether the memory controller's errors are looked for; None if nobody tells."""
     answer = seen.maybe("gpu_ras_block_features_enabled", device)
     for block in answer if isinstance(answer, list) else ():

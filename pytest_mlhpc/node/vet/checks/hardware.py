@@ -71,7 +71,7 @@ class CpuThrottle:
         caps = _caps(machine)
         found = [
             *_heat(context, state.counters, _counters(machine), elapsed),
-            *_held(context, state.clocks, caps),
+            *_judge_clocks(context, state.clocks, caps),
         ]
         if not found:
             return CheckOutcome(
@@ -113,7 +113,7 @@ def _heat(
     return found
 
 
-def _held(context: Context, clocks: Tuple[float, ...], caps: List[float]) -> List[Finding]:
+def _judge_clocks(context: Context, clocks: Tuple[float, ...], caps: List[float]) -> List[Finding]:
     found = []
     if clocks:
         middle = median(clocks)

@@ -277,12 +277,12 @@ def _tasks(machine: Machine, kind: str) -> List[RankBinding]:
         if local is None or local in found or environ.get("SLURM_JOB_ID") != job:
             continue
         if environ.get("SLURM_STEP_ID") == step:
-            rank = _gone_or(machine, local, pid, environ, kind)
+            rank = _ended_or(machine, local, pid, environ, kind)
             found.update({} if rank is None else {local: rank})
     return [found[local] for local in sorted(found, key=int)] if len(found) > 1 else []
 
 
-def _gone_or(
+def _ended_or(
     machine: Machine, local: str, pid: int, environ: Mapping[str, str], kind: str
 ) -> Optional[RankBinding]:
     try:

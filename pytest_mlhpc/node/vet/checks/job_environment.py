@@ -205,7 +205,7 @@ class DataCheck:
         paths = {key: path for key, path in context.wanted.paths.items() if key.startswith("data") and path}
         for key, path in sorted(paths.items()):
             try:
-                value = _look(machine, path)
+                value = _content(machine, path)
             except Unreadable as error:
                 troubles.append(str(error))
                 continue
@@ -220,7 +220,7 @@ class DataCheck:
         return CheckOutcome(found.findings, facts=tuple(facts))
 
 
-def _look(machine: Machine, path: str) -> str:
+def _content(machine: Machine, path: str) -> str:
     """Return what should be equal on all nodes: how many names and their digest, or a file's size.
 
     Raises:
@@ -310,7 +310,7 @@ def _memlock(machine: Machine, context: Context, limit: float) -> Tuple[Finding,
         context.policy,
         "job.memlock",
         limit,
-        f"only {size(limit)} of memory may be locked, which {fabric.words if fabric else 'a fabric'} needs to send from: "
+        f"only {size(limit)} of memory may be locked, which {fabric.text if fabric else 'a fabric'} needs to send from: "
         "ulimit -l unlimited (Slurm: PropagateResourceLimitsExcept=MEMLOCK; containers: --ulimit memlock=-1)",
     )
 

@@ -292,7 +292,7 @@ def judge(
     words = f"{seen.version or 'the library'} joins nodes by {seen.network}"
     words += f" ({seen.provider})" if seen.provider else ""
     words += f" over {some(seen.devices)}" if seen.devices else ""
-    reason = f"{words}, although there is {fabric.words}: " + (
+    reason = f"{words}, although there is {fabric.text}: " + (
         f"{', '.join(by)} forces it, unset it" if by else f"see NCCL_DEBUG=INFO; {_why(seen, fabric)}"
     )
     found = judged(check, policy, "job.transport", weight(fabric) if slow else 0, reason)
@@ -384,12 +384,12 @@ class TransportAhead:
             *_device_files(machine, context, fabric),
             *_plugin(machine, context, fabric),
         )
-        return outcome(self.name, said, f"nothing keeps libraries from {fabric.words or 'sockets'}")
+        return outcome(self.name, said, f"nothing keeps libraries from {fabric.text or 'sockets'}")
 
 
 def _forced(machine: Machine, context: Context, fabric: Fabric) -> Tuple[Finding, ...]:
     names = [f"{name}={value}" for name, value in forcing(machine.environ, fabric)]
-    text = f"{', '.join(names)} keeps NCCL from {fabric.words}: it would send by sockets; unset it"
+    text = f"{', '.join(names)} keeps NCCL from {fabric.text}: it would send by sockets; unset it"
     return judged(CHECK, context.policy, "job.transport", weight(fabric) if names else 0, text)
 
 
@@ -411,7 +411,7 @@ def _device_files(machine: Machine, context: Context, fabric: Fabric) -> Tuple[F
     if fabric.verbs and not machine.names("/dev/infiniband/uverbs*"):
         missing.append("/dev/infiniband/uverbs*")
     missing += [f"/dev/{name}" for name in fabric.slingshot if not machine.exists(f"/dev/{name}")]
-    text = f"{', '.join(missing)} is missing, so that {fabric.words} cannot be used: give it to the container"
+    text = f"{', '.join(missing)} is missing, so that {fabric.text} cannot be used: give it to the container"
     return judged(CHECK, context.policy, "job.fabric_devices", len(missing), text)
 
 

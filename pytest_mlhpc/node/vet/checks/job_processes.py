@@ -69,11 +69,11 @@ def pids(machine: Machine) -> List[int]:
 
 def processes(machine: Machine) -> Dict[int, Process]:
     """Return all that may be seen; those that end meanwhile are left out."""
-    seen = (_seen(machine, pid) for pid in pids(machine))
+    seen = (_process_of(machine, pid) for pid in pids(machine))
     return {process.pid: process for process in seen if process is not None}
 
 
-def _seen(machine: Machine, pid: int) -> Optional[Process]:
+def _process_of(machine: Machine, pid: int) -> Optional[Process]:
     try:
         return parse(machine.text(f"/proc/{pid}/stat"))
     except Unreadable:

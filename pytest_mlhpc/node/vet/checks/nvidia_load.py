@@ -113,7 +113,7 @@ def ask_reasons(library: NvmlLibrary, device: NvidiaDevice) -> Answer:
     return answer if older.absent else older
 
 
-def seen_of(state: object) -> Optional[WatchedDevices]:
+def as_states(state: object) -> Optional[WatchedDevices]:
     """Return a watch's state as what it is."""
     return state if isinstance(state, WatchedDevices) else None
 
@@ -145,11 +145,11 @@ class Throttle:
 
     def sample(self, machine: Machine, state: object) -> object:
         """Return the state with what is seen now."""
-        return sample(machine, seen_of(state), _look_at_clocks)
+        return sample(machine, as_states(state), _read_clocks)
 
     def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:  # noqa: ARG002 - of the protocol
         """Judge the shares of samples with each reason."""
-        seen, notes = seen_of(state), FindingNotes(self.name, context)
+        seen, notes = as_states(state), FindingNotes(self.name, context)
         if seen is None:
             return CheckOutcome()
         for device, why in seen.lost:
@@ -168,7 +168,7 @@ class Throttle:
         return CheckOutcome(tuple(notes.findings))
 
 
-def _look_at_clocks(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]:
+def _read_clocks(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]:
     return {"temperature": library.ask("nvmlDeviceGetTemperature", device.handle, TEMPERATURE)}
 
 
@@ -221,11 +221,11 @@ class Pcie:
 
     def sample(self, machine: Machine, state: object) -> object:
         """Return the state with what is seen now."""
-        return sample(machine, seen_of(state), _look_at_link)
+        return sample(machine, as_states(state), _read_link)
 
     def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:  # noqa: ARG002 - of the protocol
         """Judge the best that each link has shown."""
-        seen, notes = seen_of(state), FindingNotes(self.name, context)
+        seen, notes = as_states(state), FindingNotes(self.name, context)
         if seen is None:
             return CheckOutcome()
         for samples in seen.by_device().values():
@@ -237,7 +237,7 @@ class Pcie:
         return CheckOutcome(tuple(notes.findings))
 
 
-def _look_at_link(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]:
+def _read_link(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]:
     return {
         what: library.ask(f"nvmlDeviceGet{what}", device.handle)
         for what in (

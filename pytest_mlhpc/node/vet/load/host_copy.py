@@ -40,9 +40,9 @@ def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
     ] = {}  # kept: torch would hand a freed one on to a device far from it
     for device in node.devices:
         begun(f"host_copy {device.name}")
-        near = cores_beside(device, node.cores)
+        near = near_cores(device, node.cores)
         try:
-            with beside(near):
+            with pinned_to(near):
                 device.use()
                 if near not in buffers:
                     buffers[near] = torch.empty(BYTES, dtype=torch.uint8, pin_memory=True).fill_(1)
@@ -89,7 +89,7 @@ def _rate(device: Device, target: Tensor, source: Tensor, seconds: float) -> flo
     return devices.median_rate(float(math.prod(source.shape)), times)
 
 
-def cores_beside(device: Device, allowed: Tuple[int, ...], root: Path = Path("/")) -> FrozenSet[int]:
+def near_cores(device: Device, allowed: Tuple[int, ...], root: Path = Path("/")) -> FrozenSet[int]:
     """Return which of our cores are next to the device, by the kernel's ``local_cpulist``; empty: nobody tells."""
     if not device.pci:
         return frozenset()
@@ -114,7 +114,7 @@ def cpu_list(text: str) -> FrozenSet[int]:
 
 
 @contextlib.contextmanager
-def beside(cores: FrozenSet[int]) -> Iterator[None]:
+def pinned_to(cores: FrozenSet[int]) -> Iterator[None]:
     """Keep the calling thread on these cores; on those that it had where there are none."""
     before = os.sched_getaffinity(0)
     if cores:

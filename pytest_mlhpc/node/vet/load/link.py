@@ -156,7 +156,7 @@ class Door:
                     continue
                 raise Failed("port", f"nobody can be let in: {os.strerror(error.errno or 0)}") from error
             link = Link(connection, deadline, partner)
-            hello = _heard(link, key)
+            hello = _authenticated(link, key)
             if hello is not None:
                 return link, hello
             link.close()
@@ -170,7 +170,7 @@ class Door:
         self._socket.close()
 
 
-def _heard(link: Link, key: bytes) -> Optional[Dict[str, Any]]:
+def _authenticated(link: Link, key: bytes) -> Optional[Dict[str, Any]]:
     """Return what was said by who came, if that is a partner: both have proved to know the key."""
     ours = new_challenge()
     try:

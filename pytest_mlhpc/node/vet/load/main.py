@@ -24,7 +24,15 @@ from typing import Any, Dict, List, Optional
 
 from pytest_mlhpc.node.vet.load import host
 from pytest_mlhpc.node.vet.load.host import forget_shares
-from pytest_mlhpc.node.vet.load.protocol import Answers, ArgumentError, Arguments, Failed, Gone, Order, Orders
+from pytest_mlhpc.node.vet.load.protocol import (
+    Answers,
+    ArgumentError,
+    Arguments,
+    Failed,
+    Order,
+    Orders,
+    ReaderLost,
+)
 
 #: ``do`` -> module, each with ``run(node, arguments, begun) -> Outcome``.
 COMMANDS = {
@@ -70,7 +78,7 @@ def main(argv: List[str]) -> int:
         while True:
             order = orders.next()
             carry_out(order, node, answers)
-    except Gone as error:
+    except ReaderLost as error:
         sys.stderr.write(f"vetting's child ends: its answers cannot be written: {error}\n")
         return 1
 

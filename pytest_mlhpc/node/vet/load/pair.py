@@ -278,7 +278,7 @@ class Groups:
             while thread.is_alive():
                 thread.join(min(LOOK_S, max(0.001, self._deadline.left)))
                 try:
-                    self._look()
+                    self._poll()
                 except Failed:
                     self._abandon()
                     raise
@@ -286,7 +286,7 @@ class Groups:
             self._control.check()
             raise self._named(problems[0])
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self._control.check()
         if not self._deadline.left:
             raise hung(self._control.partner, self._deadline, "did not exchange")

@@ -27,7 +27,7 @@ class ArgumentError(ValueError):
     """An argument of an order is missing or odd: ``str(error)`` names it."""
 
 
-class Gone(BaseException):
+class ReaderLost(BaseException):
     """Nobody reads the answers any more."""
 
 
@@ -165,7 +165,7 @@ class Answers:
                 while view:
                     view = view[os.write(self._descriptor, view) :]
             except OSError as error:
-                raise Gone(str(error)) from error
+                raise ReaderLost(str(error)) from error
 
     def outcome(self, identity: Any, outcome: CheckOutcome) -> None:
         """Answer an order with what was found."""

@@ -78,11 +78,11 @@ def judge(chosen: ChosenTransport, fabric: Fabric, machine: Machine) -> Tuple[Fi
         return job_network.judge(chosen.seen, fabric, machine.environ, Policy(BOUNDS), check="transport")
     words = f"{chosen.library} joins nodes by {chosen.network}"
     words += f" ({', '.join(chosen.interfaces[:8])})" if chosen.interfaces else ""
-    if not _is_slow(chosen, machine) or not fabric.words:
-        text = words if fabric.words else f"{words}; the node shows no fabric"
+    if not _is_slow(chosen, machine) or not fabric.text:
+        text = words if fabric.text else f"{words}; the node shows no fabric"
         return (Finding("transport", Severity.INFO, text, rule="job.transport", origin=Origin.USER),)
     reason = (
-        f"{words}, although there is {fabric.words}: many times slower; "
+        f"{words}, although there is {fabric.text}: many times slower; "
         "set GLOO_SOCKET_IFNAME to an interface of the fabric"
     )
     # Gloo knows nothing but sockets: that they do not run over the fabric costs less than it does NCCL.

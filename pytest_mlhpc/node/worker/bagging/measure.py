@@ -24,8 +24,8 @@ from pytest_mlhpc.node.worker.bagging.process import (
     LOOK_S,
     WATCH_S,
     BaseProcess,
+    ChildMessage,
     Meeting,
-    Said,
     Why,
     job_of,
     store_of,
@@ -246,11 +246,11 @@ def measure(
 
 def _attend(child: BaseProcess, meeting: Meeting, progress: Progress) -> Optional[TrainedBaseModel]:
     """Hear a child to its end; tell of its failure, and return what it left, None if its base model has failed."""
-    left: Dict[str, Said] = {}
+    left: Dict[str, ChildMessage] = {}
     began = False
     try:
         while meeting.failure(meeting.model) is None:
-            heard = child.hear(WATCH_S if began else LOOK_S)
+            heard = child.receive(WATCH_S if began else LOOK_S)
             if heard is None:
                 break
             for said in heard:
@@ -271,7 +271,9 @@ def _attend(child: BaseProcess, meeting: Meeting, progress: Progress) -> Optiona
         return None
 
 
-def _left(left: Mapping[str, Said], meeting: Meeting, child: BaseProcess) -> Optional[TrainedBaseModel]:
+def _left(
+    left: Mapping[str, ChildMessage], meeting: Meeting, child: BaseProcess
+) -> Optional[TrainedBaseModel]:
     report, predictions = left.get("report"), left.get("predictions")
     if report is not None and predictions is not None:
         values, targets = predictions.tensors

@@ -114,30 +114,32 @@ class Meeting:
 
     def failure(self, model: int) -> Optional[Why]:
         """Return why a base model failed, None if nobody says so."""
-        if not self._said(f"failed/{model}"):
+        if not self._sent_key(f"failed/{model}"):
             return None
-        outcome, text = json.loads(self._heard(f"failed/{model}"))
+        outcome, text = json.loads(self._received_key(f"failed/{model}"))
         return str(outcome), str(text)
 
     def may_begin(self) -> bool:
         """Return whether every rank is ready or of a base model that has failed."""
         if self._group.rank == 0:
             self._unready = self._passed(self._unready, "ready")
-            if self._unready == self._group.world and not self._said("begin"):
+            if self._unready == self._group.world and not self._sent_key("begin"):
                 self._say("begin")
-        return self._said("begin")
+        return self._sent_key("begin")
 
     def outcome(self) -> Optional[Dict[int, Why]]:
         """Return which base models failed, and why, once every rank has ended; None before."""
         if self._group.rank == 0:
             self._unended = self._passed(self._unended, "ended")
-            if self._unended == self._group.world and not self._said("outcome"):
+            if self._unended == self._group.world and not self._sent_key("outcome"):
                 every = range(self._group.world // self._each)
                 found = {model: why for model in every for why in [self.failure(model)] if why is not None}
                 self._say("outcome", json.dumps(found))
-        if not self._said("outcome"):
+        if not self._sent_key("outcome"):
             return None
-        return {int(model): (why[0], why[1]) for model, why in json.loads(self._heard("outcome")).items()}
+        return {
+            int(model): (why[0], why[1]) for model, why in json.loads(self._received_key("outcome")).items()
+        }
 
     def await_outcome(self) -> Dict[int, Why]:
         """Wait for :meth:`outcome`; the run's time limit is the limit of this."""
@@ -151,19 +153,19 @@ class Meeting:
     def _passed(self, rank: int, what: str) -> int:
         """Return the first rank from *rank* on that has not said *what*, if its base model goes on."""
         while rank < self._group.world and (
-            self._said(f"{what}/{rank}")
-            or (what == "ready" and self._said(f"failed/{place_of(rank, self._each).model}"))
+            self._sent_key(f"{what}/{rank}")
+            or (what == "ready" and self._sent_key(f"failed/{place_of(rank, self._each).model}"))
         ):
             rank += 1
         return rank
 
-    def _said(self, key: str) -> bool:
+    def _sent_key(self, key: str) -> bool:
         return bool(self._store.check([f"bagging/{key}"]))
 
     def _say(self, key: str, value: str = "1") -> None:
         self._store.set(f"bagging/{key}", value)
 
-    def _heard(self, key: str) -> str:
+    def _received_key(self, key: str) -> str:
         return self._store.get(f"bagging/{key}").decode()
 
 
@@ -174,7 +176,7 @@ _GRACE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Said:
+class ChildMessage:
     """One message of a child; ``tensors`` came behind it, if any did."""
 
     kind: str
@@ -189,7 +191,7 @@ class Messages:
         self._buffer = bytearray()
         self._head: Optional[Mapping[str, Any]] = None
 
-    def feed(self, data: bytes) -> Iterator[Said]:
+    def feed(self, data: bytes) -> Iterator[ChildMessage]:
         """Take bytes, and yield the messages that are whole now."""
         self._buffer += data
         while True:
@@ -206,7 +208,7 @@ class Messages:
             body = bytes(self._buffer[:size])
             del self._buffer[:size]
             tensors = torch.load(io.BytesIO(body), weights_only=True) if size else None
-            yield Said(str(head["kind"]), head.get("body"), tensors)
+            yield ChildMessage(str(head["kind"]), head.get("body"), tensors)
 
 
 class BaseProcess:
@@ -244,7 +246,7 @@ class BaseProcess:
                 self._process.stdin.write(line.encode() + b"\n")
                 self._process.stdin.flush()
 
-    def hear(self, seconds: float) -> Optional[List[Said]]:
+    def receive(self, seconds: float) -> Optional[List[ChildMessage]]:
         """Return what was said within *seconds*, None at the end of all.
 
         Raises:

@@ -68,7 +68,7 @@ class Compilation:
         task = prepare.load_task(self._run)
         network = task.model().train()
         if settings.ipus_per_replica > 1:
-            options.spread(self._poptorch, network, task, settings.ipus_per_replica)
+            options.place_blocks(self._poptorch, network, task, settings.ipus_per_replica)
         optimizer = task.optimizer(network)
         model = measure.with_loss(self._poptorch, network, task)
         executor = self._poptorch.trainingModel(model, options=chosen, optimizer=optimizer)

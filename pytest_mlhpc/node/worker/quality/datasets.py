@@ -199,7 +199,7 @@ def cool(paths: Sequence[Path]) -> str:
     return "warm" if resident > WARM else "unknown"
 
 
-def parts_of(
+def splits_of(
     run: RunPlan, task: Task, settings: QualitySettings, root: Optional[Path], seed: int
 ) -> Tuple[Part, Part]:
     """Return the samples for training and those for evaluation of the set at *root*, which is listed and not read.
@@ -208,7 +208,7 @@ def parts_of(
         DataError: a part is missing, or too small for what was asked.
     """
     if run.workload == source.TEXT_WORKLOAD:
-        return _text_parts(int(run.parameters["context"]), settings, root)
+        return _text_splits(int(run.parameters["context"]), settings, root)
     if root is None:
         raise DataError("data", "names no set")
     folder = next((root / name for name in EVALUATION if (root / name).is_dir()), None)
@@ -239,7 +239,7 @@ def _enough(place: Path, available: int, wanted: Optional[int]) -> None:
         raise DataError(place, f"holds {available} samples, {wanted} were asked for", "data_exhausted")
 
 
-def _text_parts(context: int, settings: QualitySettings, root: Optional[Path]) -> Tuple[Part, Part]:
+def _text_splits(context: int, settings: QualitySettings, root: Optional[Path]) -> Tuple[Part, Part]:
     corpus = open_corpus(root)
     available = windows(corpus, context)
     evaluated = settings.eval_samples or max(1, available // TEXT_SHARE)
@@ -287,7 +287,7 @@ def folder(
         return None
     place = staging.folder_of(staging.base_of(settings.staging.path, os.environ), run.run_id, node)
     if node.leads:
-        stack.enter_context(staging.held(place))
+        stack.enter_context(staging.staging_folder(place))
     gathered(group, None)  # it is there for all
     return place
 

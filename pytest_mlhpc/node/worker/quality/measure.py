@@ -160,7 +160,7 @@ def _finder(ready: ReadyRun) -> datasets.Finder:
     """Return what lists the two parts of the set at a place, which may hold the share of one of several nodes."""
 
     def find(root: Optional[Path], nodes: int) -> Tuple[datasets.Part, datasets.Part]:
-        return datasets.parts_of(
+        return datasets.splits_of(
             ready.run, ready.trainer.task, ready.settings.of_share(nodes), root, ready.seed
         )
 

@@ -106,7 +106,7 @@ def folder_of(base: Path, run_id: str, node: RankNode) -> Path:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[Path]:
+def staging_folder(folder: Path) -> Iterator[Path]:
     """Make *folder* and remove it at the end, also where this process is killed in between. One rank of a node does this.
 
     Raises:

@@ -186,7 +186,7 @@ def measure(
     network = task.model().train()
     trainer = Trainer(task, network, task.optimizer(network), accelerator)
     if settings.ipus_per_replica > 1:
-        options.spread(poptorch, network, task, settings.ipus_per_replica)
+        options.place_blocks(poptorch, network, task, settings.ipus_per_replica)
     torch.manual_seed(seed + group.rank)  # as without IPUs: what is drawn on the host differs between ranks
     before = reporting.calibrated(run, group, accelerator)
     data = prepare.open_data(run, trainer, group, sizes, directory)

@@ -219,7 +219,7 @@ def apply(poptorch: Any, model: nn.Module, plan: Sequence[Begin]) -> None:
         setattr(owner, child, block)
 
 
-def spread(poptorch: Any, model: nn.Module, task: Task, ipus: int) -> None:
+def place_blocks(poptorch: Any, model: nn.Module, task: Task, ipus: int) -> None:
     """Spread the blocks of *model* over *ipus*, so that the one with the most operations has as few as can be.
 
     Raises:
