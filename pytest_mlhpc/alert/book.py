@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, DeliveryError
 from pytest_mlhpc.alert.model import DAY_NS, Book, Pending
 from pytest_mlhpc.errors import MlhpcError, StoreError
-from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.files import read_json, sync_folder
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.files import is_shared, make_directories, replace_file
 
@@ -83,11 +83,7 @@ def write_book(state_dir: Path, book: Book) -> None:
     path = book_path(state_dir)
     replace_file(path, json.dumps(to_json(book), allow_nan=False, indent=1) + "\n")
     try:
-        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)  # its new name must survive a power cut before anything is sent
-        finally:
-            os.close(descriptor)
+        sync_folder(path.parent)  # its new name must survive a power cut before anything is sent
     except OSError as error:
         raise StoreError(f"{path.parent}: cannot be synced: {error.strerror}") from error
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.series import Night, Point, Series
-from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.files import read_json, sync_folder
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.files import is_shared, make_directories
@@ -151,22 +151,13 @@ def _put(state_dir: Path, name: str, content: Event | Removal) -> Path:
         if path.exists():
             raise FileExistsError(17, "it is there already", str(path))
         draft.rename(path)
-        _sync(folder)
+        sync_folder(folder)
     except OSError as error:
         raise StoreError(f"{path}: cannot be stored: {error.strerror}") from error
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
     return path
-
-
-def _sync(folder: Path) -> None:
-    """Make a new name in *folder* survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _folder(state_dir: Path) -> Path:

@@ -21,6 +21,7 @@ from typing import Any
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 from pytest_mlhpc.jobs.ledger_files import BEAT_S, SCHEMA, SESSION_NAME, Owner, shared_now_ns
+from pytest_mlhpc.node.files import sync_folder
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.files import make_directories
 
@@ -273,19 +274,3 @@ def put_aside(path: Path, state_dir: Path) -> None:
         # Another session may have put it aside at the same moment.
         if path.exists():
             raise StoreError(f"cannot move the ledger {path} to {closed}: {error.strerror}") from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in *folder* outlive a power cut, where its file system can.
-
-    Raises:
-        OSError: a disk error.
-    """
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that sync no folders
-            raise
-    finally:
-        os.close(file)

@@ -1,4 +1,4 @@
-"""Files on nodes: which may be obeyed, which lie on a network, JSON of others, and what a failed write is called."""
+"""Files: how they are appended to, replaced and synced; which may be obeyed; which lie on a network; JSON of others; what a failed write is called."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import math
 import os
 import re
 import stat
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional, Union
 
 #: Outcome of what is refused here (``store/record.py``).
 UNSAFE = "unsafe_directory"
@@ -138,6 +139,95 @@ def _name(uid: int) -> str:
         return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
         return f"user {uid}"
+
+
+def append_lines(descriptor: int, lines: bytes) -> None:
+    """Append whole *lines* durably, or leave the file as it was. The descriptor is open to read and to append.
+
+    A line that a dead writer left unfinished is ended first.
+
+    Raises:
+        OSError: disk full, over quota, a disk error.
+    """
+    size = os.fstat(descriptor).st_size
+    torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+    rest = memoryview(b"\n" + lines if torn else lines)
+    try:
+        while rest:  # a short write means a full disk or a limit: the next write says which
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    except OSError:
+        with contextlib.suppress(OSError):  # where even that fails, readers skip the torn line
+            os.ftruncate(descriptor, size)
+        raise
+
+
+#: How the name of an unfinished file ends.
+UNFINISHED = ".part"
+
+
+def replace_file(
+    path: Path,
+    content: Union[bytes, memoryview],
+    *,
+    mode: Optional[int] = None,
+    prefix: str = "",
+    durable: bool = True,
+) -> None:
+    """Replace *path* by *content* in one step: readers see the old file or the new one, whatever dies.
+
+    Without *mode* an old file keeps its own, and a new one gets 0664 less the umask. The unfinished file is called
+    ``.NAME.*.part``, or ``PREFIX*.part``. Without *durable* a power cut may still lose the content.
+
+    Raises:
+        OSError: disk full, over quota, not writable. The old file is left as it was, and nothing else is left.
+    """
+    descriptor, name = tempfile.mkstemp(UNFINISHED, prefix or f".{path.name}.", str(path.parent))
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(descriptor, _mode_of(path) if mode is None else mode)
+            if durable:
+                os.fsync(descriptor)
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def _mode_of(path: Path) -> int:
+    """Return the mode of *path*, and of a file that is not there 0664 less the umask."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return 0o664 & ~_umask()
+
+
+def _umask() -> int:
+    """Return this process's umask without changing it (proc(5), status; 022 where that is not to be had)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in *folder* outlive a power cut, where its file system can.
+
+    Raises:
+        OSError: a disk error.
+    """
+    descriptor = os.open(str(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that sync no folders
+            raise
+    finally:
+        os.close(descriptor)
 
 
 #: File systems of clusters on which locks may be missing, slow or advisory to one node only.

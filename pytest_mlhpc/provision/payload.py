@@ -7,7 +7,6 @@ import importlib.util
 import io
 import os
 import stat
-import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,11 +16,13 @@ from pytest_mlhpc.config.model import Environment, Partition
 from pytest_mlhpc.errors import ProvisionError, UsageError
 from pytest_mlhpc.node.files import (
     NO_ROOM,
+    PRIVATE_FILE,
     UnsafeDirectoryError,
     make_private,
     open_private,
     own_folder,
     read_private,
+    replace_file,
     unwritten,
 )
 from pytest_mlhpc.node.protocol.plan import Plan
@@ -65,7 +66,7 @@ def build(state_dir: Path, extra_modules: Sequence[str] = ()) -> Payload:
         if not _holds(path, content):
             state_dir.mkdir(parents=True, exist_ok=True)
             make_private(path.parent)
-            _write_atomically(path, content)
+            replace_file(path, content, mode=PRIVATE_FILE)
     except OSError as error:
         text = f"cannot write the payload {path}: {error.strerror}"
         raise ProvisionError(unwritten(error), text) from error
@@ -144,17 +145,6 @@ def _holds(path: Path, content: bytes) -> bool:
         return read_private(path) == content  # a zip cut short by a crash or a full disk is written again
     except (FileNotFoundError, UnsafeDirectoryError):  # as is one that an older version left open to others
         return False
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".payload-")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def environment_of(plan: Plan, partition: Partition) -> Environment:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.files import append_lines, read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.files import is_shared, make_directories
 from pytest_mlhpc.store.record import Record
@@ -52,23 +52,10 @@ class Store:
         except (TypeError, ValueError) as error:
             raise StoreError(f"record {record.id} cannot be stored as JSON: {error}") from error
         descriptor = self._open(record)
-        size = os.fstat(descriptor).st_size
         try:
-            written = os.write(descriptor, line)
-            if written < len(line):  # the disk is full, or a limit was reached: the next write says which
-                os.write(descriptor, line[written:])
-                written = os.fstat(descriptor).st_size - size
-            if written != len(line):
-                raise StoreError(f"{self.path}: only {written} of {len(line)} bytes could be written")
-            os.fsync(descriptor)
+            append_lines(descriptor, line)
         except OSError as error:
-            self._take_back(descriptor, size)
             raise StoreError(f"{self.path}: record {record.id} cannot be stored: {error.strerror}") from error
-
-    def _take_back(self, descriptor: int, size: int) -> None:
-        """Remove a half-written line; where even that fails, readers skip it as torn."""
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, size)
 
     def _open(self, record: Record) -> int:
         if self._descriptor is not None:
@@ -83,7 +70,6 @@ class Store:
             if is_shared(self._state_dir):
                 with contextlib.suppress(OSError):  # another user's file is as they made it
                     path.chmod(0o664)
-            _end_torn_line(descriptor)
         except OSError as error:
             raise StoreError(f"{path}: cannot be opened for writing: {error.strerror}") from error
         self.path, self._descriptor = path, descriptor
@@ -94,13 +80,6 @@ class Store:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def _end_torn_line(descriptor: int) -> None:
-    """Give a line that an earlier process with this session id left unfinished its end, so that ours stays whole."""
-    size = os.fstat(descriptor).st_size
-    if size and os.pread(descriptor, 1, size - 1) != b"\n":
-        os.write(descriptor, b"\n")
 
 
 def record_files(state_dir: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.files import append_lines, read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.files import is_shared, make_directories
 from pytest_mlhpc.store.store import read_lines
@@ -133,20 +133,7 @@ def _append(path: Path, content: bytes) -> None:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o664)
     try:
-        size = os.fstat(descriptor).st_size
-        if (
-            size and os.pread(descriptor, 1, size - 1) != b"\n"
-        ):  # an earlier process with this id died within a line
-            content = b"\n" + content
-        try:
-            rest = memoryview(content)
-            while rest:  # a short write: the disk is full or a limit was reached, and the next one says which
-                rest = rest[os.write(descriptor, rest) :]
-            os.fsync(descriptor)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, size)
-            raise
+        append_lines(descriptor, content)
     finally:
         os.close(descriptor)
 

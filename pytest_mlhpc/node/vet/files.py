@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.files import read_json, replace_file, sync_folder
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json, to_json
 from pytest_mlhpc.node.vet.finding import (
     VERDICT_SCHEMA,
@@ -168,7 +168,7 @@ class Folder:
     def _trouble(self, name: str, content: Callable[[], bytes]) -> str:
         """Write one file; return what went wrong, or nothing."""
         try:
-            _write(self.path / name, content(), self.id)
+            replace_file(self.path / name, content(), prefix=f"{MARK}-{self.id}-{name}.")
         except OSError as error:
             return f"{name}: {error.strerror}"
         except ValueError as error:
@@ -193,7 +193,7 @@ def prepare(out: Path) -> Folder:
             )
         for name in there:  # before the new mark: whatever lies beside that is of its own vetting
             (out / name).unlink()
-        _write(out / MARK, f"{identity}\n".encode(), identity)
+        replace_file(out / MARK, f"{identity}\n".encode(), prefix=f"{MARK}-{identity}-")
         _clear_torn(out)
     except OSError as error:
         where = error.filename if isinstance(error.filename, str) else str(out)
@@ -300,22 +300,6 @@ def _json_value(value: Any) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def _write(path: Path, content: bytes, identity: str) -> None:
-    """Write a file whole: to another name first, then renamed."""
-    torn = path.with_name(f"{MARK}-{identity}-{path.name}")
-    try:
-        descriptor = os.open(torn, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        torn.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            torn.unlink()
-        raise
-
-
 def _clear_torn(out: Path) -> None:
     """Remove what writers that were killed have left unfinished."""
     for torn in out.glob(f"{MARK}-*"):
@@ -324,10 +308,6 @@ def _clear_torn(out: Path) -> None:
 
 
 def _sync(out: Path) -> None:
-    """Make renames and removals last; file systems that cannot do this for folders are left alone."""
+    """Make renames and removals last, where the file system can."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(out)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Container, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
-from pytest_mlhpc.node.files import NO_ROOM, read_json
+from pytest_mlhpc.node.files import NO_ROOM, read_json, replace_file
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 
@@ -73,19 +73,16 @@ class Manifest:
     schema: int = MANIFEST_SCHEMA
 
 
-def replace_file(path: Path, content: Union[bytes, memoryview]) -> None:
+def write_file(path: Path, content: Union[bytes, memoryview]) -> None:
     """Write *content* to *path* whole or not at all.
 
     Raises:
         DataError: no room, no permission; nothing is left behind.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_file(
+            path, content, durable=False
+        )  # a set of half a million samples is made again sooner than synced
     except OSError as error:
         raise write_error(path, error) from None
 
@@ -298,7 +295,7 @@ def occupied(root: Path) -> bool:
 def write_manifest(root: Path, manifest: Manifest) -> None:
     """Write the manifest: the last file of a set."""
     text = json.dumps(dataclasses.asdict(manifest), indent=2, sort_keys=True)
-    replace_file(root / MANIFEST, f"{text}\n".encode())
+    write_file(root / MANIFEST, f"{text}\n".encode())
 
 
 #: workload -> its formats, the default first.

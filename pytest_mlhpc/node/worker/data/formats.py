@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from pytest_mlhpc.node.worker.data import tfrecord
-from pytest_mlhpc.node.worker.data.files import DataError, list_files, read_error, replace_file
+from pytest_mlhpc.node.worker.data.files import DataError, list_files, read_error, write_file
 from pytest_mlhpc.node.worker.data.tfrecord import LEVEL
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
@@ -97,7 +97,7 @@ def write(path: Path, arrays: Mapping[str, Any], options: Mapping[str, Dict[str,
     with h5py.File(image, "w", libver="latest", track_order=False) as file:
         for name, array in arrays.items():
             file.create_dataset(name, data=array, track_times=False, **options.get(name, {}))
-    replace_file(path, image.getbuffer())
+    write_file(path, image.getbuffer())
 
 
 LAYOUTS = (("x", "y"), ("full", "unitPar"))
@@ -279,7 +279,7 @@ def write_image(path: Path, pixels: Any) -> None:
 
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "JPEG", quality=JPEG_QUALITY)
-    replace_file(path, out.getvalue())
+    write_file(path, out.getvalue())
 
 
 #: Tokens are bytes.

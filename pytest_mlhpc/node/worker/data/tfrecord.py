@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple, Union
 
-from pytest_mlhpc.node.worker.data.files import DataError, read_error, replace_file
+from pytest_mlhpc.node.worker.data.files import DataError, read_error, write_file
 
 Value = Union[Sequence[bytes], Sequence[memoryview], Sequence[float], Sequence[int]]
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -371,4 +371,4 @@ def write_sample(path: Path, voxels: Any, labels: Any, *, compress: bool) -> Non
     if compress:
         packer = zlib.compressobj(LEVEL, wbits=31)  # writes no time stamp: equal samples are equal files
         record = packer.compress(record) + packer.flush()
-    replace_file(path, record)
+    write_file(path, record)

@@ -80,8 +80,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path.write_bytes(b"old")
     path.chmod(0o600)
     with pytest.raises(DataError, match="cannot be written"):
-        files.replace_file(tmp_path / "gone" / "a", b"new")
-    files.replace_file(path, b"new")
+        files.write_file(tmp_path / "gone" / "a", b"new")
+    files.write_file(path, b"new")
     assert path.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["a"]  # noqa: PTH208 - hidden files too, names only
 
