@@ -23,6 +23,7 @@ import yaml
 
 from pytest_mlhpc.config.schema import MODULE
 from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.node.processes import run_to_end
 from pytest_mlhpc.store.text import count
 
 #: How long a settings file may run, in seconds.
@@ -135,13 +136,11 @@ def _run(path: Path) -> Any:
     place = path.absolute()
     argv = [sys.executable, "-I", "-c", _LOADER, str(place), str(place.parent), str(math.ceil(LIMIT_S) + 1)]
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=path.absolute().parent
-        )
+        done = run_to_end(argv, LIMIT_S, cwd=path.absolute().parent)
     except subprocess.TimeoutExpired:
         raise UsageError(f"{path} did not end within {LIMIT_S:g} s") from None
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
         raise UsageError(f"{path} cannot be run: {last[:300]}")
     try:
         return json.loads(done.stdout)

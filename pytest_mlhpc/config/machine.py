@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from typing import Final
 
 from pytest_mlhpc.config.model import NodeType
 from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.processes import run_to_end
 
 #: Version 1 says "no limit" by the largest page-aligned number; no machine has an exbibyte.
 _NO_LIMIT = 2**60
@@ -193,28 +193,16 @@ def _ask(python: str, environ: Mapping[str, str]) -> tuple[Accelerators, str]:
     # The program is handed over as text: this package need not be importable by an environment's interpreter.
     source = Path(__file__).parent.parent.joinpath("node", "worker", "probe.py").read_text(encoding="utf-8")
     argv = [python, "-c", source, str(PROBE_LIMIT_S)]
+    # -c puts the working directory first on the path; nothing of ours may be imported from there.
     try:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            cwd="/",  # -c puts the working directory first on the path; nothing of ours may be imported from there
-            env=dict(environ),
-            start_new_session=True,
-        )
+        done = run_to_end(argv, PROBE_LIMIT_S + 5, cwd="/", env=dict(environ))
     except OSError as error:
         return Accelerators(reason=f"{python!r} cannot be started to ask torch: {error.strerror}"), ""
-    try:
-        out, err = process.communicate(timeout=PROBE_LIMIT_S + 5)
-    except BaseException as error:
-        _kill_group(process)
-        if isinstance(error, subprocess.TimeoutExpired):
-            return Accelerators(reason=f"torch of {python!r} did not answer within {PROBE_LIMIT_S} s"), ""
-        raise
-    return _answer(python, process.returncode, out, err)
+    except subprocess.TimeoutExpired:
+        return Accelerators(reason=f"torch of {python!r} did not answer within {PROBE_LIMIT_S} s"), ""
+    return _answer(
+        python, done.returncode, *(text.decode(errors="replace") for text in (done.stdout, done.stderr))
+    )
 
 
 def _answer(python: str, returncode: int, out: str, err: str) -> tuple[Accelerators, str]:
@@ -233,12 +221,6 @@ def _answer(python: str, returncode: int, out: str, err: str) -> tuple[Accelerat
         last = (err.strip().splitlines() or ["no message"])[-1]
         text = f"asking torch of {python!r} ended with status {returncode}: {last[:300]}"
         return Accelerators(reason=text), ""
-
-
-def _kill_group(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
 
 
 def _boot_id() -> str:

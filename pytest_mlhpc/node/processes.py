@@ -101,6 +101,57 @@ def _killed_before_exec(pid: int) -> bool:
     return len(fields) > 6 and int(fields[6]) & FORKED_ONLY != 0
 
 
+#: How long a killed program and its pipes are waited for, in seconds: what left its group may hold them for ever.
+DRAIN_S = 2.0
+
+
+def run_to_end(
+    argv: Sequence[str], limit_s: float, *, given: bytes = b"", **options: Any
+) -> subprocess.CompletedProcess[bytes]:
+    """Run *argv* in a session of its own to its end, at most *limit_s* seconds, with *given* on its standard input.
+
+    Its whole process group is killed where it takes longer, and where this process is interrupted. *options* are Popen's.
+
+    Raises:
+        OSError: the program cannot be started.
+        subprocess.TimeoutExpired: it did not end in time; ``stderr`` is what it printed.
+    """
+    pipes = {
+        "stdin": subprocess.PIPE if given else subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
+    process = start_in_new_session(argv, **{**pipes, **options})
+    try:
+        out, err = process.communicate(given or None, timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        error.stderr = _kill_group(process)
+        raise
+    except BaseException:  # Ctrl-C: nothing may be left running
+        _kill_group(process)
+        raise
+    return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> bytes:
+    """Kill the process group, reap the process, and return its standard error."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # the group's id is the process's: it leads its session
+    try:
+        return process.communicate(timeout=DRAIN_S)[1] or b""
+    except (
+        subprocess.TimeoutExpired
+    ):  # a child in another session still has the pipes open: it is not waited for
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was not written is of no use any more
+                    pipe.close()
+        # Where it sleeps in the kernel, on a file server that is away, it dies later.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=DRAIN_S)
+    return b""
+
+
 def descendants(root: int) -> List[int]:
     """Return all live processes below *root*, found by one walk of /proc; zombies are dead."""
     parent_of: Dict[int, int] = {}

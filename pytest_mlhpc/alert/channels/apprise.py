@@ -6,11 +6,8 @@ something was not delivered, with addresses that we hide.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,6 +27,7 @@ from pytest_mlhpc.alert.channels.base import (
 from pytest_mlhpc.alert.channels.http import check_limits
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.processes import run_to_end
 
 _CHILD = "pytest_mlhpc.alert.channels.apprise_child"
 #: Of a message's text, in characters; apprise cuts or splits it further as each service needs.
@@ -102,19 +100,14 @@ class Apprise:
 
     def _run(self, request: bytes) -> dict[str, Any]:
         argv = [sys.executable, "-P", "-m", _CHILD]  # -P: a folder's own apprise.py is not what we mean
-        child = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )  # fmt: skip
         try:
-            out, errors = child.communicate(request, timeout=self._settings.limit_s)
+            done = run_to_end(argv, self._settings.limit_s, given=request)
         except subprocess.TimeoutExpired:
             raise self._error(f"not delivered within {self._settings.limit_s:g} s", retry=True) from None
-        finally:
-            _end(child)
         try:
-            found: dict[str, Any] = read_json(out)
+            found: dict[str, Any] = read_json(done.stdout)
         except ValueError:
-            words = self._hide(errors[-500:]) or f"exit code {child.returncode}"
+            words = self._hide(done.stderr[-500:]) or f"exit code {done.returncode}"
             raise self._error(f"apprise failed: {words}", retry=True) from None
         return found
 
@@ -124,15 +117,3 @@ class Apprise:
     def _error(self, text: str, *, retry: bool) -> DeliveryError:
         scheme = self._settings.url.partition("://")[0]
         return DeliveryError(f"{self._name}: {scheme}://: {text}", retry=retry)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the process and all that it started, and close what we hold of it."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    for pipe in (child.stdin, child.stdout, child.stderr):
-        if pipe is not None:
-            with contextlib.suppress(OSError):  # what was not written is of no use any more
-                pipe.close()

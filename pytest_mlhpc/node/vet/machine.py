@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
+from pytest_mlhpc.node.processes import run_to_end
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
 from pytest_mlhpc.node.vet.kernel_log import KernelLog, from_dmesg, from_journal, from_kmsg, records
 from pytest_mlhpc.node.vet.policy import ExpectedNode, Policy
@@ -232,9 +233,7 @@ class Machine:
                 raise Absent(f"{argv[0]} is not installed")
             return done
         try:
-            ended = subprocess.run(
-                list(argv), capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
-            )
+            ended = run_to_end(argv, timeout_s)
         except subprocess.TimeoutExpired as error:
             raise Unreadable(f"{argv[0]} did not end within {timeout_s:g} s") from error
         except OSError as error:

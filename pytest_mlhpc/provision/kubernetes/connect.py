@@ -6,14 +6,12 @@ Open it when a kubeconfig that works with kubectl does not work here.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import importlib
 import ipaddress
 import json
 import os
 import re
-import signal
 import ssl
 import subprocess
 import tempfile
@@ -26,7 +24,7 @@ from urllib.parse import urlsplit
 
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.processes import start_in_new_session
+from pytest_mlhpc.node.processes import run_to_end
 from pytest_mlhpc.provision.kubernetes.errors import one_line
 
 if TYPE_CHECKING:
@@ -46,8 +44,6 @@ POOL_SIZE = 16
 
 #: Time limit of a credential plug-in, in seconds; some ask a remote server.
 PLUGIN_LIMIT_S = 60.0
-#: Time limit for the pipes of a killed plug-in to close, in seconds.
-PIPE_LIMIT_S = 2.0
 
 
 def connect(
@@ -339,45 +335,21 @@ def _plugin_environment(listed: Any) -> dict[str, str]:
 
 def _run_plugin(argv: list[str], env: Mapping[str, str], directory: str | None, hint: str) -> bytes:
     try:
-        process = start_in_new_session(  # one group to kill; and no terminal to ask for a password
-            argv,
-            env=dict(env),
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        done = run_to_end(
+            argv, PLUGIN_LIMIT_S, env=dict(env), cwd=directory
+        )  # it has no terminal to ask for a password
     except OSError as error:
         more = f". {one_line(hint)}" if hint else ""
         raise UsageError(
             f"the credential plug-in {argv[0]} cannot be started: {error.strerror}{more}"
         ) from error
-    try:
-        out, err = process.communicate(timeout=PLUGIN_LIMIT_S)
     except subprocess.TimeoutExpired:
-        _kill_plugin(process)
         raise UsageError(
             f"the credential plug-in {argv[0]} did not end within {PLUGIN_LIMIT_S:g} s"
         ) from None
-    except BaseException:  # Ctrl-C: nothing may be left running
-        _kill_plugin(process)
-        raise
-    if process.returncode:
-        message = one_line(err.decode(errors="replace")) or "it printed no error"
+    if done.returncode:
+        message = one_line(done.stderr.decode(errors="replace")) or "it printed no error"
         raise UsageError(
-            f"the credential plug-in {argv[0]} ended with exit code {process.returncode}: {message}"
+            f"the credential plug-in {argv[0]} ended with exit code {done.returncode}: {message}"
         )
-    return out
-
-
-def _kill_plugin(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process group and reap the process; a child that holds the pipes is not waited for."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # the group's id is the process's: it leads its session
-    try:
-        process.communicate(timeout=PIPE_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-        process.wait(timeout=PIPE_LIMIT_S)
+    return done.stdout

@@ -5,7 +5,6 @@ Read here how a command line is made, which variables of the environment it gets
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -20,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_mlhpc.node.processes import start_in_new_session
+from pytest_mlhpc.node.processes import run_to_end
 from pytest_mlhpc.provision.slurm import parse
 from pytest_mlhpc.provision.slurm.client import (
     CALL_LIMIT_S,
@@ -36,9 +35,6 @@ from pytest_mlhpc.provision.slurm.client import (
     SlurmUnavailable,
     SlurmUnusable,
 )
-
-#: How long the pipes of a killed command are read, in seconds; then they are closed.
-DRAIN_S = 2.0
 
 #: Most of a command's own output that an error quotes, in characters.
 MAX_MESSAGE = 2000
@@ -389,35 +385,23 @@ def run_command(
         SlurmUnavailable: it was killed, or did not end in time; none of its processes is left.
     """
     try:
-        process = (
-            start_in_new_session(  # one group to kill; and a Ctrl-C of the terminal does not cut a submission
-                _resolve_program(argv, environ),
-                env=environ,
-                cwd=directory or None,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-        )
-    except OSError as error:
-        kind = SlurmUnusable if error.errno in _NO_PROGRAM else SlurmUnavailable
-        raise kind(f"{argv[0]} cannot be started: {error}") from error
-    try:
-        out, err = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        message = _kill(process)
+        ended = run_to_end(_resolve_program(argv, environ), limit_s, env=environ, cwd=directory or None)
+    except subprocess.TimeoutExpired as error:
+        message = (error.stderr or b"").decode(errors="replace")
         kind = SlurmUnusable if _contains_any(message, _NO_CONFIGURATION) else SlurmUnavailable
         quoted = f": {_one_line(message)}" if message.strip() else ""
         raise kind(
             f"no answer from {argv[0]} within {limit_s:g} s{quoted} ({displayed_command(argv)})"
         ) from None
-    except BaseException:  # Ctrl-C: no process may be left
-        _kill(process)
-        raise
-    answer = CommandResult(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+    except OSError as error:
+        kind = SlurmUnusable if error.errno in _NO_PROGRAM else SlurmUnavailable
+        raise kind(f"{argv[0]} cannot be started: {error}") from error
+    answer = CommandResult(
+        ended.returncode, ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace")
+    )
     if answer.code < 0:
-        ended = f"{argv[0]} was killed by {_signal_name(-answer.code)}: {_one_line(answer.err)}"
-        raise SlurmUnavailable(f"{ended} ({displayed_command(argv)})")
+        killed = f"{argv[0]} was killed by {_signal_name(-answer.code)}: {_one_line(answer.err)}"
+        raise SlurmUnavailable(f"{killed} ({displayed_command(argv)})")
     return answer
 
 
@@ -454,25 +438,6 @@ def _resolve_program(argv: Sequence[str], environ: Mapping[str, str]) -> list[st
     if path is None:
         raise SlurmUnusable(f"the command {argv[0]!r} is not on PATH ({environ.get('PATH', os.defpath)})")
     return [path, *argv[1:]]
-
-
-def _kill(process: subprocess.Popen[bytes]) -> str:
-    """Kill the whole group of *process*, reap it, and return its standard error."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # the group's id is the process's: it leads its session
-    try:
-        _, err = process.communicate(timeout=DRAIN_S)
-    except (
-        subprocess.TimeoutExpired
-    ):  # a child in another session still has the pipes open: it is not waited for
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
-        # Where it sleeps in the kernel, on a file server that is away, it dies later.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=DRAIN_S)
-        return ""
-    return err.decode(errors="replace")
 
 
 def _one_line(message: str) -> str:

@@ -7,7 +7,8 @@ import pytest
 from local_allocations import HANG_S, wait_until
 from scripted_slurm import World
 
-from pytest_mlhpc.provision.slurm import commands, pyslurm
+from pytest_mlhpc.node import processes
+from pytest_mlhpc.provision.slurm import pyslurm
 from pytest_mlhpc.provision.slurm.commands import CliClient
 
 
@@ -15,7 +16,7 @@ from pytest_mlhpc.provision.slurm.commands import CliClient
 def generous_limits(monkeypatch):
     monkeypatch.setattr(CliClient.__init__, "__defaults__", (None, HANG_S))
     monkeypatch.setattr(pyslurm.probe_pyslurm, "__defaults__", (HANG_S,))
-    monkeypatch.setattr(commands, "DRAIN_S", HANG_S)
+    monkeypatch.setattr(processes, "DRAIN_S", HANG_S)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from pytest_mlhpc.node import processes
 from pytest_mlhpc.provision.slurm import commands
 from pytest_mlhpc.provision.slurm.client import SlurmRefused, SlurmSubmission, SlurmUnavailable, SlurmUnusable
 from pytest_mlhpc.provision.slurm.commands import CliClient
@@ -38,7 +39,7 @@ def test_a_command_that_hangs_and_ignores_sigterm_is_ended_with_its_children(
 def test_a_child_in_another_session_that_holds_the_pipes_does_not_hold_us(
     command, tmp_path, limited_once_there_is, monkeypatch
 ):
-    monkeypatch.setattr(commands, "DRAIN_S", 0.1)
+    monkeypatch.setattr(processes, "DRAIN_S", 0.1)
     pid = tmp_path / "pid"
     script = f"echo $$ >{pid}.new; mv {pid}.new {pid}; exec sleep 600"
     limited_once_there_is(pid)
