@@ -20,7 +20,7 @@ from pytest_mlhpc.store.verdict import Judgement
 
 
 @dataclass(frozen=True)
-class TestNodes:
+class GrantedNodes:
     """Nodes that a test holds. ``directory`` is the folder through which their batch is asked (``node/batch/test_nodes.py``)."""
 
     id: str  #: the scheduler's own id of the allocation, or ours where it has none
@@ -47,7 +47,7 @@ class Outcome:
     record_id: str = ""
     directory: str = ""
     vetting: VetVerdict | None = None  #: instead of a measurement: what was found of the nodes
-    held: TestNodes | None = None  #: instead of a measurement: nodes that are the test's while it runs
+    held: GrantedNodes | None = None  #: instead of a measurement: nodes that are the test's while it runs
     artifacts: tuple[str, ...] = ()  #: names or globs of files in the run's folder that the test may read
 
 

@@ -16,9 +16,9 @@ from pytest_mlhpc.jobs.job import (
     ActiveAllocation,
     AdoptedAllocation,
     Attempt,
+    GrantedNodes,
     Job,
     Outcome,
-    TestNodes,
     attempt_error,
     failed_nodes,
     may_retry,
@@ -450,7 +450,7 @@ def grant_nodes(job: Job, attempt: Attempt, started: Message) -> None:
     named = started.body.get("nodes")
     nodes = tuple(map(str, named)) if isinstance(named, list) else attempt.nodes
     attempt.nodes = nodes or attempt.nodes
-    held = TestNodes(
+    held = GrantedNodes(
         id=attempt.job_id or attempt.run.run_id,
         nodes=nodes,
         partition=job.spec.target.partition.name,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, NodeFault, ProtocolError, RunFailure
-from pytest_mlhpc.jobs.job import TestNodes
+from pytest_mlhpc.jobs.job import GrantedNodes
 from pytest_mlhpc.node.batch.output import ANSWERS, REQUESTS, Inbox, append
 from pytest_mlhpc.node.files import UNSAFE, UnsafeDirectoryError
 from pytest_mlhpc.node.vet.finding import Fitness, Severity, VetVerdict
@@ -90,7 +90,7 @@ class Allocation:
         lost: tells why they are gone, None while they are there.
     """
 
-    def __init__(self, held: TestNodes, lost: Callable[[], Failure | None]) -> None:
+    def __init__(self, held: GrantedNodes, lost: Callable[[], Failure | None]) -> None:
         self.id = held.id  #: the scheduler's id of the job; of `local`, which has none, our own
         self.nodes = held.nodes
         self.partition = held.partition

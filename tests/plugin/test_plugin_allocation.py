@@ -5,7 +5,7 @@ import os
 import pytest
 from inner_sessions import data
 
-from pytest_mlhpc.jobs.job import TestNodes
+from pytest_mlhpc.jobs.job import GrantedNodes
 from pytest_mlhpc.session.allocation import Allocation
 
 pytestmark = pytest.mark.servers  # held nodes are batches in processes of their own
@@ -69,7 +69,7 @@ def test_each_test_that_held_nodes_has_a_record_of_them(session, shared_suite):
     ],
 )
 def test_a_wrong_call_names_what_is_wrong(tmp_path, call, text):
-    allocation = Allocation(TestNodes("7", ("node1",), "cpu", 1, str(tmp_path)), lambda: None)
+    allocation = Allocation(GrantedNodes("7", ("node1",), "cpu", 1, str(tmp_path)), lambda: None)
     with pytest.raises((TypeError, ValueError), match=text):
         eval(f"allocation.run({call})", {"allocation": allocation})  # noqa: S307 - the texts above
     assert list(tmp_path.iterdir()) == []

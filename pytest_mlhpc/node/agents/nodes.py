@@ -12,6 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import List, Mapping, Sequence, Tuple
 
+from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
+
 #: Longest wait for one answer of scontrol, in seconds: a busy slurmctld answers after MessageTimeout (10 s by default),
 #: and the command itself tries more than once.
 SCONTROL_LIMIT_S = 60.0
@@ -28,17 +30,15 @@ def allocated(environ: Mapping[str, str]) -> Tuple[str, ...]:
     """Return the nodes of the Slurm job that *environ* tells of, in Slurm's order; without one this host alone.
 
     Raises:
-        NodesUnknown: scontrol does not expand the list.
+        NodesUnknown: it is no host list.
     """
     compact = environ.get("SLURM_JOB_NODELIST", "")
     if not compact:
         return (os.uname().nodename,)
-    if "[" not in compact:  # nothing to expand: a command less for each job of one node
-        return tuple(compact.split(","))
-    names = scontrol("show", "hostnames", compact).split()
-    if not names:
-        raise NodesUnknown(f"scontrol show hostnames {compact!r} named no node")
-    return tuple(names)
+    try:
+        return expand_hostlist(compact)
+    except HostlistError as error:
+        raise NodesUnknown(f"SLURM_JOB_NODELIST: {error}") from error
 
 
 def own_node(environ: Mapping[str, str]) -> str:

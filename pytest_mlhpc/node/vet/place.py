@@ -6,15 +6,15 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import secrets
 import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
-from pytest_mlhpc.node.agents.nodes import NodesUnknown, is_loopback, resolve, scontrol, slurm_address
+from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
+from pytest_mlhpc.node.agents.nodes import is_loopback, resolve, slurm_address
 from pytest_mlhpc.node.agents.wire import Wire, greet
 from pytest_mlhpc.node.files import MOUNTS, NETWORK, PRIVATE_FILE, file_system, read_json, refuse_others
 from pytest_mlhpc.node.protocol.channel import keep_alive, running_payload
@@ -135,53 +135,17 @@ def _hosts(environ: Mapping[str, str], nodes: int) -> Tuple[str, ...]:
     """Return all nodes' names in the order of their numbers, nothing where that is not sure."""
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         if environ.get(name):
-            found = expand(environ[name])
+            found = _expanded(environ[name])
             if len(found) == nodes:
                 return found
     return ()
 
 
-def expand(hostlist: str) -> Tuple[str, ...]:
-    """Return the nodes of Slurm's ``rack[1-2,07]x,login`` in its order; scontrol is asked where brackets follow brackets.
-
-    Raises:
-        PlaceError: it is no such list, and scontrol does not help.
-    """
-    names: List[str] = []
-    words = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", hostlist)
-    if ",".join(words) != hostlist:
-        return _asked(hostlist)
-    for word in words:
-        found = re.fullmatch(r"([^\[]*)(?:\[([0-9,-]+)\]([^\[]*))?", word)
-        numbers = _numbers(found.group(2), MOST_NODES - len(names)) if found and found.group(2) else None
-        if found and not found.group(2) and "[" not in word:
-            names.append(word)
-        elif found and numbers:
-            names.extend(f"{found.group(1)}{number}{found.group(3)}" for number in numbers)
-        else:
-            return _asked(hostlist)
-    return tuple(names)
-
-
-def _asked(hostlist: str) -> Tuple[str, ...]:
+def _expanded(hostlist: str) -> Tuple[str, ...]:
     try:
-        return tuple(scontrol("show", "hostnames", hostlist).split())
-    except NodesUnknown as error:
-        raise PlaceError(f"the nodes {hostlist[:200]!r} cannot be told apart: {error}") from error
-
-
-def _numbers(inside: str, room: int) -> Optional[List[str]]:
-    """Return the numbers of ``1-4,07``, each range as wide as its first; None if it is no such list."""
-    found: List[str] = []
-    for part in inside.split(","):
-        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
-        if match is None:
-            return None
-        first, last = int(match.group(1)), int(match.group(2) or match.group(1))
-        if not 0 <= last - first < room - len(found):
-            return None
-        found.extend(str(number).zfill(len(match.group(1))) for number in range(first, last + 1))
-    return found
+        return expand_hostlist(hostlist)
+    except HostlistError as error:
+        raise PlaceError(f"the nodes of this step are not known: {error}") from error
 
 
 def _listed(text: str) -> Tuple[str, ...]:

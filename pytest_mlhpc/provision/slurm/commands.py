@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
 from pytest_mlhpc.node.processes import run_to_end
 from pytest_mlhpc.provision.slurm import parse
 from pytest_mlhpc.provision.slurm.client import (
@@ -351,8 +352,8 @@ def expand_or_refuse(text: str) -> tuple[str, ...]:
         SlurmRefused: *text* is no host list.
     """
     try:
-        return parse.expand_hostlist(text)
-    except parse.HostlistError as error:
+        return expand_hostlist(text)
+    except HostlistError as error:
         raise SlurmRefused(str(error)) from error
 
 

@@ -6,10 +6,10 @@ squeue and sacct ends with a mark that is drawn at random for that one call, and
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 
+from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
 from pytest_mlhpc.provision.slurm.client import (
     PartitionLimits,
     QosLimits,
@@ -406,96 +406,9 @@ def parse_names(text: str) -> frozenset[str]:
     )
 
 
-# Host lists as Slurm writes them, ``rack[1-2]node[01-04],login``, expanded without a query.
-
-#: Most nodes of one list; Slurm's own limit for one range is 64 k (MAX_RANGE of its hostlist).
-MAX_NODES = 65536
-
-#: What Slurm prints where there is no list.
-_NO_HOSTS = frozenset({"", "(null)", "None", "None assigned", "N/A", "n/a"})
-
-_SEPARATORS = frozenset(", \t\n")
-_RANGE = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18}))?")
-
-
-class HostlistError(ValueError):
-    """A text is no host list; the error names the fault."""
-
-
-def expand_hostlist(hostlist: str) -> tuple[str, ...]:
-    """Return the nodes of *hostlist* in its order and Slurm's, duplicates included.
-
-    Raises:
-        HostlistError: unbalanced or empty brackets, a range that runs backwards, more than MAX_NODES names.
-    """
-    if hostlist.strip() in _NO_HOSTS:
-        return ()
-    names: list[str] = []
-    for word in _split_hostlist(hostlist.strip()):
-        names.extend(_expand_word(word, hostlist, MAX_NODES - len(names)))
-    return tuple(names)
-
-
 def nodes_of(hostlist: str) -> tuple[str, ...]:
-    """Like :func:`expand`, but a text that is no host list counts as one name: no query fails for it."""
+    """Like :func:`expand_hostlist`, but a text that is no host list counts as one name: no query fails for it."""
     try:
         return expand_hostlist(hostlist)
     except HostlistError:
         return (hostlist,)
-
-
-def _split_hostlist(hostlist: str) -> list[str]:
-    """Split at separators outside brackets: comma, blank, tab, newline, as scontrol does."""
-    words, depth, start = [], 0, 0
-    for position, character in enumerate(hostlist):
-        if character == "[":
-            depth += 1
-        elif character == "]":
-            depth -= 1
-        elif character in _SEPARATORS and depth == 0:
-            words.append(hostlist[start:position])
-            start = position + 1
-        if depth not in {0, 1}:
-            raise HostlistError(f"host list {hostlist!r}: brackets do not match")
-    if depth:
-        raise HostlistError(f"host list {hostlist!r}: brackets do not match")
-    words.append(hostlist[start:])
-    return [word for word in words if word]
-
-
-def _expand_word(word: str, hostlist: str, room: int) -> list[str]:
-    """Return the names of one word, at most *room*."""
-    pieces = re.split(r"\[([^\]]*)\]", word)  # text, inside, text, inside, ..., text
-    texts, brackets, count = pieces[::2], [], 1
-    for inside in pieces[1::2]:
-        brackets.append(_expand_ranges(inside, hostlist, room // count))
-        count *= len(brackets[-1])
-    if count > room:
-        raise HostlistError(f"host list {hostlist[:80]!r}: more than {MAX_NODES} nodes")
-    if not brackets:
-        return texts
-    # Slurm's order, the same from 22.05 to 26.05: the last brackets vary fastest, then the first, the second ...
-    slow_to_fast = [*reversed(range(len(brackets) - 1)), len(brackets) - 1]
-    names = []
-    for numbers in itertools.product(*(brackets[place] for place in slow_to_fast)):
-        chosen = [number for _, number in sorted(zip(slow_to_fast, numbers, strict=True))]
-        names.append("".join(map("".join, zip(texts, [*chosen, ""], strict=True))))
-    return names
-
-
-def _expand_ranges(inside: str, hostlist: str, room: int) -> list[str]:
-    """Return the numbers of ``1-4,07``, as wide as their range's first one, at most *room*."""
-    numbers: list[str] = []
-    for part in inside.split(","):
-        match = _RANGE.fullmatch(part)
-        if match is None:
-            raise HostlistError(f"host list {hostlist[:80]!r}: {part!r} is no range of numbers")
-        first = match["first"]
-        last = match["last"] or first
-        size = int(last) - int(first) + 1
-        if size < 1:
-            raise HostlistError(f"host list {hostlist[:80]!r}: the range {part!r} runs backwards")
-        if len(numbers) + size > room:
-            raise HostlistError(f"host list {hostlist[:80]!r}: more than {MAX_NODES} nodes")
-        numbers.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
-    return numbers

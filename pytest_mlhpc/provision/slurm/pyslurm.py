@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.provision.slurm import commands, parse
 from pytest_mlhpc.provision.slurm.client import (
@@ -35,7 +36,7 @@ from pytest_mlhpc.provision.slurm.client import (
     SlurmUnavailable,
 )
 from pytest_mlhpc.provision.slurm.commands import CliClient, drain_reason, expand_or_refuse
-from pytest_mlhpc.provision.slurm.parse import HostlistError, expand_hostlist, parse_duration_s
+from pytest_mlhpc.provision.slurm.parse import parse_duration_s
 
 #: Time limit of the probe, in seconds; with the controller down pyslurm's first call takes 18 s.
 PROBE_LIMIT_S = 25.0

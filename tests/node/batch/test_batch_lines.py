@@ -133,24 +133,14 @@ def test_an_id_that_is_no_name_writes_nowhere(tmp_path, lines, refused):
     assert not (tmp_path / "alloc.up").exists()
 
 
-@pytest.mark.parametrize(
-    ("script", "says"),
-    [
-        ("echo no such host list >&2; exit 1", "no such host list"),
-        ("exit 0", "named no node"),
-        ("", "cannot start"),
-    ],
-)
-def test_nodes_that_scontrol_does_not_tell_are_an_error(
-    lines, refused, stand_in, monkeypatch, *, script, says
-):
-    monkeypatch.setenv("PATH", str(lines.parent))
-    if script:
-        stand_in(script, "scontrol")
-    code, errors = refused({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"})
+def test_a_list_of_nodes_that_is_none_is_an_error(lines, refused):
+    code, errors = refused({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[2-1]"})
     assert code == over(lines) == EXIT_NODES
-    assert "the nodes of this allocation cannot be found out: " in errors
-    assert says in errors
+    assert (
+        "the nodes of this allocation cannot be found out: SLURM_JOB_NODELIST: host list 'node[2-1]'"
+        in errors
+    )
+    assert "runs backwards" in errors
 
 
 def test_a_full_disk_ends_the_batch_with_the_reason(tmp_path, lines):
@@ -160,10 +150,10 @@ def test_a_full_disk_ends_the_batch_with_the_reason(tmp_path, lines):
     assert "worker lines of the allocation alloc cannot be written: No space left on device" in errors
 
 
-def test_a_list_of_plain_names_is_read_without_asking_scontrol(monkeypatch):
+def test_a_list_of_nodes_is_expanded_without_asking_scontrol(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert nodes.allocated({"SLURM_JOB_NODELIST": "node7"}) == ("node7",)
-    assert nodes.allocated({"SLURM_JOB_NODELIST": "node7,gpu1"}) == ("node7", "gpu1")
+    assert nodes.allocated({"SLURM_JOB_NODELIST": "node7,gpu[1-2]"}) == ("node7", "gpu1", "gpu2")
 
 
 @pytest.mark.parametrize("links", [True, False])

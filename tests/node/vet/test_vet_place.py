@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pytest_mlhpc.node.vet.place import PlaceError, VetPlace, expand, place_of
+from pytest_mlhpc.node.vet.place import PlaceError, VetPlace, place_of
 
 STEP = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_STEP_ID": "0",
@@ -93,21 +93,6 @@ def test_numbers_that_contradict_each_other_are_refused(rank, nodes, names):
         place_of({"MLHPC_VET_RANK": rank, "MLHPC_VET_NODES": nodes, "MLHPC_VET_NODELIST": names})
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("node1", ("node1",)),
-        ("node[1-3,07]", ("node1", "node2", "node3", "node07")),
-        ("a[09-11]x,login", ("a09x", "a10x", "a11x", "login")),
-        ("a-1,b-2", ("a-1", "b-2")),
-    ],
-)
-def test_host_lists_are_expanded_as_slurm_writes_them(text, names):
-    assert expand(text) == names
-
-
-@pytest.mark.parametrize("text", ["a[1-", "a[3-1]", "a[1-99999999]", "a[x]", "a[1]b[2]"])
-def test_what_only_slurm_can_expand_is_asked_of_it_and_its_absence_said(text, monkeypatch):
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(PlaceError, match="cannot be told apart: cannot start scontrol"):
-        expand(text)
+def test_a_list_of_nodes_that_is_none_is_refused_with_the_reason():
+    with pytest.raises(PlaceError, match=r"the nodes of this step are not known: .* runs backwards"):
+        place_of({**STEP, "SLURM_STEP_NODELIST": "n[3-1]"})
