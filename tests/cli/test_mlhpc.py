@@ -16,7 +16,7 @@ from worlds import measurement, record
 
 from pytest_mlhpc import cli
 from pytest_mlhpc.cli import COMMANDS, main
-from pytest_mlhpc.report.status import session_status
+from pytest_mlhpc.report.morning import session_morning
 from pytest_mlhpc.store.record import Record, Vetted
 
 NODE = "suites/test_a.py::test_a[cirrus:standard]"
@@ -209,7 +209,7 @@ def test_status_names_the_state_folder_in_each_command_where_it_was_given():
     records = [record(n, verdict=v) for n, v in enumerate(["regressed", "improved", *["worker_exit"] * 3])]
     commands = [
         line
-        for line in session_status(records, ("--state-dir=/a b",)).lines()
+        for line in session_morning(records, ("--state-dir=/a b",)).lines()
         if "pytest " in line or "mlhpc " in line
     ]
     assert len(commands) == 5
@@ -220,8 +220,8 @@ def test_status_names_the_state_folder_in_each_command_where_it_was_given():
 
 
 def test_status_of_a_good_session_is_one_line():
-    assert len(session_status([record(1), record(2, verdict="new")]).lines()) == 1
-    unjudged = session_status([record(1, verdict="no_baseline")])
+    assert len(session_morning([record(1), record(2, verdict="new")]).lines()) == 1
+    unjudged = session_morning([record(1, verdict="no_baseline")])
     assert unjudged.lines()[2].startswith("  next: mlhpc baseline accept")
 
 

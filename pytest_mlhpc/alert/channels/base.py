@@ -23,6 +23,7 @@ class Kind(StrEnum):
     STALE = "stale"  #: expected by the schedule, and not recorded
     FAILURE = "failure"  #: runs that broke, or measured nothing or not what was asked
     NODES = "nodes"  #: nodes that vetting left out
+    MORNING = "morning"  #: the page of a whole night: no incident, and only for channels that name it
 
 
 class IncidentState(StrEnum):
