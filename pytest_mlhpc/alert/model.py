@@ -97,8 +97,8 @@ class Incident:
 
     @property
     def announced_as(self) -> IncidentState:
-        """The state that its newest message gives; only where there was one."""
-        return IncidentState(self.message_id.rpartition("-")[2])
+        """The state that its newest message gives; new, where there was none."""
+        return IncidentState(self.message_id.rpartition("-")[2]) if self.message_id else IncidentState.NEW
 
 
 @dataclass(frozen=True)

@@ -154,8 +154,8 @@ def _morning(source: Source, book: Book, night: _Night, question: Question) -> A
     asked = MorningQuery(
         night.now_ns,
         store_text(night.source, night.state_dir),
-        question.branch,
-        question.events,
+        branch=question.branch,
+        events=question.events,
         report=night.config.report,
     )
     page = night_morning(source.nights(night.now_ns - LEARNT_NS), book, asked)

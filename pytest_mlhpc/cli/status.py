@@ -115,8 +115,9 @@ def read_morning(source: Source, state_dir: Path, asked: MorningQuery) -> Mornin
 
     noted = events(state_dir, tell)
     branch = provenance_of(Path.cwd()).default_branch
-    asked = replace(asked, branch=branch, events=noted, report=report_address(Path(DEFAULT_CONFIG)))
     book = read_book(state_dir, tell)
+    report = report_address(Path(DEFAULT_CONFIG))
+    asked = replace(asked, branch=branch, events=noted, report=report, sent=book.last_ns > 0)
     nights = list(source.nights(asked.now_ns - LEARNT_NS))
     known = [one for one in nights if one.purpose == "nightly" and one.created_ns <= asked.now_ns + AHEAD_NS]
     if known and known[-1].created_ns > book.last_ns:

@@ -148,11 +148,12 @@ class Morning:
         """Return at most 25 lines. Text is cut to *width*; a command is never cut, as it is there to be copied."""
         lines = [MorningLine("head", self.head)]
         lines += [MorningLine("note", "; ".join(self.notes))] if self.notes else []
-        more = self.alerts if any(one.alert for one in self.act_now[MOST_URGENT:]) else self.more
-        lines += _fitting(self.act_now, 3 * MOST_URGENT + 1, lambda rest, _first: f"and {rest} more: {more}")
+        lines += [line for one in self.act_now[:MOST_URGENT] for line in _lines_of(one)]
+        if rest := self.act_now[MOST_URGENT:]:
+            more = self.alerts if any(one.alert for one in rest) else self.more
+            lines.append(MorningLine("more", f"and {len(rest)} more: {more}"))
         end = self._counts()
-        room = MOST_LINES - len(lines) - len(end)
-        lines += _fitting(self.did_not_run, room, self._not_shown) + end
+        lines += self._causes(MOST_LINES - len(lines) - len(end)) + end
         return [_cut(line, width) for line in lines]
 
     def lines(self, width: int = WIDTH) -> list[str]:
@@ -189,9 +190,16 @@ class Morning:
             "report": self.report,
         }
 
-    def _not_shown(self, rest: int, first: bool) -> str:
-        causes = counted(rest, "cause")
-        return f"did not run or broke: {causes}: {self.more}" if first else f"and {rest} more: {self.more}"
+    def _causes(self, room: int) -> list[MorningLine]:
+        """Return what did not run, as many causes as fit, and one line for those that do not."""
+        lines: list[MorningLine] = []
+        for number, item in enumerate(self.did_not_run):
+            found, rest = _lines_of(item), len(self.did_not_run) - number
+            if len(lines) + len(found) + (rest > 1) > room:
+                text = f"and {rest} more" if lines else f"did not run or broke: {counted(rest, 'cause')}"
+                return [*lines, MorningLine("more", f"{text}: {self.more}")]
+            lines += found
+        return lines
 
     def _counts(self) -> list[MorningLine]:
         """Return the lines that count: nodes out, watching, still open, recovered, improved, waiting; and the link."""
@@ -218,20 +226,6 @@ class Morning:
         owner = f"acknowledged by {oldest.by}" if oldest.by else "not acknowledged"
         first = "" if len(self.still_open) == 1 else f"{counted(len(self.still_open), 'alert')}, the oldest: "
         return MorningLine("count", f"still open: {first}{oldest.what}, {owner}", command=self.alerts)
-
-
-def _fitting(
-    items: Sequence[MorningItem], room: int, rest_text: Callable[[int, bool], str]
-) -> list[MorningLine]:
-    """Return the lines of as many items as fit, and one that says how many do not."""
-    lines: list[MorningLine] = []
-    for number, item in enumerate(items):
-        found = _lines_of(item)
-        last = number == len(items) - 1
-        if len(lines) + len(found) + (not last) > room:
-            return [*lines, MorningLine("more", rest_text(len(items) - number, number == 0))]
-        lines += found
-    return lines
 
 
 def _lines_of(item: MorningItem) -> list[MorningLine]:
@@ -376,7 +370,7 @@ def _record_item(record: Record, options: Sequence[str], roots: Mapping[str, str
     )
     return MorningItem(
         what=f"{record.verdict}: {node_id}",
-        why=one_line(reason, 400) or "no explanation was recorded",
+        why=one_line(reason, 400),
         command=command,
         verdict=record.verdict,
         system=record.system,

@@ -52,12 +52,14 @@ SETTLED, REPEATED = 8, 3
 class MorningQuery:
     """What a page is about beside its nights. ``store`` says in words where the history comes from.
 
-    ``options`` end each command that is named: where the state lies, if not where it is looked for.
+    ``sent`` says whether `mlhpc alert send` was ever run: else all incidents are news. ``options`` end each command that
+    is named: where the state lies, if not where it is looked for.
     """
 
     now_ns: int
     store: str = ""
     branch: str = "main"
+    sent: bool = True
     events: Sequence[Event] = ()
     options: Sequence[str] = ()
     notes: tuple[str, ...] = ()
@@ -99,7 +101,7 @@ def night_morning(nights: Iterable[Night], book: Book, asked: MorningQuery) -> M
     tonight = _tonight(nights, asked)
     if tonight is None:
         return None
-    fresh = [one for one in book.incidents if _is_fresh(one, tonight)]
+    fresh = [one for one in book.incidents if _is_fresh(one, tonight) or (one.open and not asked.sent)]
     known = [one for one in book.incidents if one.open and one.announced and one not in fresh]
     measured = [
         one for one in tonight.newest.values() if did_run(one) and one.verdict not in BROKEN - set(WORSE)
@@ -133,7 +135,7 @@ def night_morning(nights: Iterable[Night], book: Book, asked: MorningQuery) -> M
         improved=tuple(_test_items(improved, tonight)),
         waiting=tuple(_test_items(waiting, tonight)),
         more=_command(["mlhpc", "records", "list", *_session(sessions), "--limit", "1000"], asked),
-        alerts=_command(["mlhpc", "alert", "list"], asked),
+        alerts=_command(["mlhpc", "alert", "list"] if asked.sent else ["mlhpc", "history", "changes"], asked),
         accept_improved=_accept(improved, sessions, tonight, asked),
         accept_new=_accept(waiting, sessions, tonight, asked),
         report=asked.report,
