@@ -120,7 +120,7 @@ class Morning:
     commands that list what has no room. ``report`` is the address of the HTML page.
     """
 
-    kind: Literal["session", "night", "change"]
+    kind: str  #: session, night or change
     head: str
     notes: tuple[str, ...] = ()
     at_ns: int = 0
@@ -348,6 +348,14 @@ def session_morning(
         accept_improved=_accept(names.get("improved", ()), options),
         accept_new=_accept(names.get("waiting", ()), options),
     )
+
+
+def change_morning(records: Sequence[Record]) -> Morning:
+    """Return the page of what was measured of one commit on one system; *records* are first attempts, one at least."""
+    page = session_morning(records)
+    hours = f", {hours_text(page.node_hours)}" if page.node_hours else ""
+    of = f"commit {records[0].commit[:12] or 'unknown'} on {records[0].system}"
+    return replace(page, kind="change", head=f"{of}: {page.measured} of {page.expected} measured{hours}")
 
 
 def _accept(tests: Sequence[str], options: Sequence[str]) -> str:

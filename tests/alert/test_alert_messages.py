@@ -56,7 +56,10 @@ def test_the_code_is_suspected_where_two_systems_moved_at_one_commit_and_another
     commits, others, suspected
 ):
     causes = [(f"commit {commit} -> c",) for commit in commits] or [(), ()]
-    bads = [bad(series(KEY, system=name), causes=why) for name, why in zip(("alps", "cirrus"), causes, strict=True)]
+    bads = [
+        bad(series(KEY, system=name), causes=why)
+        for name, why in zip(("alps", "cirrus"), causes, strict=True)
+    ]
     measured = {name: frozenset([f"standard:{KEY}", *map(str, range(others))]) for name in ("alps", "cirrus")}
     found = message(*bads, measured=measured)
     assert found.title.endswith("on each of them: suspect the code" if suspected else "on each of them")

@@ -246,7 +246,7 @@ def _morning(page: Page) -> str:
 
     def address(target: Target) -> str:
         if isinstance(target, NodeOut):
-            return f"#{urlencode({'view': 'nodes', 'q': target.node})}"
+            return f"#{urlencode({'view': 'nodes', 'q': target.node, 'system': target.system})}"
         if target in ids:
             return f"#{urlencode({'view': 'benchmarks', 'bench': ids[target]})}"
         return "" if target.benchmark else f"#{urlencode({'view': 'benchmarks', 'system': target.system})}"
