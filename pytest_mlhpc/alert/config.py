@@ -90,13 +90,18 @@ def load(path: Path, environ: Mapping[str, str], types: Mapping[str, str]) -> Co
     return config
 
 
-def report_address(path: Path) -> str:
-    """Return the address of the HTML page that *path* names; empty where there is no such file, or it is not valid."""
+def branch_and_report(path: Path) -> tuple[str, str]:
+    """Return the branch that *path* says is watched, and the address of its HTML page.
+
+    Both are empty where there is no such file, or it is not valid: `mlhpc alert send` says what is wrong with it.
+    """
     try:
-        node = read_file(path, "channels").get("report") if path.exists() else None
+        root = read_file(path, "channels") if path.exists() else None
     except ConfigError:
-        return ""
-    return node.value if node is not None and isinstance(node.value, str) else ""
+        root = None
+    nodes = [root.get(name) if root else None for name in ("branch", "report")]
+    branch, report = [node.value if node and isinstance(node.value, str) else "" for node in nodes]
+    return branch, report
 
 
 class _Reader:

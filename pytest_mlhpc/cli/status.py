@@ -104,7 +104,7 @@ def read_morning(source: Source, state_dir: Path, asked: MorningQuery) -> Mornin
         StoreError: the history or the book of alerts cannot be read.
     """
     from pytest_mlhpc.alert.book import read_book
-    from pytest_mlhpc.alert.config import report_address
+    from pytest_mlhpc.alert.config import branch_and_report
     from pytest_mlhpc.alert.incidents import advance
     from pytest_mlhpc.alert.observe import Question, observe
     from pytest_mlhpc.cli.alert import DEFAULT_CONFIG
@@ -114,9 +114,9 @@ def read_morning(source: Source, state_dir: Path, asked: MorningQuery) -> Mornin
     from pytest_mlhpc.store.record import provenance_of
 
     noted = events(state_dir, tell)
-    branch = provenance_of(Path.cwd()).default_branch
+    branch, report = branch_and_report(Path(DEFAULT_CONFIG))
+    branch = branch or provenance_of(Path.cwd()).default_branch
     book = read_book(state_dir, tell)
-    report = report_address(Path(DEFAULT_CONFIG))
     asked = replace(asked, branch=branch, events=noted, report=report, sent=book.last_ns > 0)
     nights = list(source.nights(asked.now_ns - LEARNT_NS))
     known = [one for one in nights if one.purpose == "nightly" and one.created_ns <= asked.now_ns + AHEAD_NS]

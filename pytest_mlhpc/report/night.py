@@ -44,6 +44,9 @@ SAME_NIGHT_NS = 20 * _HOUR_NS
 AHEAD_NS = _HOUR_NS
 #: Nights of which the schedule is learned, and that are counted.
 LEARNT_NS = 60 * DAY_NS
+#: Verdicts of runs that did not begin or were not waited for, and of those that ended without what was asked.
+_DID_NOT_RUN = frozenset({*INFRASTRUCTURE, "cancelled", "detached", "cannot_lower"})
+_BROKE = BROKEN - set(WORSE)
 #: A baseline may be wrong where as many nights have figures, and a test was worse than it on so many of them on end.
 SETTLED, REPEATED = 8, 3
 
@@ -85,9 +88,13 @@ class _Tonight:
     out: Sequence[NodeOut]
     nights: str
 
-    def names_one(self, key: SeriesKey) -> str:
+    def name_of(self, key: SeriesKey) -> str:
         """Return the short name of a benchmark's test, with its target."""
         return short(self.runs[key][-1].node_id)
+
+    def ended_as(self, *verdicts: str) -> list[SeriesKey]:
+        """Return the benchmarks of tonight with one of *verdicts*, in their order."""
+        return [key for verdict in verdicts for key, one in self.newest.items() if one.verdict == verdict]
 
 
 def night_morning(nights: Iterable[Night], book: Book, asked: MorningQuery) -> Morning | None:
@@ -103,14 +110,10 @@ def night_morning(nights: Iterable[Night], book: Book, asked: MorningQuery) -> M
         return None
     fresh = [one for one in book.incidents if _is_fresh(one, tonight) or (one.open and not asked.sent)]
     known = [one for one in book.incidents if one.open and one.announced and one not in fresh]
-    measured = [
-        one for one in tonight.newest.values() if did_run(one) and one.verdict not in BROKEN - set(WORSE)
-    ]
+    measured = [one for one in tonight.newest.values() if one.verdict not in _DID_NOT_RUN | _BROKE]
     systems = sorted({one.system for one in (*tonight.records, *tonight.missing.values())})
     sessions = tuple(dict.fromkeys(one.session for one in tonight.records))
-    of = {verdict: [key for key, one in tonight.newest.items() if one.verdict == verdict] for verdict in
-          ("suspect", "inconclusive", "improved", "new", "no_baseline")}  # fmt: skip
-    improved, waiting = of["improved"], of["no_baseline"] + of["new"]
+    improved, waiting = tonight.ended_as("improved"), tonight.ended_as("no_baseline", "new")
     page = Morning(
         "night",
         head="",
@@ -125,7 +128,7 @@ def night_morning(nights: Iterable[Night], book: Book, asked: MorningQuery) -> M
         act_now=tuple(_act_now(fresh, book, tonight, asked)),
         did_not_run=tuple(_did_not_run(tonight, book, asked)),
         nodes_out=tuple(tonight.out),
-        watching=tuple(_test_items(of["suspect"] + of["inconclusive"], tonight)),
+        watching=tuple(_test_items(tonight.ended_as("suspect", "inconclusive"), tonight)),
         still_open=tuple(map(_open_alert, known)),
         recovered=tuple(
             OpenAlert(one.id, one.started_ns, affected_text(one))
@@ -211,8 +214,8 @@ def _clock(ahead: Sequence[Night]) -> list[str]:
 
 def _is_fresh(incident: Incident, tonight: _Tonight) -> bool:
     """Whether a message of tonight speaks of it, and nobody has acknowledged it since."""
-    told = incident.announced and incident.changed_ns >= tonight.start_ns
-    return incident.open and told and incident.ack is None
+    announced = incident.announced and incident.changed_ns >= tonight.start_ns
+    return incident.open and announced and incident.ack is None
 
 
 def _act_now(
@@ -282,7 +285,7 @@ def _judged_item(
     newest = [tonight.newest[key] for key in keys]
     first, place = newest[0], f"{newest[0].system}:{newest[0].partition}"
     streaks = [_streak(tonight.runs[key], {verdict}) for key in keys]
-    name = tonight.names_one(keys[0]) if len(keys) == 1 else f"{counted(len(keys), 'test')} of {place}"
+    name = tonight.name_of(keys[0]) if len(keys) == 1 else f"{counted(len(keys), 'test')} of {place}"
     since = minutes(min(some[0].created_ns for some in streaks))[:10]
     settled = all(sum(map(did_run, tonight.runs[key])) >= SETTLED for key in keys)
     wrong = verdict != Verdict.BELOW_REFERENCE and settled and min(map(len, streaks)) >= REPEATED
@@ -308,13 +311,13 @@ def _did_not_run(tonight: _Tonight, book: Book, asked: MorningQuery) -> list[Mor
     groups: dict[tuple[str, ...], list[SeriesKey]] = {}
     for key, night in (*tonight.newest.items(), *tonight.missing.items()):
         if book.muted(key.system, tonight.now_ns):
-            if key in tonight.missing or not did_run(night) or night.verdict in BROKEN - set(WORSE):
+            if key in tonight.missing or night.verdict in _DID_NOT_RUN | _BROKE:
                 groups.setdefault(("muted", key.system), []).append(key)
         elif key in tonight.missing:
             groups.setdefault(("not recorded", key.system), []).append(key)
-        elif not did_run(night):
+        elif night.verdict in _DID_NOT_RUN:
             groups.setdefault(("did not run", key.system, _alike(night)), []).append(key)
-        elif night.verdict in BROKEN - set(WORSE):
+        elif night.verdict in _BROKE:
             groups.setdefault(("broke", key.system, _alike(night)), []).append(key)
     found = [_cause_item(kind, keys, tonight, book, asked) for (kind, *_), keys in groups.items()]
     return sorted(found, key=lambda one: -len(one.tests))
@@ -327,7 +330,7 @@ def _cause_item(
     first = newest[0]
     places = {f"{one.system}:{one.partition}" for one in keys}
     place = next(iter(places)) if len(places) == 1 else first.system
-    name = counted(len(keys), "test") if len(keys) > 1 else tonight.names_one(keys[0])
+    name = counted(len(keys), "test") if len(keys) > 1 else tonight.name_of(keys[0])
     tests = f"{name} of {place}" if len(keys) > 1 else name
     reason = _cause(first)
     if kind == "muted":
@@ -338,7 +341,7 @@ def _cause_item(
         reason = f"nothing recorded since {minutes(max(one.created_ns for one in newest))}"
         what = f"not recorded: {tests} since {reason.partition('since ')[2]}"
     else:
-        alike = set(INFRASTRUCTURE) if kind == "did not run" else BROKEN - set(WORSE)
+        alike = _DID_NOT_RUN if kind == "did not run" else _BROKE
         nights = statistics.median_low(len(_streak(tonight.runs[key], alike)) for key in keys)
         again = f" for {nights} nights" if nights > 1 else ""
         what = f"{kind}{again}: {tests}: {reason}"

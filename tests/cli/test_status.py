@@ -1,5 +1,6 @@
 """``mlhpc status`` after a night: all systems together, what did not run and why, what is missing, what it cost."""
 
+import sys
 import time
 
 import pytest
@@ -65,3 +66,30 @@ def test_a_night_of_a_wrong_clock_does_not_stay_the_last_for_years(state_dir, la
     night, clock = last()
     assert ": 1 of 1 measured, " in night
     assert clock.startswith("a clock is wrong: 1 record of cirrus left out, dated up to ")
+
+
+def test_a_run_that_is_still_queued_is_not_measured(state_dir, last):
+    queued = {"verdict": "detached", "failure": "detached: still queued", "measurement": None}
+    store(state_dir, [*of_test("good"), *of_test("queued", 1, **queued)])
+    head, line = last()
+    assert ": 1 of 2 measured, " in head
+    assert line == "did not run: queued: detached: still queued"
+
+
+def test_text_is_cut_at_the_width_of_the_terminal_and_a_command_is_not(state_dir, last, monkeypatch):
+    name = f"test_{'x' * 80}"
+    store(state_dir, of_test(name, verdict="below_reference", failure=f"below_reference: {'y' * 80}"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    head, what, why, command = last()
+    assert [len(line) for line in (head, what, why)] == [40] * 3
+    assert command == f"  next: mlhpc history {name} --system cirrus"
+
+
+def test_nothing_in_names_and_reasons_is_obeyed_by_a_terminal(state_dir, last):
+    hostile = "t.py::x\x1b[31m\n\u202e</script>"
+    fields = {"verdict": "never_scheduled", "failure": hostile, "node_id": hostile, "measurement": None}
+    store(state_dir, nights(quiet(2), benchmark=hostile, system="a\nb", **fields))
+    lines = last()
+    assert len(lines) == 2
+    assert [line for line in lines if not line.isprintable()] == []
