@@ -1,6 +1,6 @@
-"""The morning page: what a night, a session or a change needs of people, in at most 25 lines; and that of a session.
+"""The morning page: what a night, a session or a change needs of people, in at most 25 lines. Pure.
 
-Terminal, mail, HTML and merge requests show these lines in this order.
+Terminal, mail, HTML and merge requests show these lines in this order. From the nights of a history it is made in night.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pytest_mlhpc.alert.channels.base import AlertMessage, IncidentState, Kind
 from pytest_mlhpc.alert.messages import short
 from pytest_mlhpc.jobs.budget import hours_text
-from pytest_mlhpc.store.record import INFRASTRUCTURE, Record, SeriesKey
+from pytest_mlhpc.store.record import INFRASTRUCTURE, Record, SeriesKey, unfit_of
 from pytest_mlhpc.store.text import count as counted
 from pytest_mlhpc.store.text import iso, minutes, one_line
 from pytest_mlhpc.store.verdict import FINE, WORSE
@@ -224,8 +224,9 @@ class Morning:
             return None
         oldest = min(self.still_open, key=lambda one: (one.since_ns, one.id))
         owner = f"acknowledged by {oldest.by}" if oldest.by else "not acknowledged"
-        first = "" if len(self.still_open) == 1 else f"{counted(len(self.still_open), 'alert')}, the oldest: "
-        return MorningLine("count", f"still open: {first}{oldest.what}, {owner}", command=self.alerts)
+        number = len(self.still_open)
+        first = f": {counted(number, 'alert')}, the oldest {owner}" if number > 1 else f", {owner}"
+        return MorningLine("count", f"still open{first}: {oldest.what}", command=self.alerts)
 
 
 def _lines_of(item: MorningItem) -> list[MorningLine]:
@@ -236,7 +237,13 @@ def _lines_of(item: MorningItem) -> list[MorningLine]:
 
 
 def _named(items: Sequence[MorningItem]) -> list[tuple[str, str, Target | None]]:
-    return [(one.name, one.name, one.series[0] if one.series else None) for one in items]
+    """Return the texts of tests in a line that counts, each with its reason, where one is known."""
+    reasons = [f" ({one_line(one.why, 80)})" if one.why else "" for one in items]
+    targets = [one.series[0] if one.series else None for one in items]
+    return [
+        (one.name + reason, one.name, target)
+        for one, reason, target in zip(items, reasons, targets, strict=True)
+    ]
 
 
 def _count(
@@ -360,12 +367,9 @@ def change_morning(records: Sequence[Record]) -> Morning:
 
 def _accept(tests: Sequence[str], options: Sequence[str]) -> str:
     """Return the command that accepts a few tests; empty for many, which nobody accepts in one breath."""
-    what = [one_line(one, None) for one in tests]
-    return (
-        shlex.join(["mlhpc", "baseline", "accept", *what, "--reason", "TEXT", *options])
-        if 0 < len(what) <= MOST_NAMES
-        else ""
-    )
+    if not 0 < len(tests) <= MOST_NAMES:
+        return ""
+    return shlex.join(["mlhpc", "baseline", "accept", *tests, "--reason", "TEXT", *options])
 
 
 def _record_item(record: Record, options: Sequence[str], roots: Mapping[str, str]) -> MorningItem:
@@ -373,12 +377,10 @@ def _record_item(record: Record, options: Sequence[str], roots: Mapping[str, str
     command = _again(record, options)
     if root := roots.get(record.node_id):
         command = f"(cd {shlex.quote(root)} && {command})"
-    reason = (
-        record.explanation[0] if record.explanation else record.failure.removeprefix(f"{record.verdict}: ")
-    )
+    reason = record.failure.removeprefix(f"{record.verdict}: ")
     return MorningItem(
         what=f"{record.verdict}: {node_id}",
-        why=one_line(reason, 400),
+        why=one_line(record.explanation[0] if record.explanation else reason, 400),
         command=command,
         verdict=record.verdict,
         system=record.system,
@@ -425,7 +427,6 @@ def _nodes_out(records: Iterable[Record]) -> tuple[NodeOut, ...]:
     """Return the nodes that vetting kept from any of *records*, each once, with the last reason."""
     found: dict[tuple[str, str], NodeOut] = {}
     for record in records:
-        vetting = record.vetting
-        for node, reason in {**vetting.kept_out, **vetting.unfit}.items() if vetting else ():
+        for node, reason in unfit_of(record).items():
             found[record.system, node] = NodeOut(record.system, record.partition, node, reason)
     return tuple(one for _, one in sorted(found.items()))
