@@ -58,7 +58,7 @@ class Affected:
 
 @dataclass(frozen=True)
 class AlertMessage:
-    """One change of the state of one incident, ready to be sent.
+    """One change of the state of one incident, or the page of one night, ready to be sent.
 
     ``id`` is the same whenever this change is sent again, and no other change has it: keys for exactly-once come from it.
     ``incident`` is the same from the first message of an incident to its last: threads, issues and alerts hang on it.
