@@ -42,9 +42,9 @@ _NARROW, _WIDE = 40, 300
 @options.source
 def command(night: bool, source: str, state_dir: Path) -> CommandReport:
     """Return at most 25 lines."""
-    words: tuple[str, ...] = ()
+    ending: tuple[str, ...] = ()
     if state_dir != default_state_dir(os.environ):
-        words = (f"--state-dir={state_dir.absolute()}",)
+        ending = (f"--state-dir={state_dir.absolute()}",)
     night = night or source != "local"
     with contextlib.closing(Index(state_dir)) as index:
         newest = index.newest(limit=1)
@@ -52,9 +52,9 @@ def command(night: bool, source: str, state_dir: Path) -> CommandReport:
             records = [
                 one for one in index.newest(session=newest[0].session, limit=_LIMIT) if one.attempt == 0
             ]
-            return _report(session_morning(records[::-1], words, dict(_roots(records))))
-    if newest or night:
-        if page := _night(source, state_dir, words):
+            return _report(session_morning(records[::-1], ending, dict(_roots(records))))
+    if newest or source != "local":
+        if page := _night(source, state_dir, ending):
             return _report(page)
         text = f"no nightly run is recorded in {state_dir}; run: MLHPC_PURPOSE=nightly pytest suites/ --system local\n"
         return CommandReport(text, Morning("night", "").data())
@@ -77,12 +77,12 @@ def _roots(records: Sequence[Record]) -> Iterable[tuple[str, str]]:
     return ((one.node_id, one.root) for one in records if one.root in elsewhere)
 
 
-def _night(source: str, state_dir: Path, words: Sequence[str]) -> Morning | None:
+def _night(source: str, state_dir: Path, ending: Sequence[str]) -> Morning | None:
     """Return the page of the last night; where InfluxDB is away that of the local store, which says so."""
     from pytest_mlhpc.influx.choice import chosen, store_text
     from pytest_mlhpc.report.night import MorningQuery
 
-    asked = MorningQuery(time.time_ns(), store_text(source, state_dir), options=words)
+    asked = MorningQuery(time.time_ns(), store_text(source, state_dir), options=ending)
     try:
         with chosen(source, state_dir) as opened:
             return read_morning(opened, state_dir, asked)
@@ -92,7 +92,10 @@ def _night(source: str, state_dir: Path, words: Sequence[str]) -> Morning | None
         note = f"{error}; this page is made of the records in {state_dir}"
     asked = replace(asked, store=store_text("local", state_dir), notes=(note,))
     with chosen("local", state_dir) as opened:
-        return read_morning(opened, state_dir, asked)
+        page = read_morning(opened, state_dir, asked)
+    if page is None:
+        tell(note)
+    return page
 
 
 def read_morning(source: Source, state_dir: Path, asked: MorningQuery) -> Morning | None:

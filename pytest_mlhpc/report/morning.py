@@ -397,12 +397,12 @@ def _again(record: Record, options: Sequence[str]) -> str:
     node_id = one_line(record.node_id, 10_000)
     if "::" not in node_id:
         return shlex.join(["mlhpc", "history", node_id, "--system", record.system, *options])
-    words = ["pytest", node_id, "--system", f"{record.system}:{record.partition}"]
+    command = ["pytest", node_id, "--system", f"{record.system}:{record.partition}"]
     # A record does not say which ones would be taken by themselves, so they are always named.
     for option, value in (("--mlhpc-environment", record.environment), ("--mlhpc-preset", record.preset)):
-        words += [option, value] if value else []
-    words += [option.replace("--state-dir=", "--mlhpc-state=", 1) for option in options]
-    return one_line(shlex.join(words), 10_000)
+        command += [option, value] if value else []
+    command += [option.replace("--state-dir=", "--mlhpc-state=", 1) for option in options]
+    return one_line(shlex.join(command), 10_000)
 
 
 def _urgency(verdict: str) -> int:

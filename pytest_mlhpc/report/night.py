@@ -427,5 +427,5 @@ def _history(night: Night) -> list[str]:
     return ["mlhpc", "history", night.benchmark, "--system", night.system]
 
 
-def _command(words: Iterable[str], asked: MorningQuery) -> str:
-    return shlex.join([*words, *asked.options])
+def _command(command: Iterable[str], asked: MorningQuery) -> str:
+    return shlex.join([*command, *asked.options])

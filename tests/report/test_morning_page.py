@@ -24,8 +24,8 @@ def night(request, night_world, monkeypatch):
     return night_world, (FOLDER / f"{request.param}.txt").read_text(encoding="utf-8")
 
 
-def printed(world, *words):
-    return world.mlhpc("status", "--night", *words).out
+def printed(world, *options):
+    return world.mlhpc("status", "--night", *options).out
 
 
 def texts_of_mails(world):
@@ -145,3 +145,9 @@ def test_for_programs_sections_stand_in_the_order_of_the_lines(night_world, monk
     assert [name for name in data if name in sections] == sections
     assert (data["schema"], data["measured"], data["expected"]) == ("mlhpc/status/1", 4, 15)
     assert [one["verdict"] for one in data["did_not_run"]] == ["never_scheduled", "stale", "worker_exit"]
+
+
+def test_where_influxdb_is_away_and_nothing_is_stored_both_are_said(night_world):
+    found = night_world.mlhpc("status", "--from", "influx")
+    assert "no nightly run is recorded in" in found.out
+    assert found.err.startswith("InfluxDB at http://127.0.0.1:1 cannot be read: ")
