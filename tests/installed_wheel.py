@@ -103,7 +103,7 @@ def find_a_slower_program(stranger: Stranger, command: str, target: str) -> None
     assert reason == "rate 80 items/s: 20 % below 100 (3 of 3 re-runs agree)"
     assert verdict.startswith("  regressed: the fence is ")
     status = stranger.type("mlhpc status")
-    assert f"regressed: suites/test_first.py::{name}: {reason}" in status
+    assert f"regressed: suites/test_first.py::{name}\n  {reason}\n" in status
     for again in (printed(failed, "to repeat just this test"), printed(status, "next")):
         assert reason in stranger.type(again, code=1)
     stranger.type(printed(failed, "to accept the new value").replace("TEXT", "'it checks more'"))

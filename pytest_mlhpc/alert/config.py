@@ -9,7 +9,7 @@
     channels:
       operators:
         type: smtp                   # smtp, webhook, alertmanager, gitlab_issue, apprise
-        kinds: [stale, nodes]        # default: all
+        kinds: [stale, nodes]        # default: all incidents; morning is the page of the night
         systems: [cirrus]            # default: all
         ...                          # what this type needs; ${NAME} is a variable of the environment
 
@@ -34,12 +34,14 @@ from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.config.yaml import YamlNode, read_file
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
 
+#: Types of channels that open what has to end.
+_OF_INCIDENTS = frozenset({"alertmanager", "gitlab_issue"})
 _TOP = ("branch", "report", "stale_after", "rules", "channels")
 
 
 @dataclass(frozen=True)
 class Route:
-    """What a channel is told of; empty is all."""
+    """What a channel is told of; empty is all incidents. The page of a night goes to those that name it."""
 
     kinds: frozenset[Kind] = frozenset()
     systems: frozenset[str] = frozenset()
@@ -49,9 +51,8 @@ class Route:
         systems = set(
             what.systems if isinstance(what, Incident) else what.labels.get("system", "").split(",")
         )
-        return (not self.kinds or what.kind in self.kinds) and (
-            not self.systems or bool(self.systems & systems)
-        )
+        wanted = what.kind in self.kinds or (not self.kinds and what.kind is not Kind.MORNING)
+        return wanted and (not self.systems or bool(self.systems & systems))
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Config:
         """Return the names of the channels that are told of *message*."""
         return [name for name, route in self.routes.items() if route.takes(message)]
 
+    @property
+    def takes_mornings(self) -> bool:
+        """Whether a channel is told of the page of a night."""
+        return any(Kind.MORNING in route.kinds for route in self.routes.values())
+
 
 def load(path: Path, environ: Mapping[str, str], types: Mapping[str, str]) -> Config:
     """Read *path*. Nothing is connected to. *types* names the module of each type of channel (``builtin.channel_types``).
@@ -82,6 +88,20 @@ def load(path: Path, environ: Mapping[str, str], types: Mapping[str, str]) -> Co
     if reader.problems:
         raise ConfigError(reader.problems)
     return config
+
+
+def branch_and_report(path: Path) -> tuple[str, str]:
+    """Return the branch that *path* says is watched, and the address of its HTML page.
+
+    Both are empty where there is no such file, or it is not valid: `mlhpc alert send` says what is wrong with it.
+    """
+    try:
+        root = read_file(path, "channels") if path.exists() else None
+    except ConfigError:
+        root = None
+    nodes = [root.get(name) if root else None for name in ("branch", "report")]
+    branch, report = [node.value if node and isinstance(node.value, str) else "" for node in nodes]
+    return branch, report
 
 
 class _Reader:
@@ -124,6 +144,9 @@ class _Reader:
                 Problem(where.where, key, f"{given}; there are {', '.join(self.types)}", hint)
             )
             return (), route
+        if type_node and type_node.value in _OF_INCIDENTS and Kind.MORNING in route.kinds:
+            text = f"{type_node.value} takes incidents alone, and a page of a night never ends; use smtp, webhook or apprise"
+            self.problems.append(Problem(node.where, f"{node.key}.kinds", text))
         opener = importlib.import_module(module)
         settings = self.settings(opener.Settings, node)
         return (opener.open_channels(name, settings) if settings is not None else ()), route

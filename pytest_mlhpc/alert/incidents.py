@@ -204,6 +204,7 @@ def advance(
     kept: list[Incident] = []
     changes: list[IncidentChange] = []
     closed = {name: at_ns for name, at_ns in book.closed.items() if at_ns > now_ns - REMEMBERED_NS}
+    recovered = [one for one in book.recovered if one.changed_ns > now_ns - NIGHT_NS]
     for incident in incidents:
         after, state = _announced(incident, book, now_ns)
         if state is not None:
@@ -212,12 +213,14 @@ def advance(
             kept.append(after)
         else:
             closed[after.id] = now_ns
+            recovered += [after] if after.announced else []
     mutes = {system: mute for system, mute in book.mutes.items() if mute.until_ns > now_ns}
     accepted = tuple(one for one in book.accepted if one.at_ns > now_ns - REMEMBERED_NS)
     last_ns = max(now_ns, book.last_ns)
-    return replace(
-        book, incidents=tuple(kept), closed=closed, accepted=accepted, mutes=mutes, last_ns=last_ns
-    ), tuple(changes)
+    after_tonight = replace(
+        book, incidents=tuple(kept), recovered=tuple(recovered), closed=closed, accepted=accepted, mutes=mutes, last_ns=last_ns
+    )  # fmt: skip
+    return after_tonight, tuple(changes)
 
 
 def _stepped(incident: Incident, seen: Observation) -> Incident:

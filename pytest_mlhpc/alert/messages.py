@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pytest_mlhpc.alert.channels.base import Affected, AlertMessage, IncidentSta
 from pytest_mlhpc.alert.incidents import benchmarks, place
 from pytest_mlhpc.alert.model import Bad, Incident, Member
 from pytest_mlhpc.alert.observe import NOT_RUN
-from pytest_mlhpc.store.text import clean, minutes, one_line
+from pytest_mlhpc.store.text import clean, count, minutes, one_line
 
 #: Lines of a message, at most; the report has all of them.
 MOST = 40
@@ -20,19 +21,21 @@ TITLE = 160
 #: Longest name of a benchmark in a title.
 NAME = 60
 #: Words for a state at the head of a title.
-_HEADS = {
+HEADS = {
     IncidentState.NEW: "new",
     IncidentState.WORSE: "worse",
     IncidentState.CONTINUING: "still",
     IncidentState.ACKNOWLEDGED: "acknowledged",
     IncidentState.RESOLVED: "resolved",
 }
+#: A commit's whole name; its first letters are enough to find it.
+_COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,52}\b")
 _WHAT = {"io": "input and output", "communication": "communication"}
 
 
 def message_of(incident: Incident, state: IncidentState, now_ns: int, report: str = "") -> AlertMessage:
     """Return the message that says that *incident* is in *state* now. *report* is the address of a page to look at."""
-    title = one_line(f"{_HEADS[state]}: {_headline(incident, state)}", TITLE)
+    title = one_line(f"{HEADS[state]}: {headline(incident, state)}", TITLE)
     facts = _facts(incident, state)
     shown = _shown(incident, state)
     lines = [_line(incident, members) for members in shown[:MOST]]
@@ -60,9 +63,10 @@ def message_of(incident: Incident, state: IncidentState, now_ns: int, report: st
     )
 
 
-def _headline(incident: Incident, state: IncidentState) -> str:
+def headline(incident: Incident, state: IncidentState) -> str:
+    """Return what happened, where, how much and since when, without the state."""
     where = ", ".join(incident.systems)
-    who = _who(incident)
+    who = benchmarks_text(incident)
     bads = [_bad(member, state) for member in incident.members]
     if incident.kind is Kind.STALE:
         not_run = [bad.reason for bad in bads if bad.reason.startswith(NOT_RUN)]
@@ -73,18 +77,38 @@ def _headline(incident: Incident, state: IncidentState) -> str:
         return f"{where}: {who} failed: {bads[0].reason}"
     if incident.kind is Kind.NODES:
         nodes = sorted(bad.subject.node for bad in bads)
-        return f"{where}: {_count(len(nodes), 'node')} unfit: {_some(nodes)}"
+        return f"{where}: {count(len(nodes), 'node')} unfit: {_some(nodes)}"
     losses: dict[str, float] = {}
     for bad in bads:
         losses[place(bad)] = max(losses.get(place(bad), 0.0), bad.worse_by)
     loss = _percent(statistics.median(losses.values()))
     what = f"{_WHAT[incident.scope]} of {who}" if incident.scope in _WHAT else who
     node = f", on node {_node(bads)}" if _node(bads) and incident.scope != "code" else ""
-    code = ", on each of them: suspect the code" if incident.scope == "code" else ""
+    code = ", on each of them" if incident.scope == "code" else ""
+    code += ": suspect the code" if suspects_code(incident) else ""
     return f"{where}: {what} {loss} slower since {minutes(_night(incident))[:10]}{node}{code}"
 
 
-def _who(incident: Incident) -> str:
+def suspects_code(incident: Incident) -> bool:
+    """Return whether two systems became slower at one commit, while other benchmarks of them did not."""
+    members = [member.now for member in incident.members]
+    systems: dict[str, set[str]] = {}
+    for bad in members:
+        for cause in bad.causes:
+            systems.setdefault(cause, set()).add(bad.subject.system)
+    shared = any(cause.startswith("commit ") and len(where) > 1 for cause, where in systems.items())
+    return incident.scope == "code" and shared and incident.measured > len(benchmarks(members))
+
+
+def affected_text(incident: Incident) -> str:
+    """Return what an incident is about, without what happened to it: ``cirrus: all 5 benchmarks``."""
+    nodes = sorted(member.now.subject.node for member in incident.members)
+    what = f"node {_some(nodes)}" if incident.kind is Kind.NODES else benchmarks_text(incident)
+    return f"{', '.join(incident.systems)}: {what}"
+
+
+def benchmarks_text(incident: Incident) -> str:
+    """Return which benchmarks: the name of one, ``all 5 benchmarks``, or ``3 of 5 benchmarks``."""
     names = incident.told or benchmarks(member.now for member in incident.members)
     if len(names) == 1:
         return short(names[0].split(":", 2)[2])
@@ -98,12 +122,9 @@ def _who(incident: Incident) -> str:
 
 
 def short(benchmark: str) -> str:
-    """Return workload, name and scale of a benchmark's key: enough for a title."""
-    workload, _, rest = benchmark.partition("[")
-    pairs = dict(pair.partition("=")[::2] for pair in rest.rpartition("]")[2].split())
-    words = [workload, pairs.get("name", "")]
-    words += [f"{key}={pairs[key]}" for key in ("devices", "nodes") if pairs.get(key, "1") != "1"]
-    return one_line(" ".join(filter(None, words)) if "name" in pairs else benchmark, NAME)
+    """Return a benchmark's test without its file: enough for a title."""
+    test, bracket, parameters = benchmark.partition("[")
+    return one_line(test.rpartition("::")[2] + bracket + parameters, NAME)
 
 
 def _facts(incident: Incident, state: IncidentState) -> list[str]:
@@ -116,7 +137,8 @@ def _facts(incident: Incident, state: IncidentState) -> list[str]:
         until = minutes(incident.ack.until_ns)
         facts.append(one_line(f"Acknowledged by {incident.ack.by} until {until}: {incident.ack.reason}", 400))
     if incident.kind is Kind.REGRESSION:
-        facts += _causes(incident)
+        cause = cause_text(incident)
+        facts.append(f"{cause[0].upper()}{cause[1:]}.")
     return facts
 
 
@@ -142,16 +164,16 @@ def _night(incident: Incident) -> int:
     return statistics.median_low(member.told.last_ns for member in incident.members)
 
 
-def _causes(incident: Incident) -> list[str]:
-    """Return what all members have in common first: what changed for one alone explains less."""
+def cause_text(incident: Incident) -> str:
+    """Return what else changed when an incident began: what all members have in common comes first."""
     every = [member.now.causes for member in incident.members]
     found = list(dict.fromkeys(cause for causes in every for cause in causes))
     found.sort(key=lambda cause: -sum(cause in causes for causes in every))
-    if not found and incident.scope == "code":  # the title has said whom several systems at once suspect
-        return ["Nothing that is recorded changed then."]
-    if not found:
-        return ["Nothing that is recorded changed then: suspect the system, not the code."]
-    return ["Changed then: " + one_line("; ".join(found[:6]), 600) + "."]
+    if found:
+        return "changed then: " + one_line(_COMMIT.sub(r"\1", "; ".join(found[:6])), 600)
+    nothing = "nothing that is recorded changed then"
+    # A cause that several systems share is none of a single system.
+    return nothing if incident.scope == "code" else f"{nothing}: suspect the system, not the code"
 
 
 def _shown(incident: Incident, state: IncidentState) -> list[list[Member]]:
@@ -185,6 +207,12 @@ def _loss(member: Member) -> str:
     bad = max(member.now, member.told, key=lambda bad: bad.worse_by)
     levels = f"{_figure(member.told.before)} -> {_figure(bad.after)} {bad.unit}"
     return f"{bad.subject.metric} {levels}, {_percent(bad.worse_by)} worse"
+
+
+def evidence_text(incident: Incident) -> str:
+    """Return the figures of the member that lost most, and whether re-runs confirm them."""
+    worst = max((one for one in incident.members if one.open), key=lambda one: one.now.worse_by)
+    return _loss(worst) + (f", {worst.now.reason}" if worst.now.reason else "")
 
 
 def _affected(member: Member, incident: Incident) -> Affected:
@@ -248,10 +276,6 @@ def _figure(value: float | None) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:

@@ -95,6 +95,11 @@ class Incident:
         """Whether anything of it is still bad."""
         return any(member.open for member in self.members)
 
+    @property
+    def announced_as(self) -> IncidentState:
+        """The state that its newest message gives; new, where there was none."""
+        return IncidentState(self.message_id.rpartition("-")[2]) if self.message_id else IncidentState.NEW
+
 
 @dataclass(frozen=True)
 class Pending:
@@ -134,6 +139,8 @@ class Book:
     accepted: tuple[AcceptedSubject, ...] = ()
     closed: Mapping[str, int] = field(default_factory=dict)  #: ids of ended incidents, and when they ended
     last_ns: int = 0
+    recovered: tuple[Incident, ...] = ()  #: whose end was announced within the last night
+    morning_ns: int = 0  #: when the newest page of a night was made for channels
     schema: int = SCHEMA
 
     def muted(self, system: str, now_ns: int) -> bool:

@@ -27,7 +27,7 @@ APART_NS = 12 * 3600 * 10**9
 _NOT_BROKEN = frozenset(
     {Verdict.REGRESSED, Verdict.DRIFTED, "no_baseline", "cancelled", "detached", "cannot_lower"}
 )
-_BROKEN = frozenset(FAILURES) - _NOT_BROKEN
+BROKEN = frozenset(FAILURES) - _NOT_BROKEN
 #: How a reason begins of what was submitted and did not run.
 NOT_RUN = "did not run"
 #: Told by the message about the nodes.
@@ -52,7 +52,7 @@ class NightlyRecords:
 
     def measured_ns(self) -> int:
         """Return when the last one was recorded that ran, 0 if none did."""
-        return next((night.created_ns for night in reversed(self.nights) if _ran(night)), 0)
+        return next((night.created_ns for night in reversed(self.nights) if did_run(night)), 0)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def stale(seen: dict[Subject, NightlyRecords], now_ns: int, limit_ns: int = NIGH
             )
         elif one.newest.created_ns < now_ns - limit_ns:
             bad[subject] = _silent(subject, one, limit_ns)
-        elif not _ran(one.newest) and one.newest.verdict != _NODES:
+        elif not did_run(one.newest) and one.newest.verdict != _NODES:
             bad[subject] = _not_run(subject, one)
     return Missing(bad, frozenset(expected), gone)
 
@@ -101,12 +101,12 @@ def broken(seen: dict[Subject, NightlyRecords]) -> Missing:
     """Return the benchmarks whose newest record is of a run that broke; those that did not run say nothing new."""
     bad, known = {}, set()
     for one in seen.values():
-        ran = [night for night in one.nights if _ran(night)]
+        ran = [night for night in one.nights if did_run(night)]
         if not ran:
             continue
         subject = _benchmark_subject(Kind.FAILURE, ran[-1])
         known.add(subject)
-        if ran[-1].verdict in _BROKEN:
+        if ran[-1].verdict in BROKEN:
             bad[subject] = _broken(subject, ran)
     return Missing(bad, frozenset(known), {})
 
@@ -114,19 +114,19 @@ def broken(seen: dict[Subject, NightlyRecords]) -> Missing:
 def _silent(subject: Subject, one: NightlyRecords, limit_ns: int) -> Bad:
     last_ns = one.newest.created_ns
     reason = f"nothing recorded since {minutes(last_ns)}"
-    if not _ran(one.newest):
+    if not did_run(one.newest):
         reason += f", which was {_words(one.newest)}"
     return Bad(subject, last_ns, last_ns + limit_ns, reason=reason)
 
 
 def _not_run(subject: Subject, one: NightlyRecords) -> Bad:
-    first = _first_of_streak(one.nights, lambda night: not _ran(night))
+    first = first_of_streak(one.nights, lambda night: not did_run(night))
     before_ns = one.measured_ns()
     return Bad(subject, before_ns, first.created_ns, reason=f"{NOT_RUN}: {_words(one.newest)}")
 
 
 def _broken(subject: Subject, ran: Sequence[Night]) -> Bad:
-    first = _first_of_streak(ran, lambda night: night.verdict in _BROKEN)
+    first = first_of_streak(ran, lambda night: night.verdict in BROKEN)
     good = [night.created_ns for night in ran if night.created_ns < first.created_ns]
     newest = ran[-1]
     return Bad(
@@ -134,8 +134,8 @@ def _broken(subject: Subject, ran: Sequence[Night]) -> Bad:
     )  # fmt: skip
 
 
-def _first_of_streak(nights: Sequence[Night], bad: Callable[[Night], bool]) -> Night:
-    """Return the first of the bad nights at the end."""
+def first_of_streak(nights: Sequence[Night], bad: Callable[[Night], bool]) -> Night:
+    """Return the first of the bad nights at the end; the last night, if none is."""
     first = nights[-1]
     for night in reversed(nights):
         if not bad(night):
@@ -144,7 +144,8 @@ def _first_of_streak(nights: Sequence[Night], bad: Callable[[Night], bool]) -> N
     return first
 
 
-def _ran(night: Night) -> bool:
+def did_run(night: Night) -> bool:
+    """Whether the run began: what the machine is to blame for did not."""
     return night.verdict not in INFRASTRUCTURE
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.node.protocol.schema import SCHEMA
+from pytest_mlhpc.report.morning import Morning, change_morning
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
@@ -47,13 +48,13 @@ class BenchmarkTrouble:
 
 @dataclass(frozen=True)
 class CommitComparison:
-    """All that was measured of one commit on one system. ``verdicts`` counts tests."""
+    """All that was measured of one commit on one system. ``page`` is its morning page."""
 
     system: str
     commit: str
     rows: tuple[MetricRow, ...] = ()
     troubles: tuple[BenchmarkTrouble, ...] = ()
-    verdicts: Mapping[str, int] = field(default_factory=dict)
+    page: Morning = field(default_factory=lambda: Morning("change", "nothing was measured"))
     schema: int = SCHEMA
 
 
@@ -74,12 +75,9 @@ def compare(
         groups.setdefault((record.system, record.commit), []).append(record)
     found = []
     for (system, commit), members in sorted(groups.items()):
-        verdicts: dict[str, int] = {}
-        for one in members:
-            verdicts[one.verdict] = verdicts.get(one.verdict, 0) + 1
         rows = [row for one in members for row in _rows(one, accepted, nights)]
         troubles = [_trouble(one) for one in members if one.verdict not in {"passed", "unjudged"}]
-        found.append(CommitComparison(system, commit, tuple(rows), tuple(troubles), verdicts))
+        found.append(CommitComparison(system, commit, tuple(rows), tuple(troubles), change_morning(members)))
     return found
 
 
@@ -173,14 +171,12 @@ def marker(system: str) -> str:
 
 
 def render(comparison: CommitComparison) -> str:
-    """Return the whole comment."""
+    """Return the whole comment: the page as in a terminal, figures, and what did not pass in full."""
     parts = [marker(comparison.system), f"### Benchmarks on {code(comparison.system)}: {_counts(comparison)}"]
-    if comparison.commit:
-        parts.append(
-            f"Commit {code(comparison.commit[:12])}. Better is positive, whatever the metric's direction."
-        )
+    parts.append(fenced("\n".join(comparison.page.lines())))
     rows = sorted(comparison.rows, key=_urgency)
     if rows:
+        parts.append("Better is positive, whatever the metric's direction.")
         parts.append(_table(rows[:_MOST_ROWS]))
     if len(rows) > _MOST_ROWS:
         parts.append(f"{len(rows) - _MOST_ROWS} more are in the job's artefacts.")
@@ -213,7 +209,7 @@ def fenced(text: str) -> str:
 
 
 def _counts(comparison: CommitComparison) -> str:
-    ordered = sorted(comparison.verdicts.items(), key=lambda item: (_rank(item[0]), item[0]))
+    ordered = sorted(comparison.page.counts.items(), key=lambda item: (_rank(item[0]), item[0]))
     return ", ".join(f"{int(count)} {_word(verdict)}" for verdict, count in ordered) or "nothing was measured"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,12 +33,14 @@ from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, Neare
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.events import events
 from pytest_mlhpc.history.nightly import cache_path
-from pytest_mlhpc.influx.choice import chosen
+from pytest_mlhpc.influx.choice import chosen, store_text
 from pytest_mlhpc.store.record import provenance_of
 from pytest_mlhpc.store.text import iso, minutes, nanoseconds, one_line, table, tell
 
 if TYPE_CHECKING:
     from pytest_mlhpc.alert.config import Config
+    from pytest_mlhpc.alert.observe import Question
+    from pytest_mlhpc.history.series import Source
 
 
 @click.group(
@@ -123,10 +125,12 @@ def _night(night: _Night) -> CommandReport:
     try:
         with chosen(night.source, state_dir) as source:
             found = observe(source, book, question)
+            book, changes = advance(book, found.observation, found.companions)
+            messages = tuple(message_of(one.incident, one.state, now_ns, config.report) for one in changes)
+            if config.takes_mornings and (page := _morning(source, book, night, question)):
+                book, messages = replace(book, morning_ns=now_ns), (*messages, page)
         if found.empty:
             tell("no history: nothing was recorded in the last nights")
-        book, changes = advance(book, found.observation, found.companions)
-        messages = tuple(message_of(one.incident, one.state, now_ns, config.report) for one in changes)
     except StoreError as error:
         # What waits is sent all the same; what is new is found the next time.
         tell(f"{error}; nothing is told of this night before it can be read")
@@ -138,6 +142,24 @@ def _night(night: _Night) -> CommandReport:
         code = _send(book, config, state_dir, now_ns)
     data = {"messages": [as_json(message) for message in messages], "open": len(book.incidents)}
     return CommandReport(_messages(messages, book), data, LATER if unread else code)
+
+
+def _morning(source: Source, book: Book, night: _Night, question: Question) -> AlertMessage | None:
+    """Return the page of the night as a message; None where it was made before, or no nightly run is recorded."""
+    from pytest_mlhpc.report.morning import message_of_morning
+    from pytest_mlhpc.report.night import LEARNT_NS, SAME_NIGHT_NS, MorningQuery, night_morning
+
+    if night.now_ns <= book.morning_ns + SAME_NIGHT_NS:
+        return None
+    asked = MorningQuery(
+        night.now_ns,
+        store_text(night.source, night.state_dir),
+        branch=question.branch,
+        events=question.events,
+        report=night.config.report,
+    )
+    page = night_morning(source.nights(night.now_ns - LEARNT_NS), book, asked)
+    return message_of_morning(page, night.now_ns) if page else None
 
 
 def _send(book: Book, config: Config, state_dir: Path, now_ns: int) -> int:

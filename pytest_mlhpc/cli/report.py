@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command, NounGroup
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.history.events import events
-from pytest_mlhpc.influx.choice import chosen, look_of
+from pytest_mlhpc.influx.choice import chosen, look_of, store_text
 from pytest_mlhpc.store.files import page, replace_file
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import SeriesKey
@@ -72,8 +73,10 @@ def html(
     state_dir: Path,
 ) -> None:
     """Write the page; where nothing is recorded, write nothing."""
+    from pytest_mlhpc.cli.status import read_morning
     from pytest_mlhpc.report.html.gather import PageQuery, gather
     from pytest_mlhpc.report.html.page import html_of
+    from pytest_mlhpc.report.night import MorningQuery
 
     wanted = PageQuery(
         now_ns=time.time_ns(),
@@ -88,6 +91,10 @@ def html(
     entries = _entries(baselines_dir, state_dir, system)
     with chosen(source, state_dir) as opened:
         page = gather(opened, wanted, entries, events(state_dir, tell))
+        if page and not (system or benchmark or metrics):
+            asked = MorningQuery(wanted.now_ns, store_text(source, state_dir))
+            morning = read_morning(opened, state_dir, asked)
+            page = replace(page, morning=tuple(morning.page()) if morning else ())
     if page is None:
         tell(f"no record since {minutes(since_ns)} matches, so no page was written; see `mlhpc records list`")
         return

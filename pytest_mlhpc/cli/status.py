@@ -1,26 +1,36 @@
-"""``mlhpc status``: the last session, or the last night on all systems, in a few lines, with what to type next."""
+"""``mlhpc status``: the morning page of the last night on all systems, or of the last session."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
-from pytest_mlhpc.report.status import OpenAlert, Status, session_status, typed_here
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.report.morning import WIDTH, Morning, session_morning
 from pytest_mlhpc.store.files import default_state_dir
 from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.text import tell
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.history.series import Source
+    from pytest_mlhpc.report.night import MorningQuery
+    from pytest_mlhpc.store.record import Record
 
 #: A session has no more tests than this worth reading for a few lines.
 _LIMIT = 100_000
-#: A night that is farther ahead was recorded by a clock that is wrong: it would stay the last one for years. In ns.
-_AHEAD_NS = 3600 * 10**9
+#: Terminals for which lines are cut; wider ones leave them whole.
+_NARROW, _WIDE = 40, 300
 
 
 @click.command(
@@ -29,76 +39,92 @@ _AHEAD_NS = 3600 * 10**9
     example="mlhpc status --night",
 )
 @click.option("--night", is_flag=True, help="The last night, also if something else was measured since.")
-@options.state_dir
-def command(night: bool, state_dir: Path) -> CommandReport:
-    """Return at most twelve lines."""
-    words: tuple[str, ...] = ()
+@options.source
+def command(night: bool, source: str, state_dir: Path) -> CommandReport:
+    """Return at most 25 lines."""
+    ending: tuple[str, ...] = ()
     if state_dir != default_state_dir(os.environ):
-        words = (f"--state-dir={state_dir.absolute()}",)
+        ending = (f"--state-dir={state_dir.absolute()}",)
+    night = night or source != "local"
     with contextlib.closing(Index(state_dir)) as index:
         newest = index.newest(limit=1)
-        status = None
-        if newest and (night or newest[0].purpose == "nightly"):
-            status = _night(index, state_dir, words)
-        elif newest:
+        if newest and not night and newest[0].purpose != "nightly":
             records = [
                 one for one in index.newest(session=newest[0].session, limit=_LIMIT) if one.attempt == 0
             ]
-            status = session_status(records[::-1], words)
-        if status is not None:
-            tests = (test for problem in status.problems for test in problem.tests)
-            status = typed_here(status, {test: root for test in tests if (root := _root(index, test))})
-    if status is None:
-        if not newest:
-            from pytest_mlhpc.cli.commands import nothing_recorded
+            return _report(session_morning(records[::-1], ending, dict(_roots(records))))
+    if newest or source != "local":
+        if page := _night(source, state_dir, ending):
+            return _report(page)
+        text = f"no nightly run is recorded in {state_dir}; run: MLHPC_PURPOSE=nightly pytest suites/ --system local\n"
+        return CommandReport(text, Morning("night", "").data())
+    from pytest_mlhpc.cli.commands import nothing_recorded
 
-            return nothing_recorded(state_dir, Status("session").data())
-        what = f"no nightly run is recorded in {state_dir}"
-        text = f"{what}; run: MLHPC_PURPOSE=nightly pytest suites/ --system local\n"
-        return CommandReport(text, Status("night").data())
-    status = replace(status, alerts=tuple(_open_alerts(state_dir)))
-    return CommandReport("".join(f"{line}\n" for line in status.lines()), status.data())
+    return nothing_recorded(state_dir, Morning("session", "").data())
 
 
-def _root(index: Index, test: str) -> str:
-    """Return the folder in which a test is called by its node id; empty for this one, and for one that is not here."""
-    root = next((one.root for one in index.newest(test=test, limit=1)), "")
-    return root if root and Path(root).is_dir() and not Path(root).samefile(Path.cwd()) else ""
+def _report(page: Morning) -> CommandReport:
+    columns = WIDTH
+    if sys.stdout.isatty():
+        columns = min(max(shutil.get_terminal_size().columns, _NARROW), _WIDE)
+    return CommandReport("".join(f"{line}\n" for line in page.lines(columns)), page.data())
 
 
-def _open_alerts(state_dir: Path) -> Iterable[OpenAlert]:
+def _roots(records: Sequence[Record]) -> Iterable[tuple[str, str]]:
+    """Return the tests that pytest calls in another folder which is there, each with that folder."""
+    there = {root for root in {one.root for one in records} if root and Path(root).is_dir()}
+    elsewhere = {root for root in there if not Path(root).samefile(Path.cwd())}
+    return ((one.node_id, one.root) for one in records if one.root in elsewhere)
+
+
+def _night(source: str, state_dir: Path, ending: Sequence[str]) -> Morning | None:
+    """Return the page of the last night; where InfluxDB is away that of the local store, which says so."""
+    from pytest_mlhpc.influx.choice import chosen, store_text
+    from pytest_mlhpc.report.night import MorningQuery
+
+    asked = MorningQuery(time.time_ns(), store_text(source, state_dir), options=ending)
+    try:
+        with chosen(source, state_dir) as opened:
+            return read_morning(opened, state_dir, asked)
+    except StoreError as error:
+        if source == "local":
+            raise
+        note = f"{error}; this page is made of the records in {state_dir}"
+    asked = replace(asked, store=store_text("local", state_dir), notes=(note,))
+    with chosen("local", state_dir) as opened:
+        page = read_morning(opened, state_dir, asked)
+    if page is None:
+        tell(note)
+    return page
+
+
+def read_morning(source: Source, state_dir: Path, asked: MorningQuery) -> Morning | None:
+    """Return the page of the last night of *source*; None where there was none.
+
+    What no ``mlhpc alert send`` has looked at yet is looked at now, and nothing of it is written.
+
+    Raises:
+        StoreError: the history or the book of alerts cannot be read.
+    """
     from pytest_mlhpc.alert.book import read_book
-    from pytest_mlhpc.alert.messages import message_of
-    from pytest_mlhpc.store.text import tell
-
-    for one in read_book(state_dir, tell).incidents:
-        title = message_of(one, one.state, one.changed_ns).title.partition(": ")[2]
-        yield OpenAlert(one.id, one.started_ns, title, one.ack.by if one.ack else "")
-
-
-def _newest(index: Index, until_ns: int | None) -> int | None:
-    """Return when the newest nightly record until then was made, or None."""
-    query = "SELECT max(created_ns) FROM records WHERE purpose = 'nightly' AND (:until IS NULL OR created_ns <= :until)"
-    ((newest_ns,),) = index.ask(query, {"until": until_ns})
-    return None if newest_ns is None else int(newest_ns)
-
-
-def _night(index: Index, state_dir: Path, words: Sequence[str]) -> Status | None:
-    """Return the last night; None where there was none."""
-    from pytest_mlhpc.history.local import LocalSource
-    from pytest_mlhpc.report import status
+    from pytest_mlhpc.alert.config import branch_and_report
+    from pytest_mlhpc.alert.incidents import advance
+    from pytest_mlhpc.alert.observe import Question, observe
+    from pytest_mlhpc.cli.alert import DEFAULT_CONFIG
+    from pytest_mlhpc.history.events import events
+    from pytest_mlhpc.history.nightly import cache_path
+    from pytest_mlhpc.report.night import AHEAD_NS, LEARNT_NS, night_morning
     from pytest_mlhpc.store.record import provenance_of
 
-    now_ns = time.time_ns()
-    newest_ns = _newest(index, now_ns + _AHEAD_NS) or _newest(index, None)
-    if newest_ns is None:
-        return None
-    recent = index.since(newest_ns - status.NIGHT_NS)
-    records = status.tonight(one for one in recent if one.created_ns <= newest_ns)
-    source = LocalSource(state_dir)
-    try:
-        nights = source.nights(now_ns - status.LEARNT_NS)
-        missing = status.missing_nights(nights, provenance_of(Path.cwd()).default_branch, now_ns)
-    finally:
-        source.close()
-    return status.night_status(records, missing, words)
+    noted = events(state_dir, tell)
+    branch, report = branch_and_report(Path(DEFAULT_CONFIG))
+    branch = branch or provenance_of(Path.cwd()).default_branch
+    book = read_book(state_dir, tell)
+    asked = replace(asked, branch=branch, events=noted, report=report, sent=book.last_ns > 0)
+    nights = list(source.nights(asked.now_ns - LEARNT_NS))
+    known = [one for one in nights if one.purpose == "nightly" and one.created_ns <= asked.now_ns + AHEAD_NS]
+    if known and known[-1].created_ns > book.last_ns:
+        question = Question(asked.now_ns, branch, events=noted, cache=cache_path(state_dir))
+        found = observe(source, book, question)
+        book, _ = advance(book, found.observation, found.companions)
+    return night_morning(nights, book, asked)

@@ -37,6 +37,14 @@ def chosen(name: str, state_dir: Path, environ: Mapping[str, str] = os.environ) 
         yield opened
 
 
+def store_text(name: str, state_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
+    """Return in words where the source of that name has its history, without secrets."""
+    if name == "local":
+        return str(state_dir)
+    server = server_of(environ)
+    return server.hide(f"{server.url}, bucket {server.bucket}")
+
+
 def influx_source(environ: Mapping[str, str]) -> InfluxSource:
     """Return the InfluxDB of ``$MLHPC_INFLUX_URL``. Connects to nothing yet.
 

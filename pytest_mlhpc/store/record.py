@@ -246,8 +246,8 @@ def environment_of(record: Record) -> Mapping[str, str]:
 
 
 def unfit_of(record: Record) -> Mapping[str, str]:
-    """Return the nodes that vetting left out, host -> reason."""
-    return record.vetting.unfit if record.vetting else {}
+    """Return the nodes that vetting left out of the run or of its allocation, host -> reason."""
+    return {**record.vetting.kept_out, **record.vetting.unfit} if record.vetting else {}
 
 
 PURPOSES = ("nightly", "change", "manual")

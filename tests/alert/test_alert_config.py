@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from alert_messages import NEW
+from alert_messages import NEW, message
 from hypothesis import given
 from odd_values import changed
 
@@ -45,6 +45,15 @@ def test_a_channel_is_told_of_its_kinds_and_systems_alone():
         "mail:b@example.org",
         "mail:c@example.org",
     ]
+
+
+def test_the_page_of_a_night_goes_to_channels_that_name_it(tmp_path):
+    hook = "{type: webhook, url: 'https://x.example.org'"
+    text = f"channels:\n  all: {hook}}}\n  lead: {hook}, kinds: [morning]}}\n"
+    config = load(written(tmp_path, text), {}, TYPES)
+    assert config.takes_mornings
+    assert (config.takers(message(kind=Kind.MORNING)), config.takers(NEW)) == (["lead"], ["all"])
+    assert not load(HERE / "good.yaml", ENVIRON, TYPES).takes_mornings
 
 
 def test_no_channels_is_a_file_too(tmp_path):

@@ -12,7 +12,7 @@ from pytest_mlhpc.alert.messages import message_of, short
 from pytest_mlhpc.alert.model import Book, Subject
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
 
-KEY = "resnet50[kernel_size=3 precision=bf16] devices=4 name=test_resnet50 nodes=2 preset=reference"
+KEY = "suites/training/test_resnet50.py::test_resnet50[a::b-4]"
 HOSTILE = "x</script><img src=x onerror=alert(1)>\x1b[31m\n.\n\"'é"
 
 
@@ -25,8 +25,7 @@ def message(*bads, state=IncidentState.NEW, at=30.0, **changes):
 
 def test_one_benchmark_is_named_with_its_loss_and_night():
     found = message(bad(series(KEY), worse_by=0.061), bad(series(KEY, "compute_throughput"), worse_by=0.06))
-    what = "resnet50 test_resnet50 devices=4 nodes=2 6.1 % slower since 2027-01-31"
-    assert found.title == f"new: cirrus: {what}"
+    assert found.title == "new: cirrus: test_resnet50[a::b-4] 6.1 % slower since 2027-01-31"
 
 
 def test_all_benchmarks_are_one_line_in_the_title():
@@ -48,9 +47,22 @@ def test_where_nothing_changed_the_system_is_suspected():
     assert "suspect the system, not the code" in message(bad()).text
 
 
-def test_what_several_systems_suspect_is_not_laid_on_one_of_them():
-    found = message(bad(series(KEY, system="alps")), bad(series(KEY, system="cirrus")))
-    assert found.title.endswith("suspect the code")
+@pytest.mark.parametrize(
+    ("commits", "others", "suspected"),
+    [(("a", "a"), 1, True), (("a", "b"), 1, False), (("a", "a"), 0, False), ((), 1, False)],
+    ids=["at one commit", "at two commits", "all that was measured", "at no commit"],
+)
+def test_the_code_is_suspected_where_two_systems_moved_at_one_commit_and_another_benchmark_did_not(
+    commits, others, suspected
+):
+    causes = [(f"commit {commit} -> c",) for commit in commits] or [(), ()]
+    bads = [
+        bad(series(KEY, system=name), causes=why)
+        for name, why in zip(("alps", "cirrus"), causes, strict=True)
+    ]
+    measured = {name: frozenset([f"standard:{KEY}", *map(str, range(others))]) for name in ("alps", "cirrus")}
+    found = message(*bads, measured=measured)
+    assert found.title.endswith("on each of them: suspect the code" if suspected else "on each of them")
     assert "suspect the system" not in found.text
 
 

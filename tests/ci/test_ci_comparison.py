@@ -1,12 +1,23 @@
 """What a change did, as data and as Markdown."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from worlds import DEFINITION, measurement, record
 
-from pytest_mlhpc.ci.comparison import BenchmarkTrouble, CommitComparison, MetricRow, compare, marker, render
+from pytest_mlhpc.ci.comparison import (
+    BenchmarkTrouble,
+    CommitComparison,
+    MetricRow,
+    compare,
+    fenced,
+    marker,
+    render,
+)
 from pytest_mlhpc.judge.baseline_files import Entry
+from pytest_mlhpc.report.morning import Morning, MorningItem
+from pytest_mlhpc.store.record import Vetted
 
 
 def compared(*records, accepted=100.0, nights=()):
@@ -62,6 +73,23 @@ def test_what_did_not_pass_is_told_in_the_judges_words():
     assert [text for text in texts if text not in render(found)] == []
 
 
+def test_a_note_begins_with_the_page_of_its_commit_in_the_order_of_the_morning():
+    found = [
+        record(1, verdict="improved", node_id="t.py::better"),
+        record(2, verdict="never_scheduled", failure="never_scheduled: Priority", node_id="t.py::queued"),
+        record(3, verdict="regressed", explanation=("rate: 10 % below 100",), node_id="t.py::slow"),
+        record(4, verdict="suspect", node_id="t.py::perhaps"),
+        record(5, vetting=Vetted("quick", 9.0, unfit={"n3": "slow clock"})),
+    ]
+    (comparison,) = compared(*(replace(one, commit="c0ffee" * 6) for one in found))
+    lines = comparison.page.lines()
+    assert fenced("\n".join(lines)) in render(comparison)
+    assert lines[0] == "commit c0ffeec0ffee on cirrus: 5 of 5 measured"
+    begins = [line.partition(":")[0] for line in lines[1:] if not line.startswith(" ")]
+    assert begins == ["regressed", "never_scheduled", "nodes out", "watching", "improved"]
+    assert lines[1:3] == ["regressed: t.py::slow", "  rate: 10 % below 100"]
+
+
 def test_what_is_worst_comes_first():
     found = {"c": ("passed", 0.0), "b": ("regressed", -0.1), "a": ("regressed", -0.3)}
     rows = tuple(MetricRow(name, "rate", "samples/s", how, 1.0, 1.0, by) for name, (how, by) in found.items())
@@ -78,7 +106,8 @@ def test_what_is_worst_comes_first():
 def test_nothing_in_names_or_texts_is_obeyed(hostile):
     row = MetricRow(hostile, hostile, hostile, hostile, 1.0)
     trouble = BenchmarkTrouble(hostile, "regressed", (hostile, hostile))
-    text = render(CommitComparison(hostile, hostile, (row,), (trouble,), {hostile: 1}))
+    page = Morning("change", hostile, counts={hostile: 1}, act_now=(MorningItem(hostile, hostile, hostile),))
+    text = render(CommitComparison(hostile, hostile, (row,), (trouble,), page))
     text = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", text)  # blocks of code
     assert text.count("<!--") == 1
     text = re.sub(r"`[^`\n]*`", "", text.replace(marker(hostile), ""))  # code within lines
@@ -87,6 +116,6 @@ def test_nothing_in_names_or_texts_is_obeyed(hostile):
 
 def test_a_comment_of_thousands_of_benchmarks_stays_readable():
     rows = tuple(MetricRow(f"test{at}", "rate", "samples/s", "passed", 1.0) for at in range(5000))
-    text = render(CommitComparison("x", "", rows, (), {"passed": 5000}))
+    text = render(CommitComparison("x", "", rows))
     assert "4900 more are in the job's artefacts." in text
     assert len(text) < 50_000

@@ -13,6 +13,7 @@ from pytest_mlhpc.alert.channels.base import DeliveryError
 from pytest_mlhpc.ci.comparison import CommitComparison, MetricRow, marker
 from pytest_mlhpc.ci.gitlab import MergeRequestNotes, NotesPlace, place_of, read, write
 from pytest_mlhpc.errors import StoreError, UsageError
+from pytest_mlhpc.report.morning import Morning
 
 TOKEN = "glpat-secret"  # noqa: S105 - of the stand-in
 COMMIT = "c0ffee" * 6 + "c0ff"
@@ -74,7 +75,9 @@ def notes_of(server, *, request="1", commit=COMMIT, limit_s=300.0):
 
 def comparison(value=1.0, system="cirrus", commit=COMMIT):
     row = MetricRow("test_a", "rate", "samples/s", "passed", value)
-    return CommitComparison(system, commit, (row,), (), {"passed": 1})
+    return CommitComparison(
+        system, commit, (row,), (), Morning("change", "1 of 1 measured", counts={"passed": 1})
+    )
 
 
 def test_a_comparison_is_a_comment_of_its_merge_request(server, requests):

@@ -16,7 +16,7 @@ from worlds import measurement, record
 
 from pytest_mlhpc import cli
 from pytest_mlhpc.cli import COMMANDS, main
-from pytest_mlhpc.report.status import session_status
+from pytest_mlhpc.report.morning import session_morning
 from pytest_mlhpc.store.record import Record, Vetted
 
 NODE = "suites/test_a.py::test_a[cirrus:standard]"
@@ -179,7 +179,7 @@ def test_status_of_nothing_says_what_can_be_run_here(mlhpc, monkeypatch, tmp_pat
     assert mlhpc("status").endswith("; run: pytest suites/ --system local\n")
 
 
-def test_status_is_ten_lines_of_problems_at_most_with_a_command_for_each_problem(mlhpc, state_dir):
+def test_status_shows_five_problems_of_a_session_each_with_its_reason_and_a_command(mlhpc, state_dir):
     manual = {"purpose": "manual"}
     slow = {"session": "s1", "verdict": "regressed", "node_id": "t.py::slow", **manual}
     fill(
@@ -195,24 +195,23 @@ def test_status_is_ten_lines_of_problems_at_most_with_a_command_for_each_problem
         record(10, attempt=1, **slow),
     )
     lines = mlhpc("status").splitlines()
-    assert len(lines) == 10
     assert "session s1: 1 passed, 1 improved, 5 worker_exit, 1 regressed" in lines[0]
-    assert lines[1] == "regressed: t.py::slow: rate: 15% worse"
-    assert (
-        lines[2]
-        == "  next: pytest t.py::slow --system cirrus:standard --mlhpc-environment default --mlhpc-preset large"
-    )
-    assert lines[9] == "and 3 more: mlhpc records list --session s1 --limit 1000"
+    rerun = "pytest t.py::slow --system cirrus:standard --mlhpc-environment default --mlhpc-preset large"
+    assert lines[1:4] == ["regressed: t.py::slow", "  rate: 15% worse", f"  next: {rerun}"]
+    assert sum(line.startswith("worker_exit: ") for line in lines) == 4
+    assert lines[-2] == "and 1 more: mlhpc records list --session s1 --limit 1000"
+    assert lines[-1] == "improved: 1 test: better: mlhpc baseline accept t.py::better --reason TEXT"
 
 
 def test_status_names_the_state_folder_in_each_command_where_it_was_given():
-    records = [record(n, verdict=v) for n, v in enumerate(["regressed", "improved", *["worker_exit"] * 3])]
+    verdicts = ["regressed", "improved", "no_baseline", *["worker_exit"] * 7]
+    records = [record(n, verdict=v) for n, v in enumerate(verdicts)]
     commands = [
         line
-        for line in session_status(records, ("--state-dir=/a b",)).lines()
+        for line in session_morning(records, ("--state-dir=/a b",)).lines()
         if "pytest " in line or "mlhpc " in line
     ]
-    assert len(commands) == 5
+    assert len(commands) == 8
     ends = {"pytest": " '--mlhpc-state=/a b'", "mlhpc": " '--state-dir=/a b'"}
     assert [
         line for line in commands if not line.endswith(ends["pytest" if "pytest " in line else "mlhpc"])
@@ -220,9 +219,11 @@ def test_status_names_the_state_folder_in_each_command_where_it_was_given():
 
 
 def test_status_of_a_good_session_is_one_line():
-    assert len(session_status([record(1), record(2, verdict="new")]).lines()) == 1
-    unjudged = session_status([record(1, verdict="no_baseline")])
-    assert unjudged.lines()[2].startswith("  next: mlhpc baseline accept")
+    assert len(session_morning([record(1), record(2, verdict="new")]).lines()) == 1
+    unjudged = session_morning([record(1, verdict="no_baseline")])
+    assert unjudged.lines()[1].startswith(
+        "waiting to be accepted: 1 test: test_a[cirrus:standard]: mlhpc baseline accept"
+    )
 
 
 def test_status_for_programs_has_what_its_lines_are_made_of(mlhpc, state_dir):
@@ -242,7 +243,7 @@ def test_status_for_programs_has_what_its_lines_are_made_of(mlhpc, state_dir):
         "act_now": "regressed",
         "did_not_run": "never_scheduled",
         "watching": "inconclusive",
-        "recovered": "improved",
+        "improved": "improved",
     }
     assert {name: [one["verdict"] for one in data[name]] for name in sections} == {
         name: [verdict] for name, verdict in sections.items()
@@ -255,7 +256,7 @@ def test_status_for_programs_has_what_its_lines_are_made_of(mlhpc, state_dir):
         {"system": "cirrus", "partition": "standard", "node": "n3", "reason": reason}
     ]
     assert data["still_open"] == []
-    assert mlhpc("status").splitlines()[-1] == f"nodes out: n3 ({reason})"
+    assert f"nodes out: n3 of cirrus ({reason}): mlhpc vet history" in mlhpc("status").splitlines()
 
 
 def commands(group=cli.mlhpc, path=("mlhpc",)):

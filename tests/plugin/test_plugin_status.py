@@ -37,7 +37,7 @@ def test_the_next_command_runs_the_same_test_wherever_it_is_typed(suite, shell, 
     monkeypatch.chdir(folder)
     capfd.readouterr()
     assert main(["status"]) == 0
-    line = capfd.readouterr().out.splitlines()[2].removeprefix("  next: ")
+    line = capfd.readouterr().out.splitlines()[3].removeprefix("  next: ")
     assert line.startswith(f"(cd {suite.folder} && pytest ")
     again = shell(line, folder)
     assert "1 failed" in again.stdout, again.stdout + again.stderr
@@ -52,4 +52,4 @@ def test_a_folder_that_is_gone_is_not_gone_to(suite, capfd, monkeypatch):
     monkeypatch.chdir(Path("/"))
     capfd.readouterr()
     assert main(["status"]) == 0
-    assert capfd.readouterr().out.splitlines()[2].startswith("  next: pytest ")
+    assert capfd.readouterr().out.splitlines()[3].startswith("  next: pytest ")

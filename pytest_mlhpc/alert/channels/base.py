@@ -23,6 +23,7 @@ class Kind(StrEnum):
     STALE = "stale"  #: expected by the schedule, and not recorded
     FAILURE = "failure"  #: runs that broke, or measured nothing or not what was asked
     NODES = "nodes"  #: nodes that vetting left out
+    MORNING = "morning"  #: the page of a whole night: no incident, and only for channels that name it
 
 
 class IncidentState(StrEnum):
@@ -57,7 +58,7 @@ class Affected:
 
 @dataclass(frozen=True)
 class AlertMessage:
-    """One change of the state of one incident, ready to be sent.
+    """One change of the state of one incident, or the page of one night, ready to be sent.
 
     ``id`` is the same whenever this change is sent again, and no other change has it: keys for exactly-once come from it.
     ``incident`` is the same from the first message of an incident to its last: threads, issues and alerts hang on it.

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_mlhpc.history.series import Night
+from pytest_mlhpc.report.morning import MorningLine
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, SeriesKey
 from pytest_mlhpc.store.verdict import GOOD, WORSE
 
@@ -209,7 +210,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Page:
-    """All of it."""
+    """All of it. ``morning`` is what `mlhpc status` says of the last night."""
 
     title: str
     made_ns: int
@@ -222,6 +223,7 @@ class Page:
     scaling: tuple[Scaling, ...] = ()
     hosts: tuple[Host, ...] = ()
     notes: tuple[str, ...] = ()
+    morning: tuple[MorningLine, ...] = ()
 
 
 _NEEDED = ("epoch_time", "io_time")

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import Any
+from urllib.parse import urlencode
 
 from pytest_mlhpc.history.series import Night
 from pytest_mlhpc.report.html.model import KINDS, BenchmarkNights, BenchmarkRow, Page, kind_of
+from pytest_mlhpc.report.morning import NodeOut, Target, as_html
 
 _UPLOT = "vendor/uplot"
 
@@ -232,8 +234,24 @@ STYLES = ("page.css", "rows.css", "views.css")
 
 def html_of(page: Page) -> str:
     """Return the file's text, which is ASCII."""
-    body = filled(_read("page.html"), {"title": escape(page.title)})
+    body = filled(_read("page.html"), {"title": escape(page.title), "morning": _morning(page)})
     return document_of(page.title, body, list(map(_read, STYLES)), list(map(_read, SCRIPTS)), encode(page))
+
+
+def _morning(page: Page) -> str:
+    """Return the lines of the last night, with links to what is on the page."""
+    if not page.morning:
+        return ""
+    ids = {bench.key: bench.id for bench in page.benches}
+
+    def address(target: Target) -> str:
+        if isinstance(target, NodeOut):
+            return f"#{urlencode({'view': 'nodes', 'q': target.node, 'system': target.system})}"
+        if target in ids:
+            return f"#{urlencode({'view': 'benchmarks', 'bench': ids[target]})}"
+        return "" if target.benchmark else f"#{urlencode({'view': 'benchmarks', 'system': target.system})}"
+
+    return f'<section id="morning" aria-label="Last night">\n{as_html(page.morning, address)}\n</section>\n'
 
 
 def _read(name: str) -> str:

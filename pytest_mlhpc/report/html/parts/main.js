@@ -41,6 +41,7 @@ function makeView(state) {
     if (link.dataset.view === state.view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  if (byId("morning")) byId("morning").hidden = state.view !== "overview";
   makeFilters(state);
 }
 

@@ -20,7 +20,7 @@ function systemCard(one) {
 }
 
 function troubleList(one) {
-  if (!one.troubles.length) return el("p", { class: "calm" }, "All that was expected ran, and is as fast as it was.");
+  if (!one.troubles.length) return el("p", { class: "calm" }, one.stale ? "Nothing was recorded since." : "All that was expected ran, and is as fast as it was.");
   const groups = new Map(); // what is said in the same words is said once
   for (const [id, kind, verdict, text] of one.troubles) {
     const bench = benches.get(id);

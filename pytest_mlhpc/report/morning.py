@@ -1,0 +1,432 @@
+"""The morning page: what a night, a session or a change needs of people, in at most 25 lines. Pure.
+
+Terminal, mail, HTML and merge requests show these lines in this order. From the nights of a history it is made in night.py.
+"""
+
+from __future__ import annotations
+
+import html
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pytest_mlhpc.alert.channels.base import AlertMessage, IncidentState, Kind
+from pytest_mlhpc.alert.messages import short
+from pytest_mlhpc.jobs.budget import hours_text
+from pytest_mlhpc.store.record import INFRASTRUCTURE, Record, SeriesKey, unfit_of
+from pytest_mlhpc.store.text import count as counted
+from pytest_mlhpc.store.text import iso, minutes, one_line
+from pytest_mlhpc.store.verdict import FINE, WORSE
+
+#: Lines of a page, and the incidents among them that are shown whole.
+MOST_LINES, MOST_URGENT = 25, 5
+#: Names in a line that counts.
+MOST_NAMES = 3
+#: Longest line where no terminal says how wide it is, and the shortest text beside a command.
+WIDTH, LEAST_TEXT = 240, 24
+
+
+@dataclass(frozen=True)
+class NodeOut:
+    """A node that vetting left out, or kept jobs away from."""
+
+    system: str
+    partition: str
+    node: str
+    reason: str
+
+
+#: What a link of the HTML page leads to: a benchmark, all of a system (its other fields are empty), or a node.
+Target = SeriesKey | NodeOut
+
+
+@dataclass(frozen=True)
+class MorningItem:
+    """An incident, or tests with one cause: what happened, why as far as is known, and what to type next.
+
+    ``name`` is the part of ``what`` that names the ``series``. ``tests`` are node ids, or benchmarks of an incident.
+    """
+
+    what: str
+    why: str = ""
+    command: str = ""
+    verdict: str = ""
+    system: str = ""
+    partition: str = ""
+    environment: str = ""
+    tests: tuple[str, ...] = ()
+    alert: str = ""
+    name: str = ""
+    series: tuple[SeriesKey, ...] = ()
+
+    def data(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {
+            "what": self.what,
+            "reason": self.why,
+            "command": self.command,
+            "verdict": self.verdict,
+            "tests": list(self.tests),
+            "system": self.system,
+            "partition": self.partition,
+            "environment": self.environment,
+            "alert": self.alert,
+        }
+
+    def links(self) -> tuple[tuple[str, Target], ...]:
+        """Return the name with its target: the benchmark, or the system of several."""
+        systems = {one.system for one in self.series}
+        if len(self.series) == 1:
+            return ((self.name, self.series[0]),)
+        return ((self.name, system_target(*systems)),) if len(systems) == 1 else ()
+
+
+def system_target(system: str) -> SeriesKey:
+    """Return what stands for all benchmarks of a system."""
+    return SeriesKey(system, "", "", "", "", "")
+
+
+@dataclass(frozen=True)
+class OpenAlert:
+    """An alert that has not ended, or ended tonight; ``since_ns`` UTC, ``by`` who acknowledged it, or empty."""
+
+    id: str
+    since_ns: int
+    what: str
+    by: str = ""
+
+    def data(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {"alert": self.id, "since": iso(self.since_ns), "what": self.what, "acknowledged_by": self.by}
+
+
+@dataclass(frozen=True)
+class MorningLine:
+    """One line of the page; ``links`` are parts of its text, in their order, with what they lead to."""
+
+    style: Literal["head", "note", "what", "why", "next", "more", "count", "report"]
+    text: str
+    links: tuple[tuple[str, Target], ...] = ()
+    command: str = ""  #: behind the text, where there is room for it
+
+
+@dataclass(frozen=True)
+class Morning:
+    """One night on all systems, one session, or what a change measured on one system.
+
+    ``head`` is the first line. ``at_ns`` is UTC. ``counts`` are of tests by verdict. ``more`` and ``alerts`` are the
+    commands that list what has no room. ``report`` is the address of the HTML page.
+    """
+
+    kind: str  #: session, night or change
+    head: str
+    notes: tuple[str, ...] = ()
+    at_ns: int = 0
+    systems: tuple[str, ...] = ()
+    sessions: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    node_hours: float = 0.0
+    measured: int = 0
+    expected: int = 0
+    act_now: tuple[MorningItem, ...] = ()
+    did_not_run: tuple[MorningItem, ...] = ()
+    nodes_out: tuple[NodeOut, ...] = ()
+    watching: tuple[MorningItem, ...] = ()
+    still_open: tuple[OpenAlert, ...] = ()
+    recovered: tuple[OpenAlert, ...] = ()
+    improved: tuple[MorningItem, ...] = ()
+    waiting: tuple[MorningItem, ...] = ()
+    more: str = ""
+    alerts: str = "mlhpc alert list"
+    accept_improved: str = ""
+    accept_new: str = ""
+    report: str = ""
+
+    def page(self, width: int = WIDTH) -> list[MorningLine]:
+        """Return at most 25 lines. Text is cut to *width*; a command is never cut, as it is there to be copied."""
+        lines = [MorningLine("head", self.head)]
+        lines += [MorningLine("note", "; ".join(self.notes))] if self.notes else []
+        lines += [line for one in self.act_now[:MOST_URGENT] for line in _lines_of(one)]
+        if rest := self.act_now[MOST_URGENT:]:
+            more = self.alerts if any(one.alert for one in rest) else self.more
+            lines.append(MorningLine("more", f"and {len(rest)} more: {more}"))
+        end = self._counts()
+        lines += self._causes(MOST_LINES - len(lines) - len(end)) + end
+        return [_cut(line, width) for line in lines]
+
+    def lines(self, width: int = WIDTH) -> list[str]:
+        """Return the texts of the page."""
+        return [line.text for line in self.page(width)]
+
+    def data(self) -> dict[str, Any]:
+        """Return it for programs, in the order of the lines."""
+        sections = (
+            "act_now",
+            "did_not_run",
+            "nodes_out",
+            "watching",
+            "still_open",
+            "recovered",
+            "improved",
+            "waiting",
+        )
+        found = {
+            name: [vars(one) if isinstance(one, NodeOut) else one.data() for one in getattr(self, name)]
+            for name in sections
+        }
+        return {
+            "kind": self.kind,
+            "at": iso(self.at_ns) if self.at_ns else None,
+            "systems": list(self.systems),
+            "sessions": list(self.sessions),
+            "counts": dict(self.counts),
+            "node_hours": self.node_hours,
+            "measured": self.measured,
+            "expected": self.expected,
+            "notes": list(self.notes),
+            **found,
+            "report": self.report,
+        }
+
+    def _causes(self, room: int) -> list[MorningLine]:
+        """Return what did not run, as many causes as fit, and one line for those that do not."""
+        lines: list[MorningLine] = []
+        for number, item in enumerate(self.did_not_run):
+            found, rest = _lines_of(item), len(self.did_not_run) - number
+            if len(lines) + len(found) + (rest > 1) > room:
+                text = f"and {rest} more" if lines else f"did not run or broke: {counted(rest, 'cause')}"
+                return [*lines, MorningLine("more", f"{text}: {self.more}")]
+            lines += found
+        return lines
+
+    def _counts(self) -> list[MorningLine]:
+        """Return the lines that count: nodes out, watching, still open, recovered, improved, waiting; and the link."""
+        nodes = [
+            (f"{one.node} of {one.system} ({one_line(one.reason, 60)})", one.node, one)
+            for one in self.nodes_out
+        ]
+        ended = [(one.what, "", None) for one in self.recovered]
+        lines = [
+            _count("nodes out", "", nodes, "mlhpc vet history"),
+            _count("watching", counted(len(self.watching), "test"), _named(self.watching)),
+            self._open(),
+            _count("recovered", "", ended),
+            _count("improved", counted(len(self.improved), "test"), _named(self.improved), self.accept_improved),
+            _count("waiting to be accepted", counted(len(self.waiting), "test"), _named(self.waiting), self.accept_new),
+            MorningLine("report", f"report: {self.report}") if self.report else None,
+        ]  # fmt: skip
+        return [line for line in lines if line is not None]
+
+    def _open(self) -> MorningLine | None:
+        if not self.still_open:
+            return None
+        oldest = min(self.still_open, key=lambda one: (one.since_ns, one.id))
+        owner = f"acknowledged by {oldest.by}" if oldest.by else "not acknowledged"
+        number = len(self.still_open)
+        first = f": {counted(number, 'alert')}, the oldest {owner}" if number > 1 else f", {owner}"
+        return MorningLine("count", f"still open{first}: {oldest.what}", command=self.alerts)
+
+
+def _lines_of(item: MorningItem) -> list[MorningLine]:
+    lines = [MorningLine("what", item.what, item.links())]
+    lines += [MorningLine("why", item.why)] if item.why else []
+    lines += [MorningLine("next", f"next: {item.command}")] if item.command else []
+    return lines
+
+
+def _named(items: Sequence[MorningItem]) -> list[tuple[str, str, Target | None]]:
+    """Return the texts of tests in a line that counts, each with its reason, where one is known."""
+    reasons = [f" ({one_line(one.why, 80)})" if one.why else "" for one in items]
+    targets = [one.series[0] if one.series else None for one in items]
+    return [
+        (one.name + reason, one.name, target)
+        for one, reason, target in zip(items, reasons, targets, strict=True)
+    ]
+
+
+def _count(
+    title: str, number: str, named: Sequence[tuple[str, str, Target | None]], command: str = ""
+) -> MorningLine | None:
+    """Return ``TITLE: NUMBER: the first three and N more``; None where there are none."""
+    if not named:
+        return None
+    rest = len(named) - MOST_NAMES
+    names = ", ".join(text for text, _, _ in named[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    links = tuple((link, target) for _, link, target in named[:MOST_NAMES] if target is not None)
+    return MorningLine("count", ": ".join(filter(None, (title, number, names))), links, command)
+
+
+def _cut(line: MorningLine, width: int) -> MorningLine:
+    """Return the line safe to print: text as long as *width* allows, commands and addresses whole."""
+    if line.style in {"next", "more", "report"}:
+        indent = "  " * (line.style == "next")
+        return replace(line, text=indent + one_line(line.text, None))
+    if line.command and (room := width - len(line.command) - 2) >= min(LEAST_TEXT, len(line.text)):
+        return replace(line, text=f"{one_line(line.text, room)}: {one_line(line.command, None)}")
+    indent = "  " * (line.style == "why")
+    return replace(line, text=indent + one_line(line.text, width - len(indent)))
+
+
+def as_html(lines: Sequence[MorningLine], address: Callable[[Target], str] = lambda _target: "") -> str:
+    """Return the lines as HTML, escaped; *address* gives what a link leads to, empty for nothing."""
+    return "\n".join(f'<p class="{line.style}">{_html_of_line(line, address)}</p>' for line in lines)
+
+
+def _html_of_line(line: MorningLine, address: Callable[[Target], str]) -> str:
+    text = line.text.strip()
+    if line.style == "next":
+        return f"next: <code>{html.escape(text.removeprefix('next: '))}</code>"
+    if line.style == "report":
+        url = text.removeprefix("report: ")
+        return "report: " + _anchor(url, url if url.startswith(("https://", "http://")) else "")
+    found, at = "", 0
+    for part, target in line.links:
+        place = text.find(part, at) if part else -1
+        if place >= 0:
+            found += html.escape(text[at:place]) + _anchor(part, address(target))
+            at = place + len(part)
+    return found + html.escape(text[at:])
+
+
+def _anchor(text: str, href: str) -> str:
+    shown = html.escape(text)
+    return f'<a href="{html.escape(href, quote=True)}">{shown}</a>' if href else shown
+
+
+def message_of_morning(morning: Morning, now_ns: int) -> AlertMessage:
+    """Return the page as a message for channels. A night has one key, by which a second copy is known."""
+    lines = morning.page()
+    day = iso(now_ns)[:10]
+    urgent = f"; act now: {len(morning.act_now)}" if morning.act_now else ""
+    return AlertMessage(
+        id=f"morning-{day}",
+        incident=f"morning-{day}",
+        kind=Kind.MORNING,
+        state=IncidentState.NEW,
+        title=one_line(f"{morning.head.partition(',')[0]}{urgent}", 160),
+        text="".join(f"{line.text}\n" for line in lines),
+        html=as_html(lines),
+        labels={"kind": Kind.MORNING.value, "system": ",".join(morning.systems)},
+        started_ns=now_ns,
+        created_ns=now_ns,
+    )
+
+
+def session_morning(
+    records: Sequence[Record], options: Sequence[str] = (), roots: Mapping[str, str] | None = None
+) -> Morning:
+    """Return the page of the first attempts of one session, in the order in which they were recorded.
+
+    *options* end each command. *roots* has pytest's root directory of tests that are called in another folder, by node id:
+    their commands go there.
+    """
+    if not records:
+        return Morning("session", "the session recorded no first attempt")
+    last = records[-1]
+    systems = tuple(sorted({one.system for one in records}))
+    counts = Counter(one.verdict for one in records)
+    hours = sum(one.node_hours for one in records)
+    verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+    cost = f"; {hours_text(hours)}" if hours else ""
+    items: dict[str, list[MorningItem]] = {}
+    for one in sorted(records, key=lambda one: _urgency(one.verdict)):
+        items.setdefault(_section(one.verdict), []).append(_record_item(one, options, roots or {}))
+    names = {name: [one.tests[0] for one in some] for name, some in items.items()}
+    return Morning(
+        "session",
+        head=f"{minutes(last.created_ns)}, {', '.join(systems)}, session {last.session}: {verdicts}{cost}",
+        at_ns=last.created_ns,
+        systems=systems,
+        sessions=(last.session,),
+        counts=counts,
+        node_hours=hours,
+        measured=sum(one.measurement is not None for one in records),
+        expected=len(records),
+        act_now=tuple(items.get("act_now", ())),
+        did_not_run=tuple(items.get("did_not_run", ())),
+        nodes_out=_nodes_out(records),
+        watching=tuple(items.get("watching", ())),
+        improved=tuple(items.get("improved", ())),
+        waiting=tuple(items.get("waiting", ())),
+        more=shlex.join(["mlhpc", "records", "list", "--session", last.session, "--limit", "1000", *options]),
+        alerts=shlex.join(["mlhpc", "alert", "list", *options]),
+        accept_improved=_accept(names.get("improved", ()), options),
+        accept_new=_accept(names.get("waiting", ()), options),
+    )
+
+
+def change_morning(records: Sequence[Record]) -> Morning:
+    """Return the page of what was measured of one commit on one system; *records* are first attempts, one at least."""
+    page = session_morning(records)
+    hours = f", {hours_text(page.node_hours)}" if page.node_hours else ""
+    of = f"commit {records[0].commit[:12] or 'unknown'} on {records[0].system}"
+    return replace(page, kind="change", head=f"{of}: {page.measured} of {page.expected} measured{hours}")
+
+
+def _accept(tests: Sequence[str], options: Sequence[str]) -> str:
+    """Return the command that accepts a few tests; empty for many, which nobody accepts in one breath."""
+    if not 0 < len(tests) <= MOST_NAMES:
+        return ""
+    return shlex.join(["mlhpc", "baseline", "accept", *tests, "--reason", "TEXT", *options])
+
+
+def _record_item(record: Record, options: Sequence[str], roots: Mapping[str, str]) -> MorningItem:
+    node_id = one_line(record.node_id, 10_000)
+    command = _again(record, options)
+    if root := roots.get(record.node_id):
+        command = f"(cd {shlex.quote(root)} && {command})"
+    reason = record.failure.removeprefix(f"{record.verdict}: ")
+    return MorningItem(
+        what=f"{record.verdict}: {node_id}",
+        why=one_line(record.explanation[0] if record.explanation else reason, 400),
+        command=command,
+        verdict=record.verdict,
+        system=record.system,
+        partition=record.partition,
+        environment=record.environment,
+        tests=(record.node_id,),
+        name=short(node_id),
+        series=(record.series(),),
+    )
+
+
+def _again(record: Record, options: Sequence[str]) -> str:
+    """Return what runs the test again; records of other tools, whose names have another form, are only shown."""
+    node_id = one_line(record.node_id, 10_000)
+    if "::" not in node_id:
+        return shlex.join(["mlhpc", "history", node_id, "--system", record.system, *options])
+    command = ["pytest", node_id, "--system", f"{record.system}:{record.partition}"]
+    # A record does not say which ones would be taken by themselves, so they are always named.
+    for option, value in (("--mlhpc-environment", record.environment), ("--mlhpc-preset", record.preset)):
+        command += [option, value] if value else []
+    command += [option.replace("--state-dir=", "--mlhpc-state=", 1) for option in options]
+    return one_line(shlex.join(command), 10_000)
+
+
+def _urgency(verdict: str) -> int:
+    if verdict in WORSE:
+        return WORSE.index(verdict)
+    return 3 if verdict in INFRASTRUCTURE else 2
+
+
+def _section(verdict: str) -> str:
+    if verdict in INFRASTRUCTURE:
+        return "did_not_run"
+    found = {
+        "suspect": "watching",
+        "inconclusive": "watching",
+        "improved": "improved",
+        "no_baseline": "waiting",
+    }
+    return "fine" if verdict in FINE else found.get(verdict, "act_now")
+
+
+def _nodes_out(records: Iterable[Record]) -> tuple[NodeOut, ...]:
+    """Return the nodes that vetting kept from any of *records*, each once, with the last reason."""
+    found: dict[tuple[str, str], NodeOut] = {}
+    for record in records:
+        for node, reason in unfit_of(record).items():
+            found[record.system, node] = NodeOut(record.system, record.partition, node, reason)
+    return tuple(one for _, one in sorted(found.items()))

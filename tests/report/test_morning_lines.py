@@ -1,0 +1,102 @@
+"""The lines of any morning page: how many, how long, and that nothing in them is obeyed."""
+
+import html.parser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_mlhpc.report.morning import (
+    MOST_LINES,
+    Morning,
+    MorningItem,
+    NodeOut,
+    OpenAlert,
+    as_html,
+    message_of_morning,
+    system_target,
+)
+from pytest_mlhpc.store.record import SeriesKey
+
+#: Short to make, and some of it longer than any terminal.
+TEXT = st.builds(str.__mul__, st.text(max_size=8), st.sampled_from([1, 1, 60]))
+SERIES = st.builds(SeriesKey, TEXT, TEXT, TEXT, TEXT, TEXT, st.just(""))
+ITEMS = st.lists(
+    st.builds(
+        MorningItem,
+        what=TEXT,
+        why=TEXT,
+        command=TEXT,
+        alert=TEXT,
+        name=TEXT,
+        series=st.lists(SERIES, max_size=2).map(tuple),
+    ),
+    max_size=9,
+).map(tuple)
+ALERTS = st.lists(st.builds(OpenAlert, TEXT, st.integers(0, 10**18), TEXT, TEXT), max_size=4).map(tuple)
+PAGES = st.builds(
+    Morning, st.just("night"), head=TEXT, notes=st.lists(TEXT, max_size=3).map(tuple), act_now=ITEMS, did_not_run=ITEMS,
+    nodes_out=st.lists(st.builds(NodeOut, TEXT, TEXT, TEXT, TEXT), max_size=9).map(tuple), watching=ITEMS,
+    still_open=ALERTS, recovered=ALERTS, improved=ITEMS, waiting=ITEMS, more=TEXT, accept_new=TEXT, report=TEXT,
+)  # fmt: skip
+
+
+@given(PAGES, st.integers(40, 300))
+def test_whatever_comes_a_page_has_25_printable_lines_at_most_and_text_no_longer_than_the_terminal(
+    page, width
+):
+    lines = page.page(width)
+    assert len(lines) <= MOST_LINES
+    assert [line.text for line in lines if not line.text.isprintable()] == []
+    copied = {"next", "more", "report"}
+    assert [line for line in lines if line.style not in copied and len(line.text) > width] == []
+
+
+class _Names(html.parser.HTMLParser):
+    """Collects the tags of a document."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found |= {tag, *(name for name, _ in attrs)}
+
+
+@given(PAGES)
+def test_whatever_comes_is_text_in_html(page):
+    text = as_html(page.page(), lambda _target: "#<here>")
+    assert _Names(text).found <= {"p", "class", "code", "a", "href"}
+
+
+def test_a_command_is_never_cut():
+    command = "mlhpc history " + "x" * 500
+    lines = Morning("night", "head", act_now=(MorningItem("what", "why", command),)).lines(40)
+    assert lines[-1] == f"  next: {command}"
+
+
+def test_causes_that_find_no_room_are_counted():
+    urgent = tuple(MorningItem(f"a{number}", "why", "next", alert="x") for number in range(9))
+    causes = tuple(MorningItem(f"c{number}") for number in range(9))
+    lines = Morning("night", "head", act_now=urgent, did_not_run=causes, more="list them").lines()
+    assert (len(lines), lines[16], lines[-1]) == (25, "and 4 more: mlhpc alert list", "and 2 more: list them")
+
+
+@pytest.mark.parametrize(
+    ("series", "target"),
+    [
+        ((SeriesKey("a", "p", "e", "", "b", ""),), SeriesKey("a", "p", "e", "", "b", "")),
+        ((SeriesKey("a", "p", "e", "", "b", ""), SeriesKey("a", "p", "e", "", "c", "")), system_target("a")),
+        ((SeriesKey("a", "p", "e", "", "b", ""), SeriesKey("z", "p", "e", "", "b", "")), None),
+    ],
+    ids=["its benchmark", "its system where it has several", "nothing where it has several systems"],
+)
+def test_an_item_is_linked_to(series, target):
+    links = MorningItem("what", name="name", series=series).links()
+    assert links == ((("name", target),) if target else ())
+
+
+def test_the_mail_of_a_page_says_in_its_subject_how_much_was_measured_and_how_much_to_do():
+    page = Morning("night", "night of 2025-02-15: 3 of 5 measured, 1 system", act_now=(MorningItem("x"),))
+    assert message_of_morning(page, 0).title == "night of 2025-02-15: 3 of 5 measured; act now: 1"
