@@ -36,7 +36,7 @@ UNKNOWN: Final = "UNKNOWN"
 _LOADER: Final = """
 import importlib.abc, importlib.machinery, json, runpy, signal, sys, unittest.mock
 
-signal.alarm(int(sys.argv[3]))  # it ends by itself where nobody waits for it any more
+signal.alarm(int(sys.argv[3]))  # it ends by itself where no test waits for it any more
 
 class Any(unittest.mock.MagicMock):
     def __str__(self): return "UNKNOWN"
@@ -140,7 +140,7 @@ def _run(path: Path) -> Any:
     except subprocess.TimeoutExpired:
         raise UsageError(f"{path} did not end within {LIMIT_S:g} s") from None
     if done.returncode:
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
+        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
         raise UsageError(f"{path} cannot be run: {last[:300]}")
     try:
         return json.loads(done.stdout)

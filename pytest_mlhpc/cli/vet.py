@@ -46,8 +46,8 @@ HELP = {
 }
 
 EXITS = """\
-What has hung or never came is named. Exit codes: 0 enough nodes are fit, 1 too few, 2 wrong options, 3 it cannot be told
-(unknown counts as unfit unless --unknown warn), 4 a defect of mlhpc, or the deadline, 5 healthy, but figures have no peers, no
+Nodes that hung or did not answer are named. Exit codes: 0 enough nodes are fit, 1 too few, 2 wrong options, 3 unknown
+(counts as unfit unless --unknown warn), 4 a defect of mlhpc, or the deadline, 5 healthy, but figures have no peers, no
 floor and no history to be compared with. After a signal 128 and its number."""
 
 _JUDGEMENT = (
@@ -112,7 +112,7 @@ _NODES = (
     click.option(
         "--python", default="", metavar="PROGRAM", help="Interpreter that has torch.  [default: this one]"
     ),
-    click.option("--no-load", is_flag=True, help="Compute nothing: look at each node only."),
+    click.option("--no-load", is_flag=True, help="Compute nothing: only check each node."),
 )
 _OUTSIDE = (
     click.option(
@@ -125,7 +125,7 @@ _OUTSIDE = (
     options.systems_file,
 )
 _JOB = (
-    click.option("--for", "purpose", type=NearestChoice(["job"]), help="Look at what the job will use, too."),
+    click.option("--for", "purpose", type=NearestChoice(["job"]), help="Check what the job will use, too."),
     click.option(
         "--hours", type=float, default=0.0, metavar="H", help="With --for job: how long it will run."
     ),

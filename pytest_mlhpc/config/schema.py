@@ -157,7 +157,7 @@ class NodesModel(_Closed):
     devices: CountOrZero | None = Field(None, description="accelerators of a node")
     device_model: Line | None = None
     device_memory: Memory | None = Field(
-        None, description="memory of one accelerator, where its model does not tell"
+        None, description="memory of one accelerator, where it does not follow from its model"
     )
 
 

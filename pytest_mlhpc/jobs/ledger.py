@@ -65,7 +65,7 @@ class Ledger:
         """
         if self._file is not None and not self.beat():
             raise StoreError(
-                f"the ledger {self.path} was taken over by another session, as this one was not heard of for so long"
+                f"the ledger {self.path} was taken over by another session, as this one sent no sign of life for so long"
             )
         sync = entry.scheduler != "local"
         self._write([{"event": "submitted", **to_json(entry)}], durable=sync)

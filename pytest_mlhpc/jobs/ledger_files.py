@@ -173,7 +173,7 @@ def _is_orphan(file: LedgerFile, folder: Path) -> bool:
 def _orphan_text(file: LedgerFile) -> str:
     back = file.path.parent.parent / f"{file.name}.jsonl"
     return (
-        f"{file.path}: session {file.claimer} has claimed it and has no ledger any more: somebody moved files by hand; if "
+        f"{file.path}: session {file.claimer} has claimed it and has no ledger any more: files were moved by hand; if "
         f"that session has ended, move it to {back}"
     )
 
@@ -254,7 +254,7 @@ def read_ledger(path: Path) -> LedgerFile:
         if raw.strip(b"\0 "):
             reader.take(number, raw)
     if reader.owner is None:
-        raise StoreError(f"{path}: nobody's ledger: its first line is missing (left as it is)")
+        raise StoreError(f"{path}: a ledger without owner: its first line is missing (left as it is)")
     return LedgerFile(
         path=path,
         session=reader.session,

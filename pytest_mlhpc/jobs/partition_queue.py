@@ -440,7 +440,7 @@ class PartitionQueue:
                 self._fail(job, "detached", f"{known or 'its job is queued'}; a later session takes it over")
         for job in self._jobs:
             submitted = "" if job.attempts else "not submitted yet; "
-            self._fail(job, "detached", f"{submitted}a later session goes on with it")
+            self._fail(job, "detached", f"{submitted}a later session adopts it")
 
 
 def grant_nodes(job: Job, attempt: Attempt, started: Message) -> None:

@@ -82,7 +82,7 @@ def reap(
 
 def _prepared(prepare: Prepare | None, scheduler: str, entries: Sequence[LedgerEntry]) -> Reaper:
     if prepare is None:
-        return _refusing(f"nobody here can end jobs of scheduler {scheduler!r}")
+        return _refusing(f"no installed provisioner can end jobs of scheduler {scheduler!r}")
     try:
         return prepare(entries)
     except (MlhpcError, OSError) as error:

@@ -74,7 +74,7 @@ def resume_entries(
             if newest[run.node_id, run.digest, run.attempt] == run.run_id and not recorded(run.run_id)
         ]
         if not open_runs:
-            unusable[entry.id] = (entry, "nobody waits for anything in it")
+            unusable[entry.id] = (entry, "no test waits for its results")
             continue
         planned = {run.run_id: run for run in plan.runs}
         runs, others = {}, set()

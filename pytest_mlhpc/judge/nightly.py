@@ -57,7 +57,7 @@ def _undecided(case: Case, history: Sequence[Attempts], level: float) -> Ruling:
         return Ruling(_verdict(case, Verdict.INCONCLUSIVE, level, reason), more)
     if not losses.suspected(history, case.entry.better, case.limits):
         return Ruling(_verdict(case, Verdict.PASSED, level))
-    reason = f"{made} re-runs do not settle it" if made else "no re-runs were to be had"
+    reason = f"{made} re-runs do not settle it" if made else "no re-runs were possible"
     return Ruling(_verdict(case, Verdict.SUSPECT, level, f"{reason}; the next nights decide"))
 
 

@@ -224,7 +224,7 @@ def _undecided(case: Case, drops: Sequence[float], made: int) -> Ruling:
         ended = f"{made} of {tried} ended well" if broken else f"{made} of {fence.RERUNS}"
         reason = f"{RERUNS_INCOMPLETE}: {ended}, and they do not settle it"
         return Ruling(case.verdict(Verdict.INCONCLUSIVE, reason))
-    return Ruling(case.verdict(Verdict.REGRESSED, "one run, as no re-runs were to be had"))
+    return Ruling(case.verdict(Verdict.REGRESSED, "one run, as no re-runs were possible"))
 
 
 def _rerun_drops(case: Case) -> tuple[list[float], int]:

@@ -286,7 +286,7 @@ class CappedLog:
             return
         if self.dropped:
             with contextlib.suppress(OSError):  # a note about missing bytes may be missing itself
-                os.write(self._fd, f"\n[{self.dropped} more bytes were not kept]\n".encode())
+                os.write(self._fd, f"\n[{self.dropped} more bytes were dropped]\n".encode())
         os.close(self._fd)
         self._fd = -1
 

@@ -179,7 +179,7 @@ def _surely_ended(entry: LedgerEntry, now_ns: int) -> None:
         )
     if not entry.cluster and _on_another_cluster(entry):
         raise MlhpcError(
-            f"Slurm knows no job of this name, and {entry.directory} cannot be seen here: is it a job of another cluster? "
+            f"Slurm knows no job of this name, and {entry.directory} is not visible here: is it a job of another cluster? "
             f"Run `mlhpc reap` there, or make the directory if it was removed"
         )
 

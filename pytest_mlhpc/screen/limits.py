@@ -74,7 +74,7 @@ def memory(seen: ProgramEvidence) -> list[ProgramFinding]:
                     "memory",
                     0.0,
                     text,
-                    "look for what is kept: losses with their graph, lists of results, caches",
+                    "look for what is never freed: losses with their graph, lists of results, caches",
                 )
             )
     for device in seen.devices:

@@ -125,9 +125,9 @@ def screen_running(options: Options) -> int:
         what = f"pod {', '.join(options.pods)}"
     samples, wrong = watchers.watch(commands, options.seconds, options.interval)
     if not any(sample.processes for sample in samples):
-        why = "; ".join(wrong) or "no process of it could be seen: it belongs to another user, or has ended"
+        why = "; ".join(wrong) or "no process of it is visible: it belongs to another user, or has ended"
         raise InfrastructureError("nothing_seen", f"{what}: {why}")
-    missing = ["steps and torch's profiler (they can be told of programs that screening starts)", *wrong]
+    missing = ["steps and torch's profiler (they are only known of programs that screening starts)", *wrong]
     _report(options, what, samples, (), missing)
     return 0
 

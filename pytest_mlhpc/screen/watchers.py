@@ -87,7 +87,7 @@ def slurm_argv(job: str, python: str) -> list[str]:
         )
     state, nodes, own = lines[0].split("|")
     if state != "RUNNING":
-        raise UsageError(f"job {job} is {state}: only what runs can be looked at")
+        raise UsageError(f"job {job} is {state}: only a running job can be screened")
     return [
         *(
             "srun",
@@ -271,7 +271,7 @@ class _Watcher:
             told = [line for line in self._complaints if not LOGGED.match(line)] or self._complaints
             said.append(f"{self._name} ended with {self._process.returncode}: {' '.join(told[-3:])[:300]}")
         if self.assembly.damaged:
-            said.append(f"{self.assembly.damaged} samples came damaged")
+            said.append(f"{self.assembly.damaged} samples arrived damaged")
         return said
 
     def _write(self, stream: IO[bytes]) -> None:

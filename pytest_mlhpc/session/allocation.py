@@ -145,7 +145,7 @@ class Allocation:
         }
         with self._one_at_a_time:
             if self._closed:
-                raise RuntimeError(f"{self!r} was only held while its test ran, which is over")
+                raise RuntimeError(f"{self!r} was only allocated while its test ran, which is over")
             return self._finished(request, self._answer(request))
 
     def close(self) -> None:
@@ -340,7 +340,7 @@ def _by_rank(text: str, count: int) -> tuple[str, str, tuple[str, ...]]:
     return "".join(whole), "".join(others), tuple("".join(lines) for lines in ranks)
 
 
-#: What counts as trouble. What could not be judged is none here: ``unknown`` tells of it.
+#: What counts as trouble. What could not be judged is none here: ``unknown`` reports it.
 BAD = frozenset({Severity.CRITICAL})
 
 

@@ -198,7 +198,7 @@ class Run:
     def _folder(self) -> Path:
         folder = Path(self.outcome.directory)
         if not folder.is_dir():
-            raise RunFailure("no_result", f"the run's output is gone, with its folder {folder}")
+            raise RunFailure("no_result", f"the run's output was removed with its folder {folder}")
         return folder
 
     def _log(self) -> Path | None:

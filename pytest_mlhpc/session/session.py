@@ -368,7 +368,7 @@ class BenchmarkSession:
         if (unsure := [one for one in jobs if one.id not in kept]) and not self._detaching:
             names = ", ".join(handle.native_id or handle.id for handle in unsure)
             self.trouble.append(
-                f"it is not sure that these jobs are gone: {names}; the next session or `mlhpc reap` ends them"
+                f"these jobs may still be running: {names}; the next session or `mlhpc reap` ends them"
             )
         try:
             if self._detaching:
@@ -384,7 +384,9 @@ class BenchmarkSession:
             partition=partition, state_dir=root, session_id=self.id
         )
         if provisioner is None:
-            raise pytest.UsageError(f"{partition.id}: nobody serves scheduler {partition.scheduler!r}")
+            raise pytest.UsageError(
+                f"{partition.id}: no installed provisioner serves scheduler {partition.scheduler!r}"
+            )
         assert self._concluder is not None  # noqa: S101 - declare() made it
         books = self._books
         callbacks = Callbacks(

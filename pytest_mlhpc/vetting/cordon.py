@@ -194,7 +194,7 @@ def keeper_of(scheduler: str, environ: Mapping[str, str]) -> NodeAdmin:
             scheduler = "kubernetes"
         else:
             raise UsageError(
-                "neither Slurm (scontrol on PATH) nor Kubernetes (a pod, KUBECONFIG) is here: nobody can take nodes out of service"
+                "neither Slurm (scontrol on PATH) nor Kubernetes (a pod, KUBECONFIG) is here: nodes cannot be taken out of service"
             )
     if scheduler == "slurm":
         from pytest_mlhpc.provision.slurm.commands import CliClient
@@ -296,7 +296,7 @@ def _not_ours(node: SlurmNode) -> str:
     if "drain" not in node.flags:
         return "not drained, but "
     if not is_ours(node.name, node.reason):
-        return "drained by somebody else: "
+        return "drained by another user: "
     if node.state in {"down", "error", "unknown"} or node.flags & _BUSY:
         return "more than drained: "
     return ""
@@ -341,7 +341,7 @@ class KubernetesNodes:
             if not _cordoned(node):
                 return None, left(host, "not cordoned")
             if not is_ours(host, _reason(node)) or not _set_by_us(node):
-                return None, left(host, f"cordoned by somebody else{_by(node)}")
+                return None, left(host, f"cordoned by another user{_by(node)}")
             return _patch(node, cordon=False, reason=None), changed(host, "uncordoned")
 
         return self._change(host, decide)
@@ -371,7 +371,7 @@ class KubernetesNodes:
             except KubernetesError as error:
                 return failed(host, str(error))
             return action
-        return failed(host, f"others changed it {TRIES} times while it was looked at; try again")
+        return failed(host, f"others changed it {TRIES} times while it was read; try again")
 
 
 def _patch(node: Manifest, *, cordon: bool, reason: str | None) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class Readiness:
             for vetting in found:
                 keep(self._state_dir, vetting, self._session_id)
         except (MlhpcError, OSError) as error:
-            self._tell(f"what vetting found cannot be kept: {error}")
+            self._tell(f"what vetting found cannot be stored: {error}")
 
     def _tell(self, problem: str) -> None:
         if problem not in self._trouble:

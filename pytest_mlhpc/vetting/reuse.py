@@ -250,7 +250,7 @@ class Remembering:
                 about_job += [one.name for one in watches if one.purpose == "job"]
                 remember(self.state_dir, vetting, about_job)
         except (MlhpcError, OSError) as error:
-            _tell(f"the verdict cannot be kept for later: {error}")
+            _tell(f"the verdict cannot be stored for later: {error}")
         if self.apply:
             self._apply(verdict)
 

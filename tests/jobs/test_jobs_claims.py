@@ -385,7 +385,7 @@ def write(content):
             ":1: schema 4 is newer than 3",
             id="of a newer version",
         ),
-        pytest.param(write(b"[]\n"), ": nobody's ledger: its first line is missing", id="nobody's"),
+        pytest.param(write(b"[]\n"), ": a ledger without owner: its first line is missing", id="nobody's"),
         pytest.param(write(b""), "", id="empty"),
         pytest.param(write(b"\xff\xfe"), "", id="no text"),
         pytest.param(write(b'{"sch'), "", id="cut short"),

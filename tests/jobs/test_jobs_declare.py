@@ -41,7 +41,7 @@ def test_parametrize_wins_over_marker_over_preset_over_default(declare):
         ("cosmoflow", {"time_limit": "1h30m"}, {"time_limit_s": 5400.0}),
         ("cosmoflow", {"time_limit": 90}, {"time_limit_s": 90.0}),
         ("cosmoflow", {"time_limit": 0.5}, {"time_limit_s": 0.5}),
-        ("collective", {}, {"ranks": 2, "launcher": "torchrun"}),  # one rank has nobody to talk to
+        ("collective", {}, {"ranks": 2, "launcher": "torchrun"}),  # one rank has no partner
         ("gradients", {}, {"ranks": 2}),
         ("cosmoflow", {"nodes": 2, "devices_per_node": 4}, {"nodes": 2, "ranks": 8}),  # totals are not asked for
     ],

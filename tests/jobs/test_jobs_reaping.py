@@ -195,7 +195,9 @@ def test_the_name_of_the_cluster_is_asked_once_and_empty_without_an_answer(tmp_p
 def test_jobs_of_a_scheduler_that_nobody_serves_stay(state, entry):
     left_behind(state, "s1", entry("a", scheduler="pbs"))
     (line,) = reaped(state, Slurm())
-    assert line.endswith("not ended, stays in the ledger: nobody here can end jobs of scheduler 'pbs'")
+    assert line.endswith(
+        "not ended, stays in the ledger: no installed provisioner can end jobs of scheduler 'pbs'"
+    )
 
 
 def test_a_run_that_is_reaped_leaves_its_logs_and_not_its_data(state, tmp_path, entry):

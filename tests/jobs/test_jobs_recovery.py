@@ -61,7 +61,7 @@ def test_a_recorded_run_is_not_given_out_again(submit, command):
     (adopted,) = found.adopted[entry.partition]
     assert (list(adopted.runs), adopted.others) == ([entry.runs[1].run_id], frozenset())
     gone = recovered([entry], [command(0)], lambda _run_id: True)
-    assert (gone.adopted, gone.unusable[entry.id][1]) == ({}, "nobody waits for anything in it")
+    assert (gone.adopted, gone.unusable[entry.id][1]) == ({}, "no test waits for its results")
 
 
 def test_of_two_allocations_with_the_same_attempt_the_newest_counts(submit, command):

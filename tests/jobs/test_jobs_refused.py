@@ -139,7 +139,7 @@ def test_a_reference_of_two_metrics_says_of_which_it_is(problems):
         ("collective", {"sizes": ["1KiB", 1024]}, "names a size twice"),
         ("collective", {"sizes": [2]}, "sizes: 2 is less than 4 bytes"),
         ("collective", {"sizes": "8B"}, "sizes: expected a list of sizes like ['8B', '64MiB'], found '8B'"),
-        ("collective", {"devices_per_node": 1}, "devices_per_node: one rank has nobody to talk to"),
+        ("collective", {"devices_per_node": 1}, "devices_per_node: one rank has no partner"),
         ("collective", {"operation": "all_redcue"}, "did you mean 'all_reduce'?"),
         ("collective", {"peers": "each"}, "peers: all_reduce is between all ranks"),
         ("collective", {"cache": "cold"}, "cache: means nothing for collective"),

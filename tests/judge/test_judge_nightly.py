@@ -113,8 +113,8 @@ def test_what_failed_fails_until_its_level_is_back(figures, history, options, ve
 @pytest.mark.parametrize(
     ("options", "verdict", "words"),
     [
-        ({"reruns_allowed": 0}, Verdict.SUSPECT, "no re-runs were to be had"),
-        ({"reruns_broken": 6, "reruns_allowed": 12}, Verdict.SUSPECT, "no re-runs were to be had"),
+        ({"reruns_allowed": 0}, Verdict.SUSPECT, "no re-runs were possible"),
+        ({"reruns_broken": 6, "reruns_allowed": 12}, Verdict.SUSPECT, "no re-runs were possible"),
     ],
 )
 def test_a_large_loss_that_no_re_run_confirms_is_suspect(options, verdict, words):

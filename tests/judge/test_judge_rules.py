@@ -81,7 +81,7 @@ def test_a_better_value_passes_and_names_the_accept_command():
 @pytest.mark.parametrize(
     ("judgement", "outcome", "infrastructure", "text"),
     [
-        (judged(80.0, reruns_allowed=0), "regressed", False, "no re-runs were to be had"),
+        (judged(80.0, reruns_allowed=0), "regressed", False, "no re-runs were possible"),
         (judged(80.0, 80.0, reruns_allowed=0), "reruns_incomplete", True, ""),
         (judged(80.0, reruns_broken=6, reruns_allowed=12), "reruns_incomplete", True, "0 of 6 ended well"),
         (judged(100.0, baseline=entry(unit="items/s"), mode="record"), "no_baseline", False, "items/s"),

@@ -230,7 +230,7 @@ def test_a_running_job_is_entered_by_an_overlapping_step_on_all_its_nodes(progra
     ("job", "squeue", "error", "why"),
     [
         ("7; rm -rf /", "", UsageError, r"--job '7; rm -rf /' is no id of a Slurm job"),
-        ("7", "echo 'PENDING|1|7'", UsageError, r"job 7 is PENDING: only what runs can be looked at"),
+        ("7", "echo 'PENDING|1|7'", UsageError, r"job 7 is PENDING: only a running job can be screened"),
         ("7", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", UsageError, r"Slurm knows no job 7 .*Invalid job id"),
         ("7", "", UsageError, r"Slurm knows no job 7 that has not ended: squeue shows nothing"),
         ("7", "echo 'squeue: error: no route to host' >&2; exit 1", InfrastructureError,

@@ -88,7 +88,7 @@ def test_the_output_of_a_run_is_found_in_its_folder(tmp_path, name):
 
 
 def test_an_output_that_is_gone_is_no_empty_one(tmp_path):
-    with pytest.raises(RunFailure, match="the run's output is gone"):
+    with pytest.raises(RunFailure, match="the run's output was removed"):
         _ = Run(replace(outcome(), directory=str(tmp_path / "gone"))).output
 
 

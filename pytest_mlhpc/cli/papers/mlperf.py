@@ -110,7 +110,7 @@ def log(
     if written:
         write(logs.text_of(group, written, division))
     else:
-        tell(f"none of these {len(runs)} runs told what happened in it, so nothing was written")
+        tell(f"none of these {len(runs)} runs recorded its events, so nothing was written")
 
 
 @command.command(

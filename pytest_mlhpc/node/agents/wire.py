@@ -196,7 +196,7 @@ def greet(wire: Wire, key: bytes, hello: Callable[[], str], limit_s: float) -> M
     welcome = expect(wire, "welcome", limit_s)
     if not proved(key, welcome.get("mac"), "hub", own, theirs):
         wire.close()
-        raise OSError("whoever listens there does not know our key")
+        raise OSError("the process that listens there does not know the key")
     wire.trusted = True
     return welcome
 

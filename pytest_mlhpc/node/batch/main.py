@@ -77,7 +77,7 @@ def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> i
     raise_file_limit(max((run.ranks for run in plan.runs), default=1))
     problem = become_subreaper()
     if problem:
-        say(f"orphans cannot be held: {problem}")
+        say(f"orphaned processes cannot be adopted: {problem}")
     if folder is None:
         relay = Relay(os.dup(1))
         os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
@@ -104,7 +104,7 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: BatchSignals, environ:
             code = do_all(plan, path, relay, signals, site)
         except nodes.NodesUnknown as error:
             code = EXIT_NODES
-            say(f"the nodes of this allocation cannot be found out: {error}")
+            say(f"the nodes of this allocation are not known: {error}")
         except output.Begun:
             code = _refused(lines, environ)
         except OSError:

@@ -302,7 +302,7 @@ def main(arguments: List[str], environ: MutableMapping[str, str]) -> int:
     raise_file_limit(max((run.ranks for run in plan.runs), default=1))
     problem = become_subreaper()
     if problem:
-        say(f"orphans cannot be held: {problem}")
+        say(f"orphaned processes cannot be adopted: {problem}")
     name_user(environ)
     stream = PodStream(os.dup(1))
     os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines

@@ -196,7 +196,7 @@ def meet(plan: Plan, place: PodPlace, signals: BatchSignals) -> Optional[Wire]:
             host, port = leader_address(place)
             if host:
                 return _prove(_connect(host, port), plan, place)
-            trouble = f"nobody has told its address (annotation in {place.info}/annotations, or MLHPC_LEADER)"
+            trouble = f"its address is missing (annotation in {place.info}/annotations, or MLHPC_LEADER)"
         except (PlaceUnknown, OSError) as error:
             trouble = f"{host or 'address'}: {getattr(error, 'strerror', None) or error}"
         if time.monotonic() >= deadline:

@@ -233,7 +233,7 @@ def judge_answer(answer: Mapping[str, Any], wanted: Tuple[str, int]) -> Optional
     models = answer.get("models")
     seen = len(models) if isinstance(models, list) and answer.get("kind") == kind else 0
     if seen < count:
-        return unfit(f"{count} devices of type {kind} are wanted, torch sees {seen}")
+        return unfit(f"{count} devices of type {kind} are needed, torch finds {seen}")
     return None
 
 

@@ -420,7 +420,9 @@ class RankBook:
             text = f"pod {pod} was lost during the run: {why}"
             self.fail("node_failure", text, LAUNCHER, nodes=(node,) if node else ())
         if words.cancelled:
-            self.fail("cancelled_outside", "somebody else cancelled the run's job step", LAUNCHER, quote=True)
+            self.fail(
+                "cancelled_outside", "the run's job step was cancelled from outside", LAUNCHER, quote=True
+            )
         for number in [*([] if self.suspect is None else [self.suspect]), *named]:
             self.ended(number)
         if self.suspect is not None:
@@ -468,7 +470,7 @@ class RankBook:
             )
             self.fail(
                 "too_few_ranks",
-                f"of {self.run.started} ranks these were never heard of: {some}{where}",
+                f"of {self.run.started} ranks these never reported: {some}{where}",
                 missing[0],
             )
         elif silent:

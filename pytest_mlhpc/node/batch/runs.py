@@ -202,7 +202,7 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: Ends, *,
     """
     directory = Path(plan.directory) / run.run_id
     if Path(f"{directory}.skip").exists():
-        relay.send(run, "failed", {"outcome": "cancelled", "text": "nobody waits for it any more"})
+        relay.send(run, "failed", {"outcome": "cancelled", "text": "no test waits for it any more"})
         relay.send(run, "end", {"exit": []})
         return
     began_ns = time.time_ns()

@@ -256,7 +256,7 @@ class Supervisor:
                 self._greet(connection, message)
             elif connection.rank is None:
                 self.book.fail(
-                    "foreign_result", f"a process of this run says nothing of itself: {message.body}"
+                    "foreign_result", f"a process of this run did not identify itself: {message.body}"
                 )
             elif message.kind == "output":
                 self.logs.write(connection.rank, message.body)

@@ -156,7 +156,9 @@ class Agent:
         self._load.tend()
         self._tend_wire()
         if time.monotonic() > self._ends_at:
-            self._trouble = self._trouble or "nobody has said that vetting is over, and its time is long over"
+            self._trouble = (
+                self._trouble or "the leader did not say that vetting ended, and its time is long over"
+            )
 
     def _tend_wire(self) -> None:
         wire, now = self._wire, time.monotonic()
@@ -187,7 +189,7 @@ class Agent:
             leash.wait(max(0.0, deadline - time.monotonic()))
         if self._wire is not None:
             if self._signals.told:
-                self._wire.send({"kind": "leaving", "text": "it was told to end by a signal"})
+                self._wire.send({"kind": "leaving", "text": "a signal ended it"})
             self._wire.close()
 
 

@@ -105,7 +105,7 @@ def _finding(fact: Fact, severity: Severity, reason: str) -> Finding:
 
 def _advice(fact: Fact) -> str:
     if fact.severity is Severity.CRITICAL:
-        return "; leave the node out and have it looked at"
+        return "; leave the node out and have it checked"
     return "; make it equal, or leave the node out"
 
 
@@ -186,7 +186,7 @@ def worst_first(findings: Sequence[Finding]) -> Tuple[Finding, ...]:
 def _own_findings(node: NodeReport) -> Iterator[Finding]:
     if node.missing:
         while_doing = f" while it did {node.unfinished}" if node.unfinished else ""
-        reason = f"the node did not say all: {node.missing}{while_doing}; leave it out and have it looked at"
+        reason = f"the node's answers are incomplete: {node.missing}{while_doing}; leave it out and have it checked"
         yield Finding(PRESENCE, Severity.CRITICAL, reason, rule=PRESENCE)
     said = [finding for outcome in node.outcomes for finding in outcome.findings]
     yield from said
@@ -243,7 +243,7 @@ def _decide(nodes: Sequence[NodeVerdict], good: int, need: int) -> Tuple[Exit, s
 #: Name of the check, and its rule.
 CLOCKS, APART = "clocks", "clocks.apart"
 
-_MEND = "have its time service (chrony, ntpd) looked at"
+_MEND = "have its time service (chrony, ntpd) checked"
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,9 @@ def compare_clocks(clocks: Sequence[ClockOffset], policy: Policy) -> Iterator[Tu
             severity, advice = Severity.CRITICAL, f": credentials for jobs are refused; {_MEND}"
         elif bound.reached(sure, _first(policy)):
             severity = Severity.WARNING
-            advice = f"; {_MEND}" if most else f", and nobody can tell which is right; {_MEND} on all of them"
+            advice = (
+                f"; {_MEND}" if most else f", and which one is right is not known; {_MEND} on all of them"
+            )
         elif bound.reached(abs(far) + error, _first(policy)):
             severity, advice = Severity.INFO, f", give or take {_spell(error)}: that is too coarse to judge"
         yield (

@@ -228,7 +228,7 @@ class Session:
         done = within(memory.grace_s, after)
         if done is None:
             sys.stderr.write(
-                f"mlhpc vet: the verdict could not be kept, or acted upon, within {memory.grace_s:g} s\n"
+                f"mlhpc vet: the verdict could not be stored, or acted upon, within {memory.grace_s:g} s\n"
             )
 
     def _conduct(self, leader: Leader) -> Report:

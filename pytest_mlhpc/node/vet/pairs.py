@@ -196,7 +196,7 @@ def judge_links(
         failed = [result for result in results if result.trouble]
         if failed:
             times = f"{len(failed)} of {len(results)} exchanges failed, though both nodes had others done"
-            yield LinkVerdict(*pair, reason=f"{times}: {failed[0].trouble}; have the connection looked at")
+            yield LinkVerdict(*pair, reason=f"{times}: {failed[0].trouble}; have the connection checked")
     rates = _rates(seen, good)
     if not deep or len(rates) < FEWEST:
         return
@@ -211,7 +211,7 @@ def judge_links(
 
 def _slow(pair: Pair, rate: float, peers: Peers[Pair]) -> LinkVerdict:
     worse = f"{peers.share(rate):.1%} below the median of all connections between good nodes"
-    reason = f"{spell(rate, 'B/s')}, {worse}, {spell(peers.median, 'B/s')}; have the connection looked at"
+    reason = f"{spell(rate, 'B/s')}, {worse}, {spell(peers.median, 'B/s')}; have the connection checked"
     return LinkVerdict(*pair, reason=reason, value=rate, peer_median=peers.median)
 
 
@@ -243,7 +243,7 @@ CHECK = "pairs"
 #: As many good partners condemn a node: with one, it may be the connection.
 WITNESSES = 2
 
-_OUT = "leave the node out and have its network looked at"
+_OUT = "leave the node out and have its network checked"
 
 
 def confirm_schedule(report: Report, policy: Policy) -> Tuple[Round, ...]:
@@ -331,7 +331,7 @@ def _judge_live(seen: Exchanges, learned: Optional[Learned], policy: Policy) -> 
             reason += "; watch it"
         elif learned is not None and _by_history(learned, value, policy) is not Severity.PASS:
             reason += (
-                f", and this site's history says {spell(learned.median, 'B/s')}; have the network looked at"
+                f", and this site's history says {spell(learned.median, 'B/s')}; have the network checked"
             )
             yield (
                 host,
@@ -372,7 +372,7 @@ def _judge_silent(seen: Exchanges, host: str) -> Finding:
     if confirmed or len(met & seen.live) >= WITNESSES or blamed == {host}:
         return _finding(Severity.CRITICAL, f"{reason}; {_OUT}")
     if blamed == met:  # it waited for those who did not answer, and met nobody else
-        return _finding(Severity.INFO, f"{reason}; that is not held against this node")
+        return _finding(Severity.INFO, f"{reason}; that does not count against this node")
     return _finding(Severity.UNKNOWN, f"{reason}; it is not known who is to blame, vet again with more nodes")
 
 
@@ -381,7 +381,7 @@ def _judge_two(seen: Exchanges, learned: Optional[Learned], policy: Policy) -> I
         rate = f"the best exchange between these two nodes had {spell(value, 'B/s')}"
         if learned is None:
             reason = (
-                f"{rate}; whether that is good, two nodes cannot tell without a history: vet with a third"
+                f"{rate}; two nodes without a history cannot say whether that is good: vet a third with them"
             )
             yield host, _finding(Severity.UNKNOWN, reason, value, rule=UNCOMPARED)
             continue

@@ -281,7 +281,7 @@ class Search:
         self._place, self._key, self._folder, self._clock = place, key, folder, clock
         self._slurm: Dict[str, str] = {}
         self.trouble = (
-            "nothing tells where it is: set MLHPC_VET_LEADER, or --output to a folder that all nodes share"
+            "its address is not known: set MLHPC_VET_LEADER, or --output to a folder that all nodes share"
         )
         self.lost_names: Tuple[str, ...] = ()
 

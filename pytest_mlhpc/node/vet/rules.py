@@ -73,7 +73,7 @@ def _confusion(
     blind = bound_of(policy, "peers.blind", check).fail
     who = "nodes" if by_host else "devices"
     if part is not None and len(low) > part * len(everyone):
-        return f"{len(low)} of {len(everyone)} {who} are far below the others, so that peers do not tell who is right"
+        return f"{len(low)} of {len(everyone)} {who} are far below the others, so that peers cannot decide"
     if not peers.median:
         return "" if peers.better == "lower" else f"most {who} measured nothing"
     if blind is not None and mads is not None and mads * peers.mad / peers.median > blind:
@@ -121,7 +121,7 @@ RANKS: Mapping[Severity, int] = {
 }
 
 _ADVICE: Mapping[Severity, str] = {
-    Severity.CRITICAL: "; leave the node out and have it looked at",
+    Severity.CRITICAL: "; leave the node out and have it checked",
     Severity.WARNING: "; watch it",
 }
 

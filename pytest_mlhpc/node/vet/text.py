@@ -80,7 +80,7 @@ def left_out(verdict: VetVerdict) -> str:
     """Return a line that names what the time did not suffice for, empty if there is nothing: a GO says nothing of that."""
     said = [finding for node in verdict.nodes for finding in node.findings if finding.rule == BUDGET]
     names = ", ".join(sorted({safe(finding.check) for finding in said}))
-    return f"not looked at for want of time: {names}; give a longer --budget\n" if names else ""
+    return f"not checked for lack of time: {names}; give a longer --budget\n" if names else ""
 
 
 def not_compared(verdict: VetVerdict) -> str:

@@ -73,7 +73,7 @@ def entries(run: TrainedRun, submission: Submission, found: Sequence[Departure])
     if run.workload not in CLOSED:
         raise UsageError(f"{run.workload} is no benchmark of MLPerf HPC; those are {', '.join(CLOSED)}")
     if not run.events:
-        raise UsageError(f"record {run.record} has no events: it ended before it could tell them")
+        raise UsageError(f"record {run.record} has no events: it ended before it recorded them")
     begun = run.events[0].time_ns // _NS_PER_MS
     lines = [LogEntry(key, value, begun) for key, value in _heading(run, submission)]
     lines += [LogEntry(key, value, begun) for key, value in _facts(run)]
@@ -273,7 +273,7 @@ def write(
     told = [run for run in group.runs if run.events]
     texts = [log_text(entries(run, submission, rules.departures(run))) for run in told]
     without = tuple(
-        f"record {run.record} ({run.verdict}) ended before it told anything"
+        f"record {run.record} ({run.verdict}) ended before it recorded any event"
         for run in group.runs
         if not run.events
     )

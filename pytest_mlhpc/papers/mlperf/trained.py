@@ -54,7 +54,7 @@ def events_of(measurement: Measurement) -> tuple[RunEvent, ...]:
     for report in sorted(measurement.per_rank, key=lambda one: one.rank):
         if report.events:
             if not all(0 <= event.time_ns < _MOST for event in report.events):
-                raise TimelineError("an event is at a time that no clock tells")
+                raise TimelineError("an event has an impossible time")
             return tuple(sorted(report.events, key=lambda event: event.time_ns))
     return ()
 

@@ -132,7 +132,7 @@ def _leader_host(settings: KubernetesSettings, kind: WorkloadKind, pods: int, na
     if not settings.service or pods < 2:
         return ""
     if not kind.leader:
-        raise UsageError(f"kind {kind.name!r} says no leader, so that service: true cannot be had")
+        raise UsageError(f"kind {kind.name!r} names no leader, so that service: true is not possible")
     return kind.leader.replace("{name}", name)
 
 

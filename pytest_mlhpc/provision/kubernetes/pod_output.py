@@ -308,7 +308,7 @@ class OutputFile:
                 if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
                     return
                 if self.dropped:
-                    file.write(f"\n[{self.dropped} more bytes were not kept]\n".encode())
+                    file.write(f"\n[{self.dropped} more bytes were dropped]\n".encode())
         except OSError as error:
             self.error = error.strerror or str(error)
             return

@@ -404,7 +404,7 @@ class KubernetesOptions(BaseModel):
             )
         if self.service and self.generate_name and not kind.each_pod:
             raise ValueError(
-                "with generate_name the host of rank 0 is not known before, so that service: true cannot be had"
+                "with generate_name the host of rank 0 is not known before, so that service: true is not possible"
             )
         if kind.queue_label and not self.labels.get(kind.queue_label):
             raise ValueError(f"kind {self.kind!r} needs a queue: add the label {kind.queue_label}")

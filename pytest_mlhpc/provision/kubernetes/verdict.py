@@ -344,7 +344,7 @@ def why_no_pods(events: Sequence[Any] | None, ref: ObjectRef) -> FailureCause:
 def why_no_start(events: Sequence[Any] | None, pod: PodView) -> FailureCause | None:
     """Return what keeps a pod from starting; *events* is None if unreadable."""
     if pod.stage is Stage.UNSCHEDULED:
-        text = f"{pod.name}: no scheduler has looked at it yet"
+        text = f"{pod.name}: no scheduler has tried to place it yet"
         return FailureCause("never_scheduled", text, "unknown")
     if events is None:
         return None  # its image may be being pulled, perhaps for hours

@@ -45,7 +45,7 @@ DOUBTFUL = frozenset(
 
 #: Pending reason -> what to do about it, where its name alone does not show that (squeue(1), "JOB REASON CODES").
 HINTS = {
-    "JobHeldUser": "somebody holds it: `scontrol release` lets it go, an option --hold under `sbatch:` has to go",
+    "JobHeldUser": "it is held: `scontrol release` releases it; remove an option --hold under `sbatch:`",
     "JobHeldAdmin": "an administrator holds it, who alone can release it",
     "Priority": "other jobs go first: give it more time (slurm: pending_limit), or another QoS or partition",
     "Resources": "no nodes are free: give it more time (slurm: pending_limit), or another QoS or partition",

@@ -67,7 +67,7 @@ def nights() -> Dashboard:
             number(
                 "Prevented by the system",
                 _runs(_with(*INFRASTRUCTURE)),
-                text="Runs that the system kept from measuring.",
+                text="Runs that the system prevented.",
             ),
             diagram("Runs by verdict", [_runs(by=("verdict",), alias="$tag_verdict")], bars=True, by_verdict=True),
             diagram(
@@ -104,7 +104,7 @@ def nights() -> Dashboard:
             rows(
                 "Last run of each benchmark",
                 select(RUN, [QueryColumn("id", "last", "id")], FIRST, by=("system", "partition", "benchmark"), table=True),
-                text="What has not run for long stands out by its time; `mlhpc alert send --expect nightly` tells of it.",
+                text="What has not run for long stands out by its time; `mlhpc alert send --expect nightly` reports it.",
                 size=(24, 9),
             ),
         ],
@@ -117,7 +117,7 @@ def nodes() -> Dashboard:
     return dashboard(
         "mlhpc-nodes",
         "Benchmarks: nodes",
-        text="Nodes that vetting left out, and runs that the system kept from measuring.",
+        text="Nodes that vetting left out, and runs that the system prevented.",
         variables=common_variables(),
         panels=[
             diagram(
@@ -275,7 +275,7 @@ _TITLES: Final = {
     "compute_throughput": ("Compute throughput", "suffix: samples/s", "Samples / (training epoch - I/O time)."),
     "compute_fraction": ("Compute fraction", "percentunit", "(Training epoch - I/O time) / training epoch."),
     "effective_throughput": ("Effective throughput", "suffix: samples/s", "Samples / training epoch."),
-    "energy_efficiency": ("Energy", "suffix: samples/J", "Samples by joule, where the devices tell."),
+    "energy_efficiency": ("Energy", "suffix: samples/J", "Samples by joule, where the devices report it."),
 }  # fmt: skip
 _BESIDE: Final = ("system", "partition", "device_model", "benchmark", "definition")
 

@@ -136,10 +136,7 @@ def test_an_id_that_is_no_name_writes_nowhere(tmp_path, lines, refused):
 def test_a_list_of_nodes_that_is_none_is_an_error(lines, refused):
     code, errors = refused({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[2-1]"})
     assert code == over(lines) == EXIT_NODES
-    assert (
-        "the nodes of this allocation cannot be found out: SLURM_JOB_NODELIST: host list 'node[2-1]'"
-        in errors
-    )
+    assert "the nodes of this allocation are not known: SLURM_JOB_NODELIST: host list 'node[2-1]'" in errors
     assert "runs backwards" in errors
 
 

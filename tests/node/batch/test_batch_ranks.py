@@ -87,7 +87,7 @@ def test_ranks_that_never_came_are_named():
     made = RankBook(book(4).run)
     made.greet(hello(2), 1)
     made.reports()
-    assert trouble(made) == ("too_few_ranks", "of 4 ranks these were never heard of: 0, 1, 3")
+    assert trouble(made) == ("too_few_ranks", "of 4 ranks these never reported: 0, 1, 3")
 
 
 def test_a_report_of_another_rank_is_foreign():

@@ -143,7 +143,7 @@ def test_an_agent_does_not_obey_whoever_listens_at_the_leaders_port(answered, tm
     start = {"kind": "start", "run": RUN, "argv": ["touch", str(tmp_path / "obeyed")]}
     group = answered(lambda _group, _challenge: [{"kind": "welcome", "mac": "x"}, start])
     assert group.ends() == {1: 71}
-    assert "whoever listens there does not know our key" in group.errors(1)
+    assert "the process that listens there does not know the key" in group.errors(1)
     assert not (tmp_path / "obeyed").exists()
 
 

@@ -144,14 +144,14 @@ def test_torch_that_does_not_answer_is_the_nodes_fault(judge, stand_in, monkeypa
     ("changes", "wanted", "code", "outcome", "says"),
     [
         ({}, ("cuda", 2), 0, "", ""),
-        ({}, ("cuda", 3), 10, "unfit_nodes", "3 devices of type cuda are wanted, torch sees 2"),
+        ({}, ("cuda", 3), 10, "unfit_nodes", "3 devices of type cuda are needed, torch finds 2"),
         ({}, ("", 0), 0, "", ""),
-        ({"kind": "", "models": []}, ("cuda", 1), 10, "unfit_nodes", "1 devices of type cuda are wanted, torch sees 0"),
+        ({"kind": "", "models": []}, ("cuda", 1), 10, "unfit_nodes", "1 devices of type cuda are needed, torch finds 0"),
         ({"built": []}, ("cuda", 1), 78, "wrong_device", "is built for CPUs, but the runs want cuda"),
         ({"error": "device 1 does not work: ECC"}, ("cuda", 1), 10, "unfit_nodes", "device 1 does not work: ECC"),
         ({"error": "device 1 does not work: ECC"}, ("", 0), 0, "", ""),
         ({"torch": None, "error": "torch cannot be imported"}, ("", 0), 78, "import_failed", "torch cannot be imported"),
-        ({"models": "garbage", "built": 7}, ("cuda", 1), 10, "unfit_nodes", "torch sees 0"),
+        ({"models": "garbage", "built": 7}, ("cuda", 1), 10, "unfit_nodes", "torch finds 0"),
     ],
 )  # fmt: skip
 def test_what_torch_says_is_compared_with_what_runs_want(changes, wanted, code, outcome, *, says):

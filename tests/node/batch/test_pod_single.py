@@ -79,7 +79,7 @@ def test_a_program_that_does_not_exist_is_named(group):
 def test_what_is_printed_beyond_a_limit_is_cut_and_counted(group):
     stored = group.output("flood", "rank0").read_bytes()
     printed = FLOOD + len("rate: 5\n")
-    assert stored[16 << 20 :] == f"\n[{printed - (16 << 20)} more bytes were not kept]\n".encode()
+    assert stored[16 << 20 :] == f"\n[{printed - (16 << 20)} more bytes were dropped]\n".encode()
     inside = (group.work(0) / "flood" / "rank0.log").read_bytes()
     assert hashlib.sha256(stored).digest() == hashlib.sha256(inside).digest()
 

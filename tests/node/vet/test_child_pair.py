@@ -154,7 +154,7 @@ def test_sides_that_were_told_different_things_say_so(pair: tuple[Child, Child])
     assert pair[1].ask("pair", **{**second, "bytes": 5 * MIB})["why"] == "dead"
     answer = pair[0].answer()
     assert answer["why"] == "garbage"
-    assert "both sides were told different things: size" in answer["error"]
+    assert "both sides got different settings: size" in answer["error"]
 
 
 ALIKE = {"torch": "2.9.0", "kind": "cuda", "devices": 4, "size": 1, "backend": "auto"}
@@ -252,7 +252,7 @@ def test_a_partner_that_moves_nothing_hangs_and_one_that_closes_is_dead(closing:
 
 
 def test_nobody_at_the_other_end_is_told_from_one_who_does_not_answer() -> None:
-    with pytest.raises(Failed, match=r"nobody listened at 127\.0\.0\.1, port") as caught:
+    with pytest.raises(Failed, match=r"nothing listened at 127\.0\.0\.1, port") as caught:
         call("127.0.0.1", free_port(), b"", {}, Deadline(0.3))
     assert caught.value.why == "dead"
     error = pytest.raises(Failed, match=r"did not answer within 0\.3 s")

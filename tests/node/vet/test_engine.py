@@ -176,7 +176,7 @@ def test_a_memory_that_does_not_answer_is_said_and_changes_nothing(tmp_path):
     ended = vet(tmp_path, settings=NO_LOAD, environ={"MLHPC_SCRIPT_STUCK": "memory"})
     assert ended.codes == {0: 0}
     assert "what earlier vettings found could not be read within 0.5 s" in ended.errors[0]
-    assert "the verdict could not be kept, or acted upon, within 0.5 s" in ended.errors[0]
+    assert "the verdict could not be stored, or acted upon, within 0.5 s" in ended.errors[0]
 
 
 def test_a_folder_that_cannot_be_used_is_a_usage_error_and_the_others_hear_that_it_is_over(tmp_path):

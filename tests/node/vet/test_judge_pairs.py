@@ -100,7 +100,7 @@ def test_a_good_node_that_met_only_bad_ones_is_cleared():
 def test_a_silent_node_is_named_and_its_partners_are_not():
     verdict = vetted(names(6), {}, trouble={"n3": ("no answer for 4 s", "n3")})
     assert (unfit(verdict), verdict.exclude, verdict.links) == (["n3"], ("n3",), ())
-    assert "no answer for 4 s; leave the node out and have its network looked at" in verdict.nodes[3].reason
+    assert "no answer for 4 s; leave the node out and have its network checked" in verdict.nodes[3].reason
 
 
 def test_a_node_whose_port_is_dead_cannot_put_the_blame_on_others():
@@ -140,7 +140,7 @@ def learned(rate):
 @pytest.mark.parametrize(
     ("speed", "how", "text"),
     [
-        pytest.param({}, {}, "two nodes cannot tell without a history: vet with a third", id="no history"),
+        pytest.param({}, {}, "two nodes without a history cannot say whether that is good", id="no history"),
         pytest.param(
             {"n0": 0.8}, {"settings": learned(1e10)}, "one of them or their connection is slow", id="slow"
         ),
@@ -161,7 +161,7 @@ def test_two_nodes_as_fast_as_history_says_are_fit():
 def test_of_two_the_one_that_did_not_answer_is_unfit_and_the_other_is_not():
     verdict = vetted(names(2), {}, trouble={"n1": ("no answer for 4 s", "n1")}, settings=VetSettings(need=1))
     assert (verdict.exit, verdict.good, verdict.exclude) == (Exit.READY, ("n0",), ("n1",))
-    assert "not held against this node" in found(verdict, "n0", "pairs").reason
+    assert "that does not count against this node" in found(verdict, "n0", "pairs").reason
 
 
 def test_a_fabric_slower_than_history_warns():

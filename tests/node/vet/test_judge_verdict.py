@@ -70,8 +70,8 @@ def test_a_missing_node_is_unfit_and_says_what_it_did():
     gone = NodeReport("n1", missing="no answer for 30 s", unfinished="gemm")
     verdict = verdict_on(Report((node("n0", GOOD), gone)), VetSettings(need=1))
     assert (verdict.exit, verdict.exclude) == (Exit.READY, ("n1",))
-    said = "no answer for 30 s while it did gemm; leave it out and have it looked at"
-    assert verdict.nodes[1].reason == f"[node_problem] the node did not say all: {said}"
+    said = "no answer for 30 s while it did gemm; leave it out and have it checked"
+    assert verdict.nodes[1].reason == f"[node_problem] the node's answers are incomplete: {said}"
 
 
 @pytest.mark.parametrize("outcomes", [(), (CheckOutcome(),)])

@@ -55,7 +55,7 @@ def test_a_clock_that_is_off_is_told_with_by_how_much_and_what_follows():
 def test_of_two_that_differ_both_are_warned_of_and_name_each_other(apart):
     first, second = said(0.0, apart)
     assert first.severity is second.severity is Severity.WARNING
-    assert f"{apart:.1f} s behind n1's, and nobody can tell which is right" in first.reason
+    assert f"{apart:.1f} s behind n1's, and which one is right is not known" in first.reason
     assert f"{apart:.1f} s ahead of n0's" in second.reason
 
 

@@ -36,7 +36,7 @@ def ask(tmp_path):
         leash.send({"do": what})
         deadline, answers = time.monotonic() + HANG_S, []
         while not answers and not leash.trouble and leash.ended is None:
-            assert time.monotonic() < deadline, "it says nothing"
+            assert time.monotonic() < deadline, "it printed nothing"
             select.select([leash.answers, leash.words], [], [], 1.0)
             leash.listen()
             answers = leash.read()

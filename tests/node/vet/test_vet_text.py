@@ -195,7 +195,7 @@ def test_what_was_left_out_for_want_of_time_is_said_before_a_go():
     left = [Finding(check, Severity.INFO, "left out", rule="budget") for check in checks]
     stream = io.StringIO()
     show(verdict([node("node1", *left), node("node2", *left)]), stream)
-    said = "not looked at for want of time: gemm, hash?; give a longer --budget"
+    said = "not checked for lack of time: gemm, hash?; give a longer --budget"
     assert stream.getvalue().splitlines() == [said, "GO 2/2 nodes, 41 s, 0.02 node-hours"]
 
 

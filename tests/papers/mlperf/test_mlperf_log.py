@@ -16,7 +16,7 @@ from pytest_mlhpc.papers.mlperf.trained import trained
 
 RUN = events()
 FIRST_ID = "01890000-0000-7000-8000-000000000001"
-#: A run that told nothing.
+#: A run without events.
 SILENT = {"verdict": "target_missed", "measurement": None}
 
 
@@ -145,10 +145,12 @@ def test_runs_of_several_benchmarks_are_listed_and_none_is_written(store, folder
     logged("--benchmark", "deepcam")
 
 
-def test_a_run_that_told_nothing_has_no_log_but_counts(store, logged):
+def test_a_run_without_events_has_no_log_but_counts(store, logged):
     store(record(1), record(2, **SILENT))
     printed = logged()
-    assert f"no log: record {FIRST_ID[:-1]}2 (target_missed) ended before it told" in printed.err
+    assert (
+        f"no log: record {FIRST_ID[:-1]}2 (target_missed) ended before it recorded any event" in printed.err
+    )
     assert "no result: 2 of the 3 runs that an olympic mean takes" in printed.out
 
 
@@ -175,10 +177,10 @@ def stating(**facts):
         pytest.param([], ["--benchmark", "x"], 0, "no run to a quality target is recorded in", id="no runs"),
         pytest.param([], ["--benchmark", "x"], 0, "with --benchmark x", id="no runs of a benchmark"),
         pytest.param([], [], 0, 'until="quality"', id="how to make a run"),
-        pytest.param([record(1, **SILENT)], [], 0, "none of these 1 runs told what happened",
-                     id="no run that told anything"),
+        pytest.param([record(1, **SILENT)], [], 0, "none of these 1 runs recorded its events",
+                     id="no run with events"),
         pytest.param([record(benchmark="test_a", definition="resnet50 devices=2 nodes=1", **SILENT)],
-                     [], 0, "ended before it told anything", id="no benchmark of MLPerf"),
+                     [], 0, "ended before it recorded any event", id="no benchmark of MLPerf"),
         pytest.param(telling(*RUN[:-1], RunEvent("epoch_stop", BEGUN + 900 * SECOND), RUN[-1]),
                      [], 0, "epoch_stop without epoch_start", id="a phase that stops twice"),
         pytest.param(telling(*RUN, RunEvent("run_start", BEGUN + 901 * SECOND)),
@@ -269,7 +271,7 @@ def test_the_target_that_is_printed_is_that_of_the_runs(store, logged):
     assert "mean absolute error, target 0.5\n" in logged().out
 
 
-def test_the_target_of_a_run_that_told_nothing_is_that_of_its_record():
+def test_the_target_of_a_run_without_events_is_that_of_its_record():
     found = departures(trained(record(parameters={"target": 0.5}, **SILENT)))
     wrong = "the target was 0.5 of mean absolute error, not 0.124"
     assert {wrong, "it ended before mean absolute error <= 0.5"} <= {one.text for one in found}

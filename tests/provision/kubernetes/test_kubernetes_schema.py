@@ -74,7 +74,7 @@ def complaints(folder, text):
         ("volumes: [{name: d, mount: /d, claim: c, sub_path: ../e}]", "volumes[0].sub_path: '../e' is not a path below the volume"),
         ("tolerations: [{key: a, operator: Exist}]", "tolerations[0].operator: 'Exist' is not one of 'Equal' or 'Exists' (did you mean 'Exists'?)"),
         ("run_as_user: 0", "run_as_user: 0 is root, which `security: restricted` forbids; set security: as_manifest"),
-        ("service: true, generate_name: true", "with generate_name the host of rank 0 is not known before, so that service: true cannot be had"),
+        ("service: true, generate_name: true", "with generate_name the host of rank 0 is not known before, so that service: true is not possible"),
         ("kind: kueue", "kind 'kueue' needs a queue: add the label kueue.x-k8s.io/queue-name"),
         ("manifest: {kind: Pod}", "the manifest's kind is 'Pod', but kind 'job' is 'Job'"),
         ("custom: {resource: {version: v1, kind: A, plural: as}, most: 1, templates: [{path: spec.template}], status: {succeeded: [Done], failed: [Failed]}}", "`custom` describes a kind of your own, but kind is 'job'; give it another name"),

@@ -69,7 +69,7 @@ MOUNT = event("FailedMount", "timed out")
         pytest.param(None, PREPARING, None, id="a pod whose events cannot be read is waited for"),
         pytest.param(
             None, PodView("p", "u", Stage.UNSCHEDULED),
-            ("never_scheduled", "unknown", "", "p: no scheduler has looked at it yet"), id="a pod at which no scheduler looks",
+            ("never_scheduled", "unknown", "", "p: no scheduler has tried to place it yet"), id="a pod at which no scheduler looks",
         ),
     ],
 )  # fmt: skip

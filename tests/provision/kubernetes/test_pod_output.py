@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_written_is_reported(pod):
 
 def test_the_file_says_how_much_was_dropped(pod):
     pod.read([b"[run-0001 0 0] x\n", summary(b"x\n", dropped=9)])
-    assert pod.output() == b"x\n\n[9 more bytes were not kept]\n"
+    assert pod.output() == b"x\n\n[9 more bytes were dropped]\n"
 
 
 def test_other_pods_have_files_of_their_own(tmp_path):

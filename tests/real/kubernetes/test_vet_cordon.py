@@ -82,7 +82,7 @@ def test_a_node_that_an_administrator_cordoned_is_touched_by_neither(node, keepe
     node(spec={"unschedulable": True})
     (done,), (back,) = apply(verdict(unfit()), keeper), undo([HOST], keeper)
     assert (done.word, done.text) == ("left", "already cordoned (by kubectl-cordon)")
-    assert (back.word, back.text) == ("left", "cordoned by somebody else (by kubectl-cordon)")
+    assert (back.word, back.text) == ("left", "cordoned by another user (by kubectl-cordon)")
     assert (cordoned(node), reason(node)) == (True, None)
 
 
@@ -135,7 +135,7 @@ def test_a_node_that_never_rests_is_given_up(node, keeper):
     labels = iter(range(100))
     meddling = Meddling(keeper._api, lambda: node(metadata={"labels": {"a": str(next(labels))}}), 100)
     (done,) = apply(verdict(unfit()), KubernetesNodes(meddling))
-    assert str(done) == f"{HOST}: FAILED: others changed it 5 times while it was looked at; try again"
+    assert str(done) == f"{HOST}: FAILED: others changed it 5 times while it was read; try again"
     assert not cordoned(node)
 
 

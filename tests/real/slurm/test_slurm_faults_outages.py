@@ -64,7 +64,7 @@ def test_jobs_that_cannot_be_cancelled_stay_in_the_ledger_for_the_next_session(o
     session.signal(signal.SIGINT)
     result = session.end()
     own.slurm.start_controller()
-    result.expect(2, "it is not sure that these jobs are gone:", "the next session or `mlhpc reap` ends them")
+    result.expect(2, "these jobs may still be running:", "the next session or `mlhpc reap` ends them")
     own.tests(ONE, "test_other.py")
     own.run("test_other.py").expect(0, "cancelled job", passed=1)
     assert own.jobs()[0].state == "CANCELLED"

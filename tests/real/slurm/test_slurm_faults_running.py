@@ -173,5 +173,7 @@ def test_a_step_that_somebody_cancels_is_an_error_and_a_launchers_words_alone_ar
     ).stdout.split()
     suite.slurm.run("scancel", *(step for step in steps if step.rpartition(".")[2].isdigit()))
     result = session.end()
-    result.expect(1, "cancelled_outside: ", "somebody else cancelled the run's job step", passed=1, error=1)
+    result.expect(
+        1, "cancelled_outside: ", "the run's job step was cancelled from outside", passed=1, error=1
+    )
     assert sorted(result.verdicts()) == ["cancelled_outside", "unjudged"]

@@ -80,7 +80,7 @@ def test_a_node_that_an_administrator_drained_is_touched_by_neither(slurm, keepe
     (back,) = undo([NODE], keeper)
     assert (done.word, back.word) == ("left", "left")
     assert re.fullmatch(r"already idle\+drain\S*: rack is rewired", done.text)
-    assert re.fullmatch(r"drained by somebody else: idle\+drain\S*: rack is rewired", back.text)
+    assert re.fullmatch(r"drained by another user: idle\+drain\S*: rack is rewired", back.text)
     assert (state(slurm), reason(slurm)) == ("drained", "rack is rewired")
 
 

@@ -353,7 +353,7 @@ def property_of(machine: Machine, seen: AmdSession, device: AmdDevice, key: str)
     if told:
         return told
     if not device.folder:
-        raise Unreadable(f"{key.replace('_', ' ')} is told neither by amdsmi nor by sysfs")
+        raise Unreadable(f"{key.replace('_', ' ')} is reported neither by amdsmi nor by sysfs")
     return machine.text(f"{device.folder}/{file}")
 
 
@@ -375,7 +375,7 @@ def memory_mib(machine: Machine, seen: AmdSession, device: AmdDevice) -> int:
     if not size and device.folder:
         size = machine.number(f"{device.folder}/mem_info_vram_total") >> 20
     if not size:
-        raise Unreadable("the size of its memory is told neither by amdsmi nor by sysfs")
+        raise Unreadable("the size of its memory is reported neither by amdsmi nor by sysfs")
     return size
 
 

@@ -155,7 +155,7 @@ class AmdInventory:
             return findings
         is_now = driver_version(machine, seen)
         if not is_now:
-            error = Unreadable("neither amdsmi nor /sys/module/amdgpu/version tells the driver's version")
+            error = Unreadable("neither amdsmi nor /sys/module/amdgpu/version reports the driver's version")
             return [*findings, unknown(self.name, "amd.expectation", error, "")]
         differs = not is_as_expected(is_now, expected)
         reason = f"the driver amdgpu is {is_now} where {expected} is expected: correct either"

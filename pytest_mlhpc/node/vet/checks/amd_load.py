@@ -105,7 +105,7 @@ class AmdLinks:
         if name in state.troubles:
             findings.append(unknown(self.name, "amd.xgmi_down", Unreadable(state.troubles[name]), name))
         down = state.down.get(name, 0)
-        reason = f"{name} has {down} xGMI links that are down: reset it, and have the board looked at if that does not help"
+        reason = f"{name} has {down} xGMI links that are down: reset it, and have the board checked if that does not help"
         findings += judge(context, self.name, "amd.xgmi_down", down, reason, device=name, metric="links")
         if name in state.lanes:
             now, most = state.lanes[name]
@@ -283,7 +283,7 @@ def bits(machine: Machine, seen: AmdSession, device: AmdDevice) -> int:
         return UNEXPLAINED if told else 0
     counted = number(told)
     if counted is None:
-        raise Unreadable("neither amdsmi nor gpu_metrics tells what slows this device down")
+        raise Unreadable("neither amdsmi nor gpu_metrics reports what slows this device down")
     return counted
 
 
@@ -391,7 +391,7 @@ class WatchedDevice:
             return by_time(self.points)
         if not self.samples:
             raise Unreadable(
-                f"nothing tells what slowed it down under load: {self.trouble or 'it was never looked at'}"
+                f"no reading shows what slowed it down under load: {self.trouble or 'it was never read'}"
             )
         return by_samples(self.samples)
 

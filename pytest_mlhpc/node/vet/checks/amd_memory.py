@@ -63,7 +63,7 @@ class AmdMemory:
                 findings += self._guarded(machine, context, seen, device)
             if seen.devices and not findings:
                 findings = [
-                    Finding(self.name, Severity.PASS, f"the memory of {len(seen.devices)} devices is well")
+                    Finding(self.name, Severity.PASS, f"the memory of {len(seen.devices)} devices is healthy")
                 ]
             return CheckOutcome(tuple(findings))
         finally:
@@ -178,7 +178,7 @@ def count_errors(machine: Machine, seen: AmdSession, device: AmdDevice) -> Error
         number(entry(answer, key)) for key in ("uncorrectable_count", "correctable_count")
     )
     if uncorrectable is None or corrected is None:
-        refused = Unreadable(f"amdsmi does not tell this device's memory errors: {answer}")
+        refused = Unreadable(f"amdsmi does not report this device's memory errors: {answer}")
         return _counts_of_sysfs(machine, device, refused)
     return Errors(uncorrectable, corrected, number(entry(answer, "deferred_count")) or 0)
 

@@ -63,13 +63,13 @@ class GraphcoreIpus:
     def _states(self, context: Context, ipus: List[Dict[str, str]]) -> List[Finding]:
         bound = context.policy["graphcore.error_state"]
         if ipus and not any(STATE in ipu for ipu in ipus):
-            reason = f"this SDK does not tell the attribute {STATE!r} of IPUs: use a newer one"
+            reason = f"this SDK does not report the attribute {STATE!r} of IPUs: use a newer one"
             return [Finding(self.name, Severity.UNKNOWN, reason, rule=bound.key)]
         findings = []
         for ipu in ipus:
-            state = ipu.get(STATE, "not told")
+            state = ipu.get(STATE, "not reported")
             if bound.reached(state.lower() != WELL, bound.fail):
-                reason = f"IPU {ipu['id']} says {STATE}: {state}; reset it, and have it looked at if that does not help"
+                reason = f"IPU {ipu['id']} says {STATE}: {state}; reset it, and have it checked if that does not help"
                 findings.append(Finding(self.name, Severity.CRITICAL, reason, ipu["id"], bound.key))
         return findings
 

@@ -77,12 +77,14 @@ class CpuThrottle:
             return CheckOutcome(
                 (
                     Finding(
-                        self.name, Severity.INFO, "this node shows neither heat nor clocks of its processors"
+                        self.name,
+                        Severity.INFO,
+                        "this node shows neither temperature nor clocks of its processors",
                     ),
                 )
             )
         facts = (Fact(self.name, "lowest limit of the clock", f"{min(caps):.2f} x base"),) if caps else ()
-        passed = f"not throttled in {elapsed:.0f} s; {len(state.clocks)} clocks of busy processors looked at"
+        passed = f"not throttled in {elapsed:.0f} s; {len(state.clocks)} clocks of busy processors read"
         return CheckOutcome(summed(self.name, found, passed), facts=facts)
 
 
@@ -332,7 +334,7 @@ class Pci:
         try:
             names = machine.names_in(_PCI_ROOT)
         except Absent:
-            text = "no PCI bus to look at; drivers alone tell which accelerators there are"
+            text = "no PCI bus is visible; accelerators are known from their drivers alone"
             return CheckOutcome((Finding(self.name, Severity.INFO, text),))
         devices = [device for device in (_device(machine, name) for name in names) if device is not None]
         accelerators = [device for device in devices if device.kind]

@@ -215,7 +215,7 @@ class DataCheck:
         text = f"{'; '.join(troubles)}: see whether the file system is mounted on this node, and rights"
         said = judged(self.name, context.policy, "job.data_path", len(troubles), text)
         found = outcome(
-            self.name, said, f"{len(paths)} paths can be read" if paths else "nobody said which data is read"
+            self.name, said, f"{len(paths)} paths can be read" if paths else "no data was named (--data)"
         )
         return CheckOutcome(found.findings, facts=tuple(facts))
 
@@ -290,7 +290,7 @@ class LimitsCheck:
         """Compare the soft limits with what the ranks of this node, and of the job, need."""
         limits = soft_limits(machine.text("/proc/self/limits"))
         if not limits:
-            raise Unreadable("/proc/self/limits says nothing that is known")
+            raise Unreadable("/proc/self/limits holds no known limit")
         ranks = max(1, context.wanted.ranks)
         said = (
             *_memlock(machine, context, limits.get("Max locked memory", math.inf)),
@@ -437,7 +437,7 @@ class WallTime:
     def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Ask Slurm, or the pod's annotations."""
         if context.wanted.hours <= 0:
-            return outcome(self.name, (), "nobody said how long the run takes (--hours)")
+            return outcome(self.name, (), "the length of the run is not known (--hours)")
         if context.hosts and context.host != context.hosts[0]:
             return outcome(self.name, (), "the first node asks: a controller need not hear it from each")
         left = _left(machine)

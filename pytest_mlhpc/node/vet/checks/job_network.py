@@ -133,7 +133,7 @@ def _reached(
             context.policy,
             "job.port_taken",
             int(listens),
-            f"somebody listens on port {number} of the rendezvous {master} already, so that the job could not: "
+            f"another process listens on port {number} of the rendezvous {master} already, so that the job could not: "
             "choose another MASTER_PORT, or end what an earlier job left",
         ),
     )

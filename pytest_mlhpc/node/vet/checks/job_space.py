@@ -188,7 +188,7 @@ class Checkpoints:
         """Look at the folder first: what does not exist has no space."""
         path = context.wanted.paths.get("checkpoint", "")
         if not path:
-            return outcome(self.name, (), "nobody said where checkpoints go (--checkpoint)")
+            return outcome(self.name, (), "no folder for checkpoints was named (--checkpoint)")
         trouble = _folder(machine, path)
         said = judged(self.name, context.policy, "job.checkpoint_path", int(bool(trouble)), trouble)
         if said:
@@ -239,7 +239,7 @@ def _quota(check: str, machine: Machine, context: Context, path: str) -> Tuple[F
     try:
         rows = quotas(machine, path)
     except Unreadable as error:
-        return unknown(check, "job.quota_space", f"{error}: nobody knows how much may be written")
+        return unknown(check, "job.quota_space", f"{error}: how much may be written is not known")
     policy, ranks = context.policy, _ranks(context)
     wanted = context.wanted.checkpoint_bytes or SOME_CHECKPOINT
     said: Tuple[Finding, ...] = ()

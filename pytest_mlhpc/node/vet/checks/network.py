@@ -16,25 +16,25 @@ from pytest_mlhpc.node.vet.ports import Port, read_ports, spell_fabric
 
 #: Rule -> its counters, seconds that its rate is for (0: a count), and what to do.
 _RULES: Dict[str, Tuple[Tuple[str, ...], float, str]] = {
-    "network.link_downed": (("link_downed",), 0.0, "have cable and port looked at"),
+    "network.link_downed": (("link_downed",), 0.0, "have cable and port checked"),
     "network.lossless": (
         ("excessive_buffer_overrun_errors", "local_link_integrity_errors"),
         0.0,
-        "have cable and port looked at",
+        "have cable and port checked",
     ),
     "network.retries": (
         ("rnr_nak_retry_err", "req_transport_retries_exceeded"),
         0.0,
-        "look at this node's port and that of the node it spoke with",
+        "look at this node's port and that of the node at the other end",
     ),
     "network.symbol_errors": (("symbol_error",), 1.0, "have the cable cleaned or replaced"),
     "network.link_recovery": (("link_error_recovery",), 60.0, "have the cable cleaned or replaced"),
     "network.receive_errors": (("port_rcv_errors",), 1.0, "have the cable cleaned or replaced"),
-    "network.carrier_lost": (("carrier_down_count",), 0.0, "have cable and switch looked at"),
+    "network.carrier_lost": (("carrier_down_count",), 0.0, "have cable and switch checked"),
     "network.ethernet_errors": (
         ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors"),
         0.0,
-        "have cable and switch looked at",
+        "have cable and switch checked",
     ),
     "network.cxi_uncorrected": (("hni_pcs_uncorrected_cw",), 1.0, "have the cable cleaned or replaced"),
 }
@@ -96,7 +96,9 @@ def _lost(before: Mapping[str, Port], now: Mapping[str, Port]) -> FrozenSet[str]
 
 def _port(policy: Policy, port: Port, lost: FrozenSet[str]) -> Iterator[Finding]:
     """Yield what a port's state at the begin, and its loss, come to."""
-    text = f"the {port.kind} port {port.name} was up and was lost during vetting; have cable and switch looked at"
+    text = (
+        f"the {port.kind} port {port.name} was up and was lost during vetting; have cable and switch checked"
+    )
     yield weigh("network", policy["network.lost"], int(port.name in lost), text, device=port.name)
     if port.kind == "Ethernet":
         text = f"the Ethernet port {port.name} runs at {port.rate}; look at cable and switch"

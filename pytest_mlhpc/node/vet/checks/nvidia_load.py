@@ -157,12 +157,12 @@ class Throttle:
         if seen.closed and not seen.samples:
             notes.unknown(
                 "hw_slowdown",
-                f"nothing was seen under load: {seen.closed[0]}; ask the site to look at the driver",
+                f"nothing was read under load: {seen.closed[0]}; ask the site to look at the driver",
             )
         for samples in seen.by_device().values():
             _judge_clocks(notes, samples)
         if seen.samples:
-            notes.passed("clocks were not held back under load")
+            notes.passed("clocks were not reduced under load")
         elif not notes.findings:
             notes.info("there was no load to watch")
         return CheckOutcome(tuple(notes.findings))
@@ -183,18 +183,18 @@ def _judge_clocks(notes: FindingNotes, samples: List[GpuSample]) -> None:
         return
     if len(bits) < FEWEST:
         notes.info(
-            f"{device.place} was seen under load {len(bits)} times only, which tells nothing", device.label
+            f"{device.place} was seen under load {len(bits)} times only, too few to judge", device.label
         )
         return
     share = sum(bool(bit & HARDWARE) for bit in bits) / len(bits)
     causes = [word for mask, word in WORDS.items() if any(bit & mask for bit in bits)]
     text = (
         f"{device.place} was slowed to half its clock or less in {share:.0%} of {len(bits)} samples under load "
-        f"({', '.join(causes)}); have its cooling and power supply looked at"
+        f"({', '.join(causes)}); have its cooling and power supply checked"
     )
     notes.judge("hw_slowdown", share, text, device.label)
     share = sum(bool(bit & SW_THERMAL) for bit in bits) / len(bits)
-    text = f"{device.place} was slowed because of heat in {share:.0%} of {len(bits)} samples under load; have its cooling looked at"
+    text = f"{device.place} was slowed because of heat in {share:.0%} of {len(bits)} samples under load; have its cooling checked"
     notes.judge("sw_thermal", share, text, device.label)
 
 
@@ -268,7 +268,7 @@ def _judge_link(notes: FindingNotes, samples: List[GpuSample]) -> None:
         value = best / limit if key == "pcie_width" else limit - best
         text = (
             f"the PCIe link of {device.place} had {word} {best} of {limit} under load; "
-            "have the board seated anew, and its slot and riser looked at"
+            "have the board seated anew, and its slot and riser checked"
         )
         notes.judge(key, value, text, device.label)
 

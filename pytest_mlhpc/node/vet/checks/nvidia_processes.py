@@ -43,7 +43,7 @@ class Processes:
         for device in ours:
             _judge(notes, machine, library, device)
         if ours:
-            notes.passed("nobody else is on the devices")
+            notes.passed("no other process uses the devices")
         return CheckOutcome(tuple(notes.findings))
 
 
@@ -111,7 +111,7 @@ def _judge_memory(
         return
     rest = max(0, memory.value.used - held)
     share = rest / memory.value.total
-    who = f"{unseen} processes that cannot be seen from here hold" if unseen else "nobody in sight holds"
+    who = f"{unseen} processes that cannot be seen from here hold" if unseen else "no visible process holds"
     text = (
         f"{who} {rest / 2**30:.1f} GiB of {device.place}, {share:.0%} of its memory; "
         "look for other users of the node, else reset the device"
@@ -191,7 +191,7 @@ class Dcgm:
             notes.judge(
                 "dcgm_no_proof",
                 1,
-                f"dcgmi diag shows nothing: {error}; do without, or look at its host engine",
+                f"dcgmi diag gave no result: {error}; skip it, or check its host engine",
             )
             return CheckOutcome(tuple(notes.findings))
         if "unable to establish a connection" in (done.output + done.errors).lower():
@@ -201,7 +201,7 @@ class Dcgm:
         for result in results:
             _judge_test(notes, result)
         if not any(result.status in ("pass", "fail", "warn") for result in results):
-            text = f"dcgmi diag shows nothing: it ended with {done.code} and no result; do without, or look at its host engine"
+            text = f"dcgmi diag gave no result: it ended with {done.code} and no result; skip it, or check its host engine"
             notes.judge("dcgm_no_proof", 1, text)
         if not notes.findings:
             notes.info(f"dcgmi diag passed {len(results)} tests of level 1, which proves little")
@@ -253,7 +253,7 @@ def _judge_test(notes: FindingNotes, result: Result) -> None:
     grave = bool(GRAVE.intersection(result.severities))
     if not result.severities:
         grave = result.test.lower() not in SETTINGS
-    text = f"{what} failed: {words}; leave the node out and have it looked at"
+    text = f"{what} failed: {words}; leave the node out and have it checked"
     notes.judge("dcgm_failed", int(failed and grave), text, result.device)
     text = f"{what} failed: {words}; look at that setting"
     notes.judge("dcgm_setting", int(failed and not grave), text, result.device)

@@ -46,7 +46,7 @@ def run(_node: object, arguments: Arguments, begun: Begun) -> CheckOutcome:
     began = time.monotonic()
     path = arguments.text("path", "")
     if not path:
-        text = "nobody has said where checkpoints are to be written: that was not measured"
+        text = "no folder for checkpoints was named: writing them was not measured"
         return CheckOutcome((Finding("checkpoint", Severity.INFO, text, rule="checkpoint.path"),))
     size = arguments.whole("size", QUICK_BYTES if arguments.level == "quick" else DEEP_BYTES, 1, MOST_BYTES)
     blocks = max(1, -(-min(size, MOST_WRITTEN) // BLOCK))

@@ -216,7 +216,7 @@ def wrong(names: Sequence[str], found: Sequence[Digests], expected: str) -> List
         elif not one.steady:  # all alike: a library that adds in no fixed order does this too
             text = (
                 f"{name} gave different results for the same matrix products, and so did all others here: the BLAS library may "
-                "add in no fixed order; whether they compute rightly cannot be told"
+                "add in no fixed order; whether they compute correctly is unknown"
             )
             findings.append(Finding("hash", Severity.UNKNOWN, text, name, "steady"))
     return findings

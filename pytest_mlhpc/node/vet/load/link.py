@@ -154,7 +154,9 @@ class Door:
             except OSError as error:  # somebody connected and went away again
                 if error.errno in (errno.ECONNABORTED, errno.EINTR, errno.EAGAIN):
                     continue
-                raise Failed("port", f"nobody can be let in: {os.strerror(error.errno or 0)}") from error
+                raise Failed(
+                    "port", f"no connection can be accepted: {os.strerror(error.errno or 0)}"
+                ) from error
             link = Link(connection, deadline, partner)
             hello = _authenticated(link, key)
             if hello is not None:
@@ -249,7 +251,7 @@ def call(address: str, port: int, key: bytes, hello: Mapping[str, Any], deadline
     if isinstance(problem, ConnectionRefusedError):
         raise Failed(
             "dead",
-            f"nobody listened at {where} within {deadline.seconds:g} s: the partner never began, or ended",
+            f"nothing listened at {where} within {deadline.seconds:g} s: the partner never began, or ended",
         )
     if problem is None or isinstance(problem, (socket.timeout, TimeoutError)):
         raise hung(where, deadline)

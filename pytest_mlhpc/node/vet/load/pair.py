@@ -109,7 +109,7 @@ def agree(mine: Dict[str, Any], other: Dict[str, Any]) -> str:
         if mine[name] != other.get(name):
             raise Failed(
                 "garbage",
-                f"both sides were told different things: {name} {mine[name]} and {other.get(name)!r:.40}",
+                f"both sides got different settings: {name} {mine[name]} and {other.get(name)!r:.40}",
             )
     alike = all(mine[name] == other.get(name) for name in ("torch", "kind", "devices"))
     if mine["backend"] in ("gloo", "nccl") and not alike:  # releases of gloo do not understand each other

@@ -43,7 +43,7 @@ def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
     try:
         fabric = fabric_of(machine)
     except Unreadable as error:
-        text = f"whether there is a fabric cannot be told: {error}"
+        text = f"whether there is a fabric is unknown: {error}"
         unknown = Finding("transport", Severity.UNKNOWN, text, rule="job.transport", origin=Origin.USER)
         return CheckOutcome((unknown,), seconds=time.monotonic() - began)
     name = library(node.kind)
@@ -67,7 +67,7 @@ def of_nccl(node: LoadNode, name: str) -> ChosenTransport:
     chosen = host.parse_log(host.log_text(os.environ), name)
     if not chosen.network:
         raise Failed(
-            "no_log", f"{name} did not log which network it chose: whether it is a fast one cannot be told"
+            "no_log", f"{name} did not log which network it chose: whether it is a fast one is unknown"
         )
     return chosen
 

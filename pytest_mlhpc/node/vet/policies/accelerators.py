@@ -19,7 +19,7 @@ _INVENTORY = (
     ),
     Bound(
         "nvidia.driver_unasked",
-        "Accelerators on the PCI bus without a driver, where nobody has said what is wanted",
+        "Accelerators on the PCI bus without a driver, where no accelerator is described",
         "ours: a node that may be used without them",
         warn=1,
     ),
@@ -192,7 +192,7 @@ _USE = (
     ),
     Bound(
         "nvidia.memory_in_use",
-        "Share of a device's memory that nobody in sight holds",
+        "Share of a device's memory that no visible process holds",
         "gcm check-nvidia-smi gpu_mem_usage; ours: as a share, as driver and our own context take some",
         warn=0.05,
         unit="of its memory",

@@ -165,7 +165,7 @@ SXID_HARMLESS: FrozenSet[int] = frozenset(
 BOUNDS: Tuple[Bound, ...] = (
     Bound(
         "kernel_log.closed",
-        "the log could not be read: 1; fail gives UNKNOWN, as nobody can tell what is in it",
+        "the log could not be read: 1; fail gives UNKNOWN, as its content is not known",
         "own: a check that cannot look must not pass; sites where users may not read the log set no stage",
         fail=1,
     ),

@@ -85,7 +85,7 @@ def store_of(group: Group) -> TorchStore:
         return _Alone()
     found: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - the same from torch 1.13 to 2.13; no public name
     if not hasattr(found, "check"):
-        text = f"bagging: stores of torch {torch.__version__} cannot tell whether a key is there; torch 2.4 has such"
+        text = f"bagging: stores of torch {torch.__version__} cannot test for a key; torch 2.4 can"
         raise WorkerFailure("not_supported", text)
     store: TorchStore = found
     return store

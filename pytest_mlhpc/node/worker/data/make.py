@@ -266,7 +266,7 @@ def _existing(layout: SetLayout, root: Path) -> Manifest:
     """Return the manifest of the set at *root* if it is the one asked for and no file of it is missing."""
     manifest = read_manifest(root)
     if manifest is None:
-        raise DataError(root, "vanished while it was being looked at")
+        raise DataError(root, "vanished while it was read")
     if manifest.layout != layout.as_json():
         other = sorted(key for key, value in layout.as_json().items() if manifest.layout.get(key) != value)
         raise DataError(root, f"holds another set of ours (other {', '.join(other)}): name another folder")

@@ -55,7 +55,7 @@ class Agreement:
         if not FACTOR * there < 1:
             text = (
                 f"in {precision} the gradients of this step are mostly rounding: those of a CPU differ from float64 by "
-                f"{there:.2g}, so nothing can be told of a device; use a larger batch or size, or fp32"
+                f"{there:.2g}, so no device can be judged; use a larger batch or size, or fp32"
             )
             raise WorkerFailure("not_supported", text)
         return FACTOR * max(FLOOR, there)

@@ -220,7 +220,7 @@ def _state(paths: Sequence[Path], wanted: str) -> str:
 
 def _end(_number: int, _frame: Optional[FrameType]) -> None:
     """Let the folder be removed when this process is told to end."""
-    raise WorkerFailure("cancelled_outside", "the process was told to end")
+    raise WorkerFailure("cancelled_outside", "a signal ended the process")
 
 
 def probe(place: ProbePlace) -> StorageProbe:

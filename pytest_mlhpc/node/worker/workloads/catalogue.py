@@ -57,7 +57,7 @@ _COMMAND = Workload(
 
 _NODES = Workload(
     name=HELD,
-    summary="nodes that a test holds while it runs programs of its own on them (fixture `allocation`)",
+    summary="nodes on which a test runs programs of its own (fixture `allocation`)",
     module="",
     fields={},
     presets={name: {"steps": 0, "warmup": 0} for name in ("smoke", "small", "reference")},

@@ -58,7 +58,7 @@ def _storage_metrics(values: Mapping[str, Any]) -> Tuple[str, ...]:
 def _collective(values: Mapping[str, Any]) -> Wrong:
     found: List[Tuple[str, str]] = []
     if values.get("devices", 2) < 2:
-        found.append(("devices", "one rank has nobody to talk to; at least 2 are needed"))
+        found.append(("devices", "one rank has no partner; at least 2 are needed"))
     if odd := [size for size in values["sizes"] if size % ELEMENT]:
         found.append(("sizes", f"{odd[0]} bytes are no whole number of float32, of {ELEMENT} bytes each"))
     if values["peers"] != "last" and values["operation"] != "point_to_point":

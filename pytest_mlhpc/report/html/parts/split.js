@@ -14,7 +14,7 @@ function splitView() {
     const node = [
       name, [bench.machine, bench.device].filter(Boolean).join(" "),
       shareBar([["io", one.io[end]], ["communication", one.talk[end]], ["compute", compute[end]]]),
-      percent(one.io[end]), one.told ? percent(one.talk[end]) : "not told", percent(compute[end]), percent(usual),
+      percent(one.io[end]), one.told ? percent(one.talk[end]) : "not reported", percent(compute[end]), percent(usual),
       areaStrip([one.io, one.talk, compute], SHARES, `${many(one.io.length, "night")}; I/O usually ${percent(usual)}, last ${percent(one.io[end])}`),
     ];
     node.bench = bench;
