@@ -60,10 +60,7 @@ AREAS: Mapping[str, Area] = {
     ),
     "vet": Area(
         (
-            *(
-                f"node/vet/{name}.py"
-                for name in ("judge", "rules", "votes", "clocks", "jury", "weigh", "policy")
-            ),
+            *(f"node/vet/{name}.py" for name in ("judge", "rules", "statistics", "policy")),
             "node/vet/checks/*.py",
         ),
         ("tests/node/vet",),
