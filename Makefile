@@ -11,7 +11,7 @@ WORKERS ?= 4
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: bench test servers coverage features test-fast test-slow fuzz mutants mutants-tenth lint types benchmarks old-torch cerebras docs house messages clean help
+.PHONY: bench test servers coverage features test-fast test-slow fuzz mutants mutants-tenth lint types benchmarks old-torch cerebras docs house messages architecture clean help
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -103,6 +103,9 @@ docs: | $(VENV)/bin/python   ## HTML of docs/ below build/docs
 
 house:           ## print how many modules there are, how large, and what imports what
 	@$(PYTHON) tests/house.py
+
+architecture:    ## draw docs/architecture.svg
+	$(BIN)/python tests/architecture_picture.py
 
 messages:        ## list every text that a user may read, to be read for plain English
 	@$(PYTHON) tests/messages.py

@@ -39,7 +39,7 @@ def mlhpc_provisioner(partition: Partition, state_dir: Path, session_id: str) ->
 def mlhpc_schedulers() -> Mapping[str, type[Any] | None]:  # type: ignore[empty-body]  # a specification
     """Return names of schedulers that you serve, each with the pydantic model of its options, or None for no options.
 
-    A model may have a method ``sense(partition)``, which yields (key, text) for what the rest of the partition (a
+    A model may have a method ``contradictions(partition)``, which yields (key, text) for what the rest of the partition (a
     ``config.schema.PartitionModel``) says and this scheduler cannot do; the key is relative to the partition.
     """
 

@@ -27,6 +27,7 @@ class House:
     modules: tuple[str, ...]
     code_lines: Mapping[str, int]
     test_lines: int
+    imports: Mapping[str, set[str]]  #: module -> modules of the package that it imports, wherever in it
     circle: tuple[str, ...]  #: the first circle of imports that was found, empty if there is none
     shared_names: Mapping[str, tuple[str, ...]]  #: class name -> modules, where there are several
     long_functions: tuple[str, ...]
@@ -58,6 +59,7 @@ def read_house(root: Path = ROOT) -> House:
     paths = [path for path in found.stdout.split() if (root / path).exists()]
     modules = tuple(path for path in paths if path.startswith(f"{PACKAGE}/"))
     trees = {path: ast.parse((root / path).read_text(encoding="utf-8")) for path in paths}
+    arrows = _imports({path: trees[path] for path in modules})
     classes: dict[str, set[str]] = defaultdict(set)
     long = []
     for path in modules:
@@ -70,7 +72,8 @@ def read_house(root: Path = ROOT) -> House:
         modules=modules,
         code_lines={path: _code_lines(trees[path]) for path in modules},
         test_lines=sum(_code_lines(tree) for path, tree in trees.items() if path.startswith("tests/")),
-        circle=_circle({path: trees[path] for path in modules}),
+        imports=arrows,
+        circle=_circle(arrows),
         shared_names={name: tuple(sorted(where)) for name, where in classes.items() if len(where) > 1},
         long_functions=tuple(long),
     )
@@ -99,8 +102,7 @@ def _is_docstring(node: ast.stmt) -> bool:
     )
 
 
-def _circle(trees: Mapping[str, ast.Module]) -> tuple[str, ...]:
-    """Return modules that import each other in a circle, wherever in them; empty if none do."""
+def _imports(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
     names = {path[:-3].replace("/", ".").removesuffix(".__init__"): path for path in trees}
     arrows: dict[str, set[str]] = {path: set() for path in trees}
     for path, tree in trees.items():
@@ -112,6 +114,11 @@ def _circle(trees: Mapping[str, ast.Module]) -> tuple[str, ...]:
             elif isinstance(node, ast.Import):
                 imported = [alias.name for alias in node.names]
             arrows[path] |= {names[name] for name in imported if name in names} - {path}
+    return arrows
+
+
+def _circle(arrows: Mapping[str, set[str]]) -> tuple[str, ...]:
+    """Return modules that import each other in a circle; empty if none do."""
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:
