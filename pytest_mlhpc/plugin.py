@@ -160,7 +160,7 @@ class FaultHooks:
 
 
 @dataclass
-class Tally:
+class FailureCount:
     """Counts failed reports by whose fault they are."""
 
     infrastructure: int = 0
@@ -181,7 +181,7 @@ class OwnerHooks:
     def __init__(self, bench: Bench, config: pytest.Config) -> None:
         self._bench = bench
         self._config = config
-        self._tally: Tally | None = None
+        self._tally: FailureCount | None = None
 
     def pytest_plugin_registered(self, plugin: object) -> None:
         """Let conftest files that are found later take part in our own hooks."""
@@ -202,7 +202,7 @@ class OwnerHooks:
         """Make the session; it starts nothing before tests have declared jobs."""
         option = session.config.option
         if not (option.collectonly or option.setuponly or option.setupplan):
-            self._tally = Tally()
+            self._tally = FailureCount()
             start_session(self._bench, session.config)
 
     @pytest.hookimpl(optionalhook=True)
@@ -255,7 +255,7 @@ class OwnerHooks:
 QUEUED = 75
 
 
-def exit_code(status: int, tally: Tally, session: BenchmarkSession) -> int:
+def exit_code(status: int, tally: FailureCount, session: BenchmarkSession) -> int:
     """Return the code for pytest's *status*.
 
     0: all measured and passed; 1: a failure; ``mlhpc_infra_exit_code``: infrastructure errors only; 3: an error of our own;

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from worlds import measurement, record
 
 from pytest_mlhpc.node.protocol.schema import MetricValue
-from pytest_mlhpc.store.record import Record, Vetted
+from pytest_mlhpc.store.record import Record, RecordedVetting
 
 HOUR_NS = 3600 * 10**9
 DAY_NS = 24 * HOUR_NS
@@ -80,7 +80,7 @@ class Year:
             "definition": f"{workload} devices=4 nodes=2 precision=bf16 preset=reference",
             "created_ns": night_ns(day, 1 + number / 4), "commit": f"{day // 7:040x}",
             "nodes": tuple(sorted(dice.sample([n for n in NODES if n not in unfit], 2))), "judged": JUDGED,
-            "node_hours": 0.5, "vetting": Vetted("quick", 20.0, NODES, unfit),
+            "node_hours": 0.5, "vetting": RecordedVetting("quick", 20.0, NODES, unfit),
         }  # fmt: skip
         if failure := self._failure(day, system, workload):
             failed = {"verdict": failure.partition(":")[0], "failure": failure, "measurement": None}

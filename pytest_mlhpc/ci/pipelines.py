@@ -23,7 +23,7 @@ FORWARDED = ("SYSTEM", "MLHPC_COLLECT", "MLHPC_ACCEPT", "MLHPC_REASON")
 
 
 @dataclass(frozen=True)
-class Occasion:
+class PipelineTrigger:
     """Why there is a pipeline: its source, what somebody asked for, and whether its commit is a stranger's."""
 
     source: str
@@ -31,7 +31,7 @@ class Occasion:
     stranger: bool = False
 
 
-def occasion_of(environ: Mapping[str, str]) -> Occasion:
+def occasion_of(environ: Mapping[str, str]) -> PipelineTrigger:
     """Return it from GitLab's variables; outside of GitLab it is a pipeline that a person started."""
     source = environ.get("CI_PIPELINE_SOURCE") or "web"
     theirs, ours = (
@@ -40,10 +40,12 @@ def occasion_of(environ: Mapping[str, str]) -> Occasion:
     approved = environ.get("MLHPC_APPROVED_SHA", "")
     known = bool(approved) and approved == environ.get("CI_COMMIT_SHA", "")
     asked = {name: environ[name] for name in FORWARDED if environ.get(name)}
-    return Occasion(source, asked, stranger=source == "merge_request_event" and theirs != ours and not known)
+    return PipelineTrigger(
+        source, asked, stranger=source == "merge_request_event" and theirs != ours and not known
+    )
 
 
-def idle(system: str, inputs: Mapping[str, Any], occasion: Occasion) -> str:
+def idle(system: str, inputs: Mapping[str, Any], occasion: PipelineTrigger) -> str:
     """Return why a system has nothing to do in a pipeline, or an empty text."""
     asked, source = occasion.asked, occasion.source
     accepting, collecting = "MLHPC_ACCEPT" in asked, "MLHPC_COLLECT" in asked
@@ -67,7 +69,7 @@ def idle(system: str, inputs: Mapping[str, Any], occasion: Occasion) -> str:
 
 
 def child(
-    system: str, template: Mapping[str, Any], inputs: Mapping[str, Any], occasion: Occasion
+    system: str, template: Mapping[str, Any], inputs: Mapping[str, Any], occasion: PipelineTrigger
 ) -> dict[str, Any]:
     """Return the whole pipeline of one system, as YAML's plain data."""
     variables = {"MLHPC_PIPELINE": occasion.source} | dict(occasion.asked)

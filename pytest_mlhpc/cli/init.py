@@ -35,7 +35,7 @@ from pytest_mlhpc.store.files import replace_file
 )
 def command(folder: Path, from_reframe: Path | None) -> None:
     """Write what the folder lacks, and say what can be done next."""
-    surroundings = find_surroundings(os.environ)
+    surroundings = find_machine(os.environ)
     files, questions = project_files(surroundings), []
     if from_reframe is not None:
         from pytest_mlhpc.cli.from_reframe import convert, read_settings
@@ -81,7 +81,7 @@ class SlurmPartition:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class MachineSurroundings:
     """What the machine has."""
 
     torch: bool = False
@@ -89,7 +89,7 @@ class Surroundings:
     kubernetes: bool = False
 
 
-def find_surroundings(environ: Mapping[str, str]) -> Surroundings:
+def find_machine(environ: Mapping[str, str]) -> MachineSurroundings:
     """Return what this machine has."""
     config = environ.get("KUBECONFIG") or str(Path(environ.get("HOME", "/"), ".kube/config"))
     try:
@@ -99,7 +99,7 @@ def find_surroundings(environ: Mapping[str, str]) -> Surroundings:
         answer = done.stdout
     except (OSError, subprocess.TimeoutExpired):
         answer = ""
-    return Surroundings(
+    return MachineSurroundings(
         torch=importlib.util.find_spec("torch") is not None,
         slurm=partitions_of(answer),
         kubernetes=any(Path(part).is_file() for part in config.split(":") if part),
@@ -149,7 +149,7 @@ _SETTINGS: Final = ("pyproject.toml", "tox.ini", "setup.cfg", "pytest.toml", ".p
 _TIME_LIMIT_S: Final = 1800
 
 
-def project_files(surroundings: Surroundings) -> dict[str, str]:
+def project_files(surroundings: MachineSurroundings) -> dict[str, str]:
     """Return the texts of all files of a new project by their paths."""
     systems = _text("systems.yaml") + BUILT_IN.read_text(encoding="utf-8").partition("schema: 1\n")[2]
     if surroundings.slurm:

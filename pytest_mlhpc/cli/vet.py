@@ -190,12 +190,12 @@ def run(args: SimpleNamespace) -> int:
     from pytest_mlhpc.node.vet.main import run as vet
     from pytest_mlhpc.provision.payload import build
     from pytest_mlhpc.store.files import default_state_dir
-    from pytest_mlhpc.vetting.reuse import Remembering, max_age
+    from pytest_mlhpc.vetting.reuse import StoredResults, max_age
 
     settings, environ, state_dir = settings_of(args), dict(os.environ), default_state_dir(os.environ)
     if settings.python and not settings.no_load:
         environ[PAYLOAD] = str(build(state_dir).path)
-    memory = Remembering(state_dir, environ, max_age(args.max_age), args.drain)
+    memory = StoredResults(state_dir, environ, max_age(args.max_age), args.drain)
     return vet(settings, environ, memory=memory)
 
 
@@ -318,7 +318,7 @@ def _from_outside(args: SimpleNamespace) -> int:
     options = ("-o", f"mlhpc_systems_file={Path(args.systems_file).absolute()}") if args.systems_file else ()
     # What nobody has asked for, the partition says.
     unknown: Literal["", "warn"] = "warn" if args.unknown == "warn" else ""
-    wanted = outside.Outside(
+    wanted = outside.OutsideVetting(
         args.system, nodes, args.level, args.need, unknown, args.require_comparison, options
     )
     verdicts, code = outside.vet(wanted)

@@ -38,7 +38,7 @@ _NAMED = re.compile(rf"\{{({_NAME})\}}")
 _FILL = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|\{")
 
 
-class Hidden(str):
+class SecretText(str):
     """A text that may hold a secret: its repr, which tracebacks show of arguments and locals, does not tell it."""
 
     __slots__ = ()
@@ -88,7 +88,7 @@ def resolve(
     return (_TEMPLATE if template else _PLAIN).sub(put, text)
 
 
-def fill(text: str, values: Mapping[str, object]) -> Hidden:
+def fill(text: str, values: Mapping[str, object]) -> SecretText:
     """Put *values* of one run (see :func:`derived_values`) into a template that :func:`resolve` returned.
 
     Raises:
@@ -103,7 +103,7 @@ def fill(text: str, values: Mapping[str, object]) -> Hidden:
             raise UsageError(f"{text!r}: {found} has no value here; known are {', '.join(sorted(values))}")
         return str(values[match[1]])
 
-    return Hidden(_FILL.sub(put, text))
+    return SecretText(_FILL.sub(put, text))
 
 
 def with_values(word: str, values: Mapping[str, object]) -> str:
@@ -430,7 +430,7 @@ def _environment(name: str, found: EnvironmentModel, source: Path | None) -> Env
         for key in ("setup", "venv", "conda", "container", "uenv")
         if (value := getattr(found, key)) is not None
     }
-    variables = {key: Hidden(value) for key, value in found.variables.items()}
+    variables = {key: SecretText(value) for key, value in found.variables.items()}
     return Environment(name, python, tuple(found.modules), variables, extra)
 
 

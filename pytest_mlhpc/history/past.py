@@ -28,7 +28,7 @@ _NOTED = 3
 _LONG_AGO_NS = 180 * 86_400 * 10**9
 
 
-class Past:
+class JudgeHistory:
     """One for each session; asked by one thread at a time.
 
     Args:

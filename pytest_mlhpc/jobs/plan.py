@@ -26,7 +26,7 @@ from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
 from pytest_mlhpc.node.vet.files import verdict_from_json
 from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, Origin, Report, VetVerdict
 from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
-from pytest_mlhpc.store.record import Vetted
+from pytest_mlhpc.store.record import RecordedVetting
 
 
 def plan_of(
@@ -210,7 +210,7 @@ def policy_bounds(policy: str) -> tuple[Bound, ...]:
 
 def vetted_record(
     attempt: Attempt, lost: Sequence[Attempt] = (), away: Mapping[str, str] | None = None
-) -> Vetted | None:
+) -> RecordedVetting | None:
     """Return what a record says of the vetting of its nodes; None: they were not vetted, or the line is of another form.
 
     Nodes for which *lost* attempts were given up are among the unfit ones; *away* are those that it never was to have.
@@ -219,7 +219,9 @@ def vetted_record(
     if body is None:
         return None
     try:
-        found = from_json(Vetted, {name: value for name, value in body.items() if name not in _DETAILS})
+        found = from_json(
+            RecordedVetting, {name: value for name, value in body.items() if name not in _DETAILS}
+        )
     except SchemaError:
         return None
     earlier = [vetted_record(one) for one in lost if one is not attempt]

@@ -139,7 +139,7 @@ CLAIM_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Survey:
+class OpenAllocations:
     """What is open. ``left_alone`` are files and lines that were (another user's, a newer version's, damaged), and why."""
 
     entries: tuple[OpenEntry, ...]
@@ -164,7 +164,7 @@ class Adoption:
     left_alone: list[str] = field(default_factory=list)
 
 
-def open_entries(state_dir: Path, me: str = "") -> Survey:
+def open_entries(state_dir: Path, me: str = "") -> OpenAllocations:
     """Return all open allocations of this user, but those of the session *me*. Changes nothing that stays.
 
     Raises:
@@ -177,7 +177,7 @@ def open_entries(state_dir: Path, me: str = "") -> Survey:
             # What moves while this looks is seen twice; whoever holds it has it.
             if entry.submitted.id not in found or entry.state == "held":
                 found[entry.submitted.id] = entry
-    return Survey(tuple(found.values()), tuple(files.left_alone))
+    return OpenAllocations(tuple(found.values()), tuple(files.left_alone))
 
 
 def adopt(

@@ -185,7 +185,7 @@ def _by_test(records: Iterable[Record]) -> Iterable[list[Record]]:
     return tests.values()
 
 
-class Standing(enum.Enum):
+class BaselineStanding(enum.Enum):
     """What a judged figure that ended well has to do with the baseline files."""
 
     NEW = "new"
@@ -197,19 +197,21 @@ class Standing(enum.Enum):
 
 
 #: What waits to be accepted.
-WAITING = frozenset({Standing.NEW, Standing.CHANGED, Standing.PROVISIONAL, Standing.SETTLED})
+WAITING = frozenset(
+    {BaselineStanding.NEW, BaselineStanding.CHANGED, BaselineStanding.PROVISIONAL, BaselineStanding.SETTLED}
+)
 #: Changes that the line names; the rest is counted.
 _SHOWN_CHANGES = 3
 
 #: (node id, metric) -> how it stands.
-Standings = Mapping[tuple[str, str], Standing]
+Standings = Mapping[tuple[str, str], BaselineStanding]
 
 _COMPARED = frozenset({Verdict.PASSED, Verdict.IMPROVED, Verdict.INCONCLUSIVE})
 
 
 def standings_of(
     node_id: str, judgement: Judgement, accepted: Collection[str], *, update: bool, local: bool = False
-) -> dict[tuple[str, str], Standing]:
+) -> dict[tuple[str, str], BaselineStanding]:
     """Return how the metrics of one run stand; those of *accepted* had an accepted baseline of its epoch before it.
 
     Nothing of a run that failed waits to be accepted: the whole run would be.
@@ -219,11 +221,11 @@ def standings_of(
     found = {}
     for metric in judgement.metrics:
         if metric.verdict is Verdict.NEW:
-            new = Standing.CHANGED if judgement.epoch else Standing.NEW
-            found[node_id, metric.name] = Standing.WRITTEN if update else new
+            new = BaselineStanding.CHANGED if judgement.epoch else BaselineStanding.NEW
+            found[node_id, metric.name] = BaselineStanding.WRITTEN if update else new
         elif metric.verdict in _COMPARED:
-            other = Standing.PROVISIONAL if local else Standing.SETTLED
-            found[node_id, metric.name] = Standing.AGREES if metric.name in accepted else other
+            other = BaselineStanding.PROVISIONAL if local else BaselineStanding.SETTLED
+            found[node_id, metric.name] = BaselineStanding.AGREES if metric.name in accepted else other
     return found
 
 
@@ -238,18 +240,18 @@ def recorded_line(
     waiting = [node_id for (node_id, _), one in standings.items() if one in WAITING]
     if not waiting:
         return ""
-    new, provisional = counts[Standing.NEW], counts[Standing.PROVISIONAL]
+    new, provisional = counts[BaselineStanding.NEW], counts[BaselineStanding.PROVISIONAL]
     words = [f"{new} new series recorded"] * bool(new)
-    if changed := counts[Standing.CHANGED]:
+    if changed := counts[BaselineStanding.CHANGED]:
         begin = "begins" if changed == 1 else "begin"
         words.append(
             f"{changed} series {begin} a new epoch, not compared with earlier ones ({_changes(epochs)})"
         )
     words += [f"{provisional} series judged by provisional baselines of this machine"] * bool(provisional)
-    if settled := counts[Standing.SETTLED]:
+    if settled := counts[BaselineStanding.SETTLED]:
         words.append(f"{settled} series judged by the level of their first {NIGHTS} nights, not in git yet")
     # A test by its name is accepted as its last run measured it; a session takes what its nights have settled.
-    target = waiting[0] if len(set(waiting)) == 1 and not counts[Standing.SETTLED] else session
+    target = waiting[0] if len(set(waiting)) == 1 and not counts[BaselineStanding.SETTLED] else session
     return ", ".join(words) + ("" if apart else f"; to accept: {accept_command(target, options)}")
 
 
@@ -269,9 +271,9 @@ def _changes(epochs: Mapping[str, str]) -> str:
 def written_line(standings: Standings, epochs: Mapping[str, str], files: Sequence[str]) -> str:
     """Return what ``--mlhpc-baseline=update`` wrote to which *files*, or why nothing; of which tests an epoch began."""
     counts = Counter(standings.values())
-    agree = f"{counts[Standing.AGREES]} series agree with their baselines, which stay as they are"
+    agree = f"{counts[BaselineStanding.AGREES]} series agree with their baselines, which stay as they are"
     if files:
-        written = f"baselines of {counts[Standing.WRITTEN]} series written to {', '.join(files)}"
+        written = f"baselines of {counts[BaselineStanding.WRITTEN]} series written to {', '.join(files)}"
         written += f"; new epochs begin: {_changes(epochs)}" if epochs else ""
-        return f"{written}; {agree}" if counts[Standing.AGREES] else written
-    return f"no baseline written: {agree if counts[Standing.AGREES] else 'no test gave a figure to accept'}"
+        return f"{written}; {agree}" if counts[BaselineStanding.AGREES] else written
+    return f"no baseline written: {agree if counts[BaselineStanding.AGREES] else 'no test gave a figure to accept'}"

@@ -196,7 +196,7 @@ def _parsed(line: bytes) -> Optional[Dict[str, Any]]:
 
 
 def hold() -> None:
-    """Be the process on the leash: arguments are the lifeline's descriptor, a module, and the module's arguments."""
+    """Be the child process: arguments are the lifeline's descriptor, a module, and the module's arguments."""
     lifeline, module = int(sys.argv[1]), sys.argv[2]
     die_with_parent(os.getppid())  # one that has died already, the lifeline tells
     if os.fork() == 0:

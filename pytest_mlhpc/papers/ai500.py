@@ -25,7 +25,7 @@ _THEIR_COUNT, _QUALITY = "hpc_ai500_flop_per_sample", "ensemble_quality"
 
 
 @dataclass(frozen=True)
-class Goal:
+class QualityGoal:
     """What a quality counts: its field of application, the target, and n, the exponent."""
 
     application: str
@@ -36,9 +36,9 @@ class Goal:
 #: Workload -> its goal. Exponents: HPC AI500 V3.0 (image classification 5, extreme weather 10), which has none for other
 #: fields. Targets: top-1 0.763 of its ResNet-50 (benchcouncil.org, ranking); DeepCAM's is MLPerf HPC's IoU 0.82, as the
 #: paper's 0.35 is the average precision of another network, a Faster R-CNN.
-GOALS: Final[Mapping[str, Goal]] = {
-    "resnet50": Goal("image classification", 0.763, 5),
-    "deepcam": Goal("extreme weather", 0.82, 10),
+GOALS: Final[Mapping[str, QualityGoal]] = {
+    "resnet50": QualityGoal("image classification", 0.763, 5),
+    "deepcam": QualityGoal("extreme weather", 0.82, 10),
 }
 
 
@@ -79,7 +79,7 @@ def shape_of(key: keys.Key) -> tuple[int, int] | None:
     return (models, each) if isinstance(models, int) and isinstance(each, int) else None
 
 
-def vflops(flops: float, quality: float, goal: Goal, better: str) -> float:
+def vflops(flops: float, quality: float, goal: QualityGoal, better: str) -> float:
     """Return *flops* weighed with the quality that was reached; nothing for a quality of nothing, infinity beyond floats."""
     over, under = (quality, goal.target) if better == "higher" else (goal.target, quality)
     if under <= 0:
@@ -110,11 +110,11 @@ def ensembles(
     return sorted(found, key=lambda one: (one.label, one.models * one.each, one.models))
 
 
-def _goal(workload: str, target: float | None, exponent: float | None) -> Goal | None:
+def _goal(workload: str, target: float | None, exponent: float | None) -> QualityGoal | None:
     known = GOALS.get(workload)
     if known is None and (target is None or exponent is None):
         return None
-    return Goal(
+    return QualityGoal(
         known.application if known else workload,
         known.target if target is None and known else target or 0.0,
         known.exponent if exponent is None and known else exponent or 0.0,
@@ -122,7 +122,7 @@ def _goal(workload: str, target: float | None, exponent: float | None) -> Goal |
 
 
 def _ensemble(
-    key: keys.Key, shape: tuple[int, int], runs: Sequence[RecordedRun], rule: str, goal: Goal | None
+    key: keys.Key, shape: tuple[int, int], runs: Sequence[RecordedRun], rule: str, goal: QualityGoal | None
 ) -> Ensemble:
     newest = runs[0].metrics
     quality, _, better = newest[_QUALITY]

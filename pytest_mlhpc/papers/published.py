@@ -30,7 +30,7 @@ _MEASURED: Final = "cache"
 
 
 @dataclass(frozen=True)
-class Terms:
+class SharedTerms:
     """What all figures of one section share. ``fields`` are (name, value), sorted."""
 
     workload: str
@@ -54,13 +54,13 @@ class Terms:
         return keys.natural(str(self))
 
 
-def shared(sections: Sequence[Terms]) -> dict[str, str]:
+def shared(sections: Sequence[SharedTerms]) -> dict[str, str]:
     """Return the fields that have one value in all of *sections*."""
     first, *others = [dict(terms.fields) for terms in sections]
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
-def terms_of(key: keys.Key, run: RecordedRun, parity: str) -> Terms:
+def terms_of(key: keys.Key, run: RecordedRun, parity: str) -> SharedTerms:
     """Return what a figure of *run* has in common with those it may be compared with."""
     free = _FREE | TUNING if parity == BEST else _FREE
     fields = {
@@ -68,7 +68,7 @@ def terms_of(key: keys.Key, run: RecordedRun, parity: str) -> Terms:
         for name, value in key.fields.items()
         if name not in free and name != _MEASURED
     }
-    return Terms(key.workload, tuple(sorted(fields.items())), run.data_kind, run.cache)
+    return SharedTerms(key.workload, tuple(sorted(fields.items())), run.data_kind, run.cache)
 
 
 def tuned(key: keys.Key) -> dict[str, str]:
@@ -76,7 +76,7 @@ def tuned(key: keys.Key) -> dict[str, str]:
     return {name: keys.shown(value) for name, value in sorted(key.identity.items()) if name in TUNING}
 
 
-def differences(wanted: Terms, other: Terms) -> list[str]:
+def differences(wanted: SharedTerms, other: SharedTerms) -> list[str]:
     """Return why *other* is not comparable with *wanted*, of the same workload: ``global_batch=64 (not 32)``."""
     mine, theirs = dict(wanted.fields), dict(other.fields)
     found = [
@@ -137,7 +137,7 @@ class Published:
     tuning: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
 
-    def apart(self, terms: Terms, parity: str) -> list[str]:
+    def apart(self, terms: SharedTerms, parity: str) -> list[str]:
         """Return why it is not comparable with figures of ours that share *terms*; nothing where it is."""
         ours = dict(terms.fields)
         wanted = {**self.model, **(self.tuning if parity == SAME else {})}

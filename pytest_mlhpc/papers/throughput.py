@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pytest_mlhpc.papers import published as parities
-from pytest_mlhpc.papers.published import BEST, PUBLISHED, Published, Terms
+from pytest_mlhpc.papers.published import BEST, PUBLISHED, Published, SharedTerms
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import ACCEPTED, Estimate, RecordedRun, Runs, estimate
 from pytest_mlhpc.report.machines import MachineColumn, VerdictCount
@@ -27,7 +27,7 @@ class Refusal:
 def of_machines(
     columns: Sequence[MachineColumn],
     seen: Sequence[VerdictCount],
-    shown: Sequence[Terms],
+    shown: Sequence[SharedTerms],
     measured: Collection[tuple[int, str]],
 ) -> list[Refusal]:
     """Return why machines have no line in any section of a workload; ``measured``: (place, workload) that have one."""
@@ -59,7 +59,7 @@ def _workload(one: VerdictCount) -> str:
     return key.workload if key else ""
 
 
-def of_published(published: Sequence[Published], shown: Sequence[Terms], parity: str) -> list[Refusal]:
+def of_published(published: Sequence[Published], shown: Sequence[SharedTerms], parity: str) -> list[Refusal]:
     """Return published figures that no section of their workload may hold, with what differs from the nearest one."""
     found: dict[tuple[str, str, str], dict[str, None]] = {}
     for one in published:
@@ -115,7 +115,7 @@ class ThroughputLine:
 class Section:
     """Figures that are comparable. ``apart``: why they are not with those of the first section of the workload."""
 
-    terms: Terms
+    terms: SharedTerms
     lines: tuple[ThroughputLine, ...]
     apart: tuple[str, ...] = ()
 
@@ -166,7 +166,7 @@ def tables_of(
         parity: ``same`` or ``best``.
         published: what may stand beside.
     """
-    found: dict[Terms, list[tuple[int, keys.Key, list[RecordedRun]]]] = {}
+    found: dict[SharedTerms, list[tuple[int, keys.Key, list[RecordedRun]]]] = {}
     for (place, benchmark), some in runs.items():
         key = keys.parse(benchmark)
         if key is None:
@@ -194,9 +194,11 @@ def tables_of(
     return Tables(parity, tuple(sections), tuple(refused))
 
 
-def _by_terms(key: keys.Key, runs: Iterable[RecordedRun], parity: str) -> dict[Terms, list[RecordedRun]]:
+def _by_terms(
+    key: keys.Key, runs: Iterable[RecordedRun], parity: str
+) -> dict[SharedTerms, list[RecordedRun]]:
     """Return *runs* that have at least one of the tables' figures, by what they share."""
-    found: dict[Terms, list[RecordedRun]] = {}
+    found: dict[SharedTerms, list[RecordedRun]] = {}
     for run in runs:
         if any(_value(run, metric, unit) is not None for metric, unit in TABLES.items()):
             found.setdefault(parities.terms_of(key, run, parity), []).append(run)

@@ -62,7 +62,7 @@ class Ended:
     stopped: bool = False
 
 
-class Wrapped:
+class ScreenedProgram:
     """A program that runs under our eyes.
 
     Args:

@@ -47,7 +47,7 @@ def screen_program(options: Options, program: Sequence[str]) -> int:
     devices = find_devices()
     with hook_folder() as folder:
         try:
-            wrapped = run.Wrapped(
+            wrapped = run.ScreenedProgram(
                 program,
                 environment(os.environ, folder, options.profile),
                 devices,

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.errors import ConfigError, StoreError
-from pytest_mlhpc.history.past import Past
+from pytest_mlhpc.history.past import JudgeHistory
 from pytest_mlhpc.jobs.budget import account_of, used_hours
 from pytest_mlhpc.jobs.job import Attempt, Job, Outcome
 from pytest_mlhpc.jobs.plan import node_verdict, vetted_record
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.judge.accepting import Standing, standings_of
+from pytest_mlhpc.judge.accepting import BaselineStanding, standings_of
 from pytest_mlhpc.judge.baseline_files import Entry, environment_digest, series_of
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.judge import accept_command, entries_to_put, failure_of, judge
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pytest_mlhpc.store.index import Index
 
 
-class Concluder:
+class JobFinisher:
     """Judges ended jobs and stores their records. Called by drivers' threads, one at a time."""
 
     def __init__(
@@ -68,10 +68,10 @@ class Concluder:
         # Hundreds of records of one night, or of other options than usual, would drown the nights that the judge looks at.
         self.apart = settings.each_node is not None or not neutral(settings.overrides)
         self._purpose = "manual" if self.apart else provenance.purpose
-        self.standings: dict[tuple[str, str], Standing] = {}
+        self.standings: dict[tuple[str, str], BaselineStanding] = {}
         self.epochs: dict[str, str] = {}  #: node id -> what changed where a new epoch begins
         self.book = BaselineBook(settings.baselines_dir, settings.state_dir)
-        self._past = Past(settings.state_dir, self._index_, source, tell)
+        self._past = JudgeHistory(settings.state_dir, self._index_, source, tell)
 
     def conclude(self, job: Job) -> Outcome | int:
         """Return the outcome of *job*, all its attempts having ended, or how many more attempts to run."""

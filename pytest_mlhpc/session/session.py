@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pytest_mlhpc.history.series import Source
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
-    from pytest_mlhpc.session.conclude import Concluder
+    from pytest_mlhpc.session.conclude import JobFinisher
     from pytest_mlhpc.session.preflight import Spending
 
 
@@ -124,7 +124,7 @@ class BenchmarkSession:
         self._root = root
         self._drivers: dict[str, Driver] = {}
         self._books = LedgerWriter(settings, self.id, workloads, self.trouble)
-        self._concluder: Concluder | None = None
+        self._concluder: JobFinisher | None = None
         self._timer: threading.Timer | None = None
         self._signals = Signals(self._terminate)
         self._detaching = False
@@ -140,13 +140,13 @@ class BenchmarkSession:
         """
         if self.jobs or not specs or self._closed:
             return
-        from pytest_mlhpc.session.conclude import Concluder
+        from pytest_mlhpc.session.conclude import JobFinisher
         from pytest_mlhpc.session.preflight import check
 
         spending = check(specs, self.settings)
         self.announcement += spending.announcement
         provenance = self._books.provenance = provenance_of(self._root)
-        self._concluder = Concluder(
+        self._concluder = JobFinisher(
             self.settings,
             self.id,
             provenance,

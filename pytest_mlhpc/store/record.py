@@ -14,7 +14,7 @@ from pytest_mlhpc.node.protocol.schema import SCHEMA, Measurement
 
 
 @dataclass(frozen=True)
-class Vetted:
+class RecordedVetting:
     """What vetting said of the nodes before the run.
 
     ``unfit`` (left out), ``warnings`` and ``kept_out`` (not even asked for, after earlier vettings) are host -> reason.
@@ -70,7 +70,7 @@ class Record:
     judged: tuple[str, ...] = ()
     root: str = ""  #: pytest's root directory, to which ``node_id`` is relative, on the session's machine
     overrides: Mapping[str, str] = field(default_factory=dict)  #: what --mlhpc-set changed of systems.yaml
-    vetting: Vetted | None = None  #: None: the nodes were not vetted
+    vetting: RecordedVetting | None = None  #: None: the nodes were not vetted
     measurement: Measurement | None = None
     schema: int = SCHEMA
 

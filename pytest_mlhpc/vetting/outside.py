@@ -30,7 +30,7 @@ OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Outside:
+class OutsideVetting:
     """What is wanted: ``target`` is ``system`` or ``system:partition``; ``need`` nodes of ``nodes`` must be fit, 0: all.
 
     ``unknown`` is fail, warn, or empty: as the partition says. ``require_comparison`` is that of ``node/protocol/plan.py``.
@@ -49,7 +49,7 @@ class Outside:
 class Catcher:
     """A plug-in that marks the test with what is *wanted*, and keeps what it was given."""
 
-    def __init__(self, wanted: Outside) -> None:
+    def __init__(self, wanted: OutsideVetting) -> None:
         self._wanted = wanted
         self.verdicts: list[VetVerdict] = []
 
@@ -78,7 +78,7 @@ class Catcher:
             self.verdicts.append(given.verdict)
 
 
-def vet(wanted: Outside) -> tuple[list[VetVerdict], int]:
+def vet(wanted: OutsideVetting) -> tuple[list[VetVerdict], int]:
     """Return a verdict for each partition of the target, and the exit code: that of the worst.
 
     Where the target cannot be vetted, pytest has said why.

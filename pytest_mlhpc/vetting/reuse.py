@@ -17,7 +17,7 @@ from pytest_mlhpc.errors import MlhpcError, UsageError
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.protocol.schema import SCHEMA, to_json
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Exit, NodeReport, PairResult, Report, VetVerdict
-from pytest_mlhpc.node.vet.main import Earlier
+from pytest_mlhpc.node.vet.main import PreviousResults
 from pytest_mlhpc.node.vet.policy import ExpectedNode
 from pytest_mlhpc.vetting.history import StoredVetting
 from pytest_mlhpc.vetting.journal import REPORTS, JournalQuery, append, day_of, days_since, entries_of_day
@@ -42,7 +42,7 @@ class ReportEntry:
 
 
 @dataclass(frozen=True)
-class Recalled:
+class ReusableResults:
     """What need not be measured again: nodes by host, to be used only where ``NodeReport.boot_id`` is that of the node now.
 
     ``pairs`` are the exchanges between nodes of one and the same vetting; empty unless all hosts asked for were in it.
@@ -111,7 +111,7 @@ def recall(
     system: str = "",
     partition: str = "",
     on_problem: Callable[[str], None] | None = None,
-) -> Recalled:
+) -> ReusableResults:
     """Return the latest results of *hosts* that are young enough, of this level or a closer one, with equal wishes and bounds.
 
     Nothing here can see a node: who uses a report compares its ``boot_id`` with that of the node first.
@@ -132,7 +132,7 @@ def recall(
     one = len({entry.vetting for entry in found.values()}) == 1 and set(found) == wanted
     pairs = [pair for entry in found.values() for pair in entry.pairs if pair.second in wanted] if one else []
     oldest = min((entry.at_ns for entry in found.values()), default=now_ns)
-    return Recalled(
+    return ReusableResults(
         {host: entry.report for host, entry in found.items()},
         tuple(sorted(pairs, key=lambda pair: (pair.stage == "confirm", pair.round))),
         max(0.0, (now_ns - oldest) / 1e9),
@@ -187,7 +187,7 @@ def _forget(state_dir: Path, now_ns: int) -> None:
 
 
 @dataclass(frozen=True)
-class Remembering:
+class StoredResults:
     """``max_age_s``: results so young are used again, 0: none; ``apply``: unfit nodes are taken out of service."""
 
     state_dir: Path
@@ -209,7 +209,7 @@ class Remembering:
             "partition": environ.get("SLURM_JOB_PARTITION", ""),
         }
 
-    def before(self, settings: VetSettings, hosts: Sequence[str]) -> Earlier:
+    def before(self, settings: VetSettings, hosts: Sequence[str]) -> PreviousResults:
         """Return what this site has learned, and what need not be measured again."""
         from pytest_mlhpc.vetting.history import learned
 
@@ -218,7 +218,7 @@ class Remembering:
             known = learned(self.state_dir, **where, now_ns=now_ns, hosts=hosts, on_problem=_tell)
             settings = replace(settings, learned=(*settings.learned, *known))
             if not self.max_age_s:
-                return Earlier(settings)
+                return PreviousResults(settings)
             found = recall(
                 self.state_dir,
                 settings,
@@ -230,8 +230,8 @@ class Remembering:
             )
         except (MlhpcError, OSError) as error:
             _tell(f"what earlier vettings found cannot be used: {error}")
-            return Earlier(settings)
-        return Earlier(settings, found.nodes, found.pairs, found.age_s)
+            return PreviousResults(settings)
+        return PreviousResults(settings, found.nodes, found.pairs, found.age_s)
 
     def after(
         self, identity: str, verdict: VetVerdict, report: Report, settings: VetSettings, reused: Sequence[str]

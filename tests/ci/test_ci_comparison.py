@@ -17,7 +17,7 @@ from pytest_mlhpc.ci.comparison import (
 )
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.report.morning import Morning, MorningItem
-from pytest_mlhpc.store.record import Vetted
+from pytest_mlhpc.store.record import RecordedVetting
 
 
 def compared(*records, accepted=100.0, nights=()):
@@ -79,7 +79,7 @@ def test_a_note_begins_with_the_page_of_its_commit_in_the_order_of_the_morning()
         record(2, verdict="never_scheduled", failure="never_scheduled: Priority", node_id="t.py::queued"),
         record(3, verdict="regressed", explanation=("rate: 10 % below 100",), node_id="t.py::slow"),
         record(4, verdict="suspect", node_id="t.py::perhaps"),
-        record(5, vetting=Vetted("quick", 9.0, unfit={"n3": "slow clock"})),
+        record(5, vetting=RecordedVetting("quick", 9.0, unfit={"n3": "slow clock"})),
     ]
     (comparison,) = compared(*(replace(one, commit="c0ffee" * 6) for one in found))
     lines = comparison.page.lines()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_mlhpc.ci.pipelines import Occasion, child, idle, occasion_of, read
+from pytest_mlhpc.ci.pipelines import PipelineTrigger, child, idle, occasion_of, read
 from pytest_mlhpc.errors import ConfigError
 
 TEMPLATE = {"local": "ci/gitlab/templates/bench.yml"}
@@ -15,7 +15,7 @@ KNOWN = {"cirrus": False, "archer2": False, "eidf-cs2": True}
 
 
 def occasion(source="schedule", **asked):
-    return Occasion(source, asked)
+    return PipelineTrigger(source, asked)
 
 
 def test_what_a_pipeline_is_about_is_written_into_its_children():
@@ -35,13 +35,13 @@ IDLE = yaml.safe_load(Path(__file__).with_name("occasions.yaml").read_text(encod
 
 @pytest.mark.parametrize(("source", "asked", "inputs", "why"), IDLE)
 def test_where_there_is_nothing_to_do_one_job_says_why(source, asked, inputs, why):
-    found = child("cirrus", TEMPLATE, inputs, Occasion(source, asked))
+    found = child("cirrus", TEMPLATE, inputs, PipelineTrigger(source, asked))
     assert list(found) == ["nothing:cirrus"]
     assert why in found["nothing:cirrus"]["script"][0]
 
 
 def test_for_a_commit_of_a_fork_there_is_nothing_to_do():
-    found = child("cirrus", TEMPLATE, {}, Occasion("merge_request_event", {}, stranger=True))
+    found = child("cirrus", TEMPLATE, {}, PipelineTrigger("merge_request_event", {}, stranger=True))
     assert "its commit is of a fork" in found["nothing:cirrus"]["script"][0]
 
 

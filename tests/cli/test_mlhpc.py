@@ -17,7 +17,7 @@ from worlds import measurement, record
 from pytest_mlhpc import cli
 from pytest_mlhpc.cli import COMMANDS, main
 from pytest_mlhpc.report.morning import session_morning
-from pytest_mlhpc.store.record import Record, Vetted
+from pytest_mlhpc.store.record import Record, RecordedVetting
 
 NODE = "suites/test_a.py::test_a[cirrus:standard]"
 
@@ -227,7 +227,9 @@ def test_status_of_a_good_session_is_one_line():
 
 
 def test_status_for_programs_has_what_its_lines_are_made_of(mlhpc, state_dir):
-    vetting = Vetted("quick", 9.0, fit=("n1",), unfit={"n3": "[node_problem] a GPU fell off the bus"})
+    vetting = RecordedVetting(
+        "quick", 9.0, fit=("n1",), unfit={"n3": "[node_problem] a GPU fell off the bus"}
+    )
     fill(
         state_dir,
         *(

@@ -11,9 +11,9 @@ import yaml
 
 from pytest_mlhpc.builtin import make_manager
 from pytest_mlhpc.cli.init import (
+    MachineSurroundings,
     SlurmPartition,
-    Surroundings,
-    find_surroundings,
+    find_machine,
     partitions_of,
     project_files,
     write_project,
@@ -48,7 +48,7 @@ def test_sinfo_is_asked_where_there_is_one(tmp_path, monkeypatch, script, names)
         (tmp_path / "sinfo").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "sinfo").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = find_surroundings({"HOME": str(tmp_path)})
+    found = find_machine({"HOME": str(tmp_path)})
     assert ([part.name for part in found.slurm], found.kubernetes) == (names, False)
 
 
@@ -59,9 +59,7 @@ def test_a_kubeconfig_means_kubernetes(tmp_path, monkeypatch, environ):
     monkeypatch.setenv("PATH", "")
     (tmp_path / ".kube").mkdir()
     (tmp_path / ".kube/config").touch()
-    assert find_surroundings(
-        {key: value.format(folder=tmp_path) for key, value in environ.items()}
-    ).kubernetes
+    assert find_machine({key: value.format(folder=tmp_path) for key, value in environ.items()}).kubernetes
 
 
 @pytest.mark.parametrize("torch", [True, False])
@@ -74,7 +72,7 @@ def test_a_kubeconfig_means_kubernetes(tmp_path, monkeypatch, environ):
     ],
 )
 def test_all_files_are_valid(tmp_path, surroundings, targets, torch):
-    files = project_files(Surroundings(torch=torch, **surroundings))
+    files = project_files(MachineSurroundings(torch=torch, **surroundings))
     written, there = write_project(tmp_path, files)
     assert (sorted(written), there) == (sorted(files), [])
     schedulers = dict(ChainMap(*make_manager().hook.mlhpc_schedulers()))
@@ -87,9 +85,9 @@ def test_all_files_are_valid(tmp_path, surroundings, targets, torch):
 
 
 def test_what_must_be_asked_of_a_site_stands_in_the_entry():
-    text = project_files(Surroundings(slurm=(GPUS, CPUS, replace(CPUS, name="short", max_time_s=1200))))[
-        "systems.yaml"
-    ]
+    text = project_files(
+        MachineSurroundings(slurm=(GPUS, CPUS, replace(CPUS, name="short", max_time_s=1200)))
+    )["systems.yaml"]
     assert 'account: "${MLHPC_ACCOUNT}", max_time: 86400s' in text
     assert "devices: 4, device_model: h100" in text
     assert re.findall(r"time_limit: (\d+)s", text) == ["1800", "1800", "600"]

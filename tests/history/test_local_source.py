@@ -13,7 +13,7 @@ from worlds import SECOND, measurement, record
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.series import Point, night_of
 from pytest_mlhpc.node.protocol.schema import MetricValue
-from pytest_mlhpc.store.record import Vetted
+from pytest_mlhpc.store.record import RecordedVetting
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def odd_record(number, choose):
         "nodes": choose.choice([(), ("n1", "n2")]),
         "commit": choose.choice(["", "abc"]),
         "failure": choose.choice(["", "time_limit: no end\n  log: /x"]),
-        "vetting": choose.choice([None, Vetted("quick", 1.0, ("n1",), {"n3": "ECC errors"})]),
+        "vetting": choose.choice([None, RecordedVetting("quick", 1.0, ("n1",), {"n3": "ECC errors"})]),
         "system": choose.choice(["cirrus", "archer2"]),
         "benchmark": choose.choice(["a[x=1]", "b c,=ü"]),
         "attempt": choose.choice([0, 0, 1]),

@@ -13,7 +13,7 @@ from worlds import DEFINITION, measurement, record
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.history.events import add, new_event
 from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.past import Past
+from pytest_mlhpc.history.past import JudgeHistory
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.evidence import change_lines, machine_lines
 from pytest_mlhpc.store.index import Index
@@ -41,13 +41,13 @@ def index(state_dir):
 
 
 def local(state_dir, index):
-    return Past(state_dir, lambda: index, None, pytest.fail)
+    return JudgeHistory(state_dir, lambda: index, None, pytest.fail)
 
 
 def other(state_dir):
     """A past that reads a source, as it would read InfluxDB."""
     index = lambda: pytest.fail("the local index was asked")  # noqa: E731
-    return contextlib.closing(Past(state_dir, index, LocalSource(state_dir), pytest.fail))
+    return contextlib.closing(JudgeHistory(state_dir, index, LocalSource(state_dir), pytest.fail))
 
 
 def values(nights):
@@ -108,7 +108,7 @@ def test_figures_of_another_definition_are_of_another_epoch(state_dir, index):
     figures = [one.measurement.metrics[0].value for one in records]
     for past in (
         local(state_dir, index),
-        Past(state_dir, lambda: index, LocalSource(state_dir), pytest.fail),
+        JudgeHistory(state_dir, lambda: index, LocalSource(state_dir), pytest.fail),
     ):
         assert values(past.nights(KEY, EPOCH, "")) == figures[:15]
         assert values(past.nights(KEY, Epoch("resnet50 steps=20", "EPYC"), "")) == figures[15:]
@@ -129,7 +129,7 @@ def test_an_event_to_come_changes_nothing_yet(state_dir, index):
 def test_a_source_that_fails_is_told_once_and_the_local_store_asked(state_dir, index):
     store(state_dir, nights(quiet(5)))
     told = []
-    past = Past(state_dir, lambda: index, Dead(), told.append)
+    past = JudgeHistory(state_dir, lambda: index, Dead(), told.append)
     assert len(past.nights(KEY, EPOCH, "")) == len(past.nights(KEY, EPOCH, "")) == 5
     assert told == ["history is read from the local store, as InfluxDB failed: http://influx:8086: no answer"]
 

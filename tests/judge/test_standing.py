@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mlhpc.judge.accepting import Standing, recorded_line, standings_of, written_line
+from pytest_mlhpc.judge.accepting import BaselineStanding, recorded_line, standings_of, written_line
 from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
 
-NEW, CHANGED, PROVISIONAL, SETTLED, WRITTEN, AGREES = Standing
+NEW, CHANGED, PROVISIONAL, SETTLED, WRITTEN, AGREES = BaselineStanding
 STEPS = "steps 100 -> 200"
 ACCEPT = "mlhpc baseline accept"
 

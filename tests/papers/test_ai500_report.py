@@ -8,7 +8,7 @@ import pytest
 from worlds import measurement
 
 from pytest_mlhpc.node.protocol.schema import MetricValue
-from pytest_mlhpc.papers.ai500 import GOALS, Goal, vflops
+from pytest_mlhpc.papers.ai500 import GOALS, QualityGoal, vflops
 from pytest_mlhpc.report.keys import Benchmark
 
 PAGE = (Path(__file__).parents[2] / "docs/ai500.md").read_text(encoding="utf-8")
@@ -135,7 +135,7 @@ def test_an_empty_state_folder_is_left_empty(state_dir, mlhpc):
     ],
 )
 def test_vflops_weigh_with_the_power_of_the_share_of_the_target(better, expected):
-    goal = Goal("any", target=0.5, exponent=5)
+    goal = QualityGoal("any", target=0.5, exponent=5)
     assert {quality: vflops(1.0, quality, goal, better) for quality in expected} == pytest.approx(expected)
 
 

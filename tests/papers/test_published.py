@@ -6,7 +6,7 @@ from worlds import spec
 from pytest_mlhpc.jobs.spec import definition_of
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
-from pytest_mlhpc.papers.published import BEST, PUBLISHED, SAME, SOURCES, Terms, terms_of
+from pytest_mlhpc.papers.published import BEST, PUBLISHED, SAME, SOURCES, SharedTerms, terms_of
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import RecordedRun
 
@@ -18,7 +18,7 @@ FIELDS = {"global_batch": "32", "image_size": "224", "precision": "fp32", "stem"
 def terms(data_kind="real", cache="unknown", **changes):
     """What our figures share; a field that is None is unset."""
     fields = {name: value for name, value in {**FIELDS, **changes}.items() if value is not None}
-    return Terms("resnet50", tuple(fields.items()), data_kind, cache)
+    return SharedTerms("resnet50", tuple(fields.items()), data_kind, cache)
 
 
 def name_of(one):
@@ -81,6 +81,6 @@ def test_at_its_best_the_batch_is_free_and_the_model_is_not():
 
 def test_a_figure_whose_batch_is_not_stated_never_has_the_same_parameters():
     one = next(one for one in PUBLISHED if one.source == "mlperf-hpc" and one.workload == "cosmoflow")
-    ours = Terms("cosmoflow", tuple(sorted(one.model.items())), "real", "unknown")
+    ours = SharedTerms("cosmoflow", tuple(sorted(one.model.items())), "real", "unknown")
     assert one.apart(ours, SAME) == ["global_batch not stated"]
     assert one.apart(ours, BEST) == []

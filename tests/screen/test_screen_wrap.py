@@ -305,7 +305,7 @@ def test_the_end_of_a_program_is_noticed_though_a_thread_of_a_library_took_its_s
     over = threading.Event()
     thread = threading.Thread(target=over.wait)  # begun before signals are blocked, so it may take them
     thread.start()
-    wrapped = screen_run.Wrapped(["true"], os.environ, NoDevices("none"), 0.05)
+    wrapped = screen_run.ScreenedProgram(["true"], os.environ, NoDevices("none"), 0.05)
     try:
         poll(lambda: processes.stat_fields(wrapped._process.pid)[0] == "Z")
         assert wrapped.wait() == screen_run.Ended(0)
@@ -317,7 +317,7 @@ def test_the_end_of_a_program_is_noticed_though_a_thread_of_a_library_took_its_s
 
 def test_a_program_that_is_looked_at_for_a_day_is_looked_at_less_often(monkeypatch):
     monkeypatch.setattr(screen_run, "MOST_LOOKS", 8)
-    wrapped = screen_run.Wrapped(["sleep", "600"], os.environ, NoDevices("none"), 0.05)
+    wrapped = screen_run.ScreenedProgram(["sleep", "600"], os.environ, NoDevices("none"), 0.05)
     try:
         while wrapped._sampler.pause_s < 0.1:
             assert wrapped.watch(0.2) is None

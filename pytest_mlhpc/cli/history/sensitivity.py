@@ -32,7 +32,7 @@ _SERIES_S, _MANY = 0.5, 20
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class AssumedChange:
     """What shall be tried in place of what is: another tolerance (share), another noise (factor of what it is)."""
 
     tolerance: float | None
@@ -97,7 +97,7 @@ def command(
             f"{count(len(wanted), 'series')} are simulated, which takes about {_SERIES_S * len(wanted):.0f} s"
         )
     book = BaselineBook(baselines_dir, state_dir)
-    found = [row for one in wanted if (row := _row(one, book, WhatIf(tolerance, noise)))]
+    found = [row for one in wanted if (row := _row(one, book, AssumedChange(tolerance, noise)))]
     found.sort(key=lambda one: (*(-(size or 1.0) for size in reversed(one.now.smallest)), one.key))
     young = [one for one in wanted if one.series.key not in {row.key for row in found}]
     return CommandReport(text_of(found, young), _json(found, young))
@@ -114,7 +114,7 @@ def _matching(every: Sequence[WatchedSeries], benchmark: str) -> list[WatchedSer
     return wanted
 
 
-def _row(one: WatchedSeries, book: BaselineBook, what_if: WhatIf) -> SeriesRow | None:
+def _row(one: WatchedSeries, book: BaselineBook, what_if: AssumedChange) -> SeriesRow | None:
     series = one.series
     entry = book.lookup(series.key)
     tolerance = entry.tolerance if entry else LOCAL_TOLERANCE if series.key.fingerprint else TOLERANCE

@@ -105,7 +105,7 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: BatchSignals, environ:
         except nodes.NodesUnknown as error:
             code = EXIT_NODES
             say(f"the nodes of this allocation are not known: {error}")
-        except output.Begun:
+        except output.AlreadyStarted:
             code = _refused(lines, environ)
         except OSError:
             code = EXIT_CANNOT_WRITE

@@ -30,7 +30,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
-class Begun(Exception):  # noqa: N818 - what happened, in the words of the flow
+class AlreadyStarted(Exception):  # noqa: N818 - what happened, in the words of the flow
     """A batch of this allocation has already said that it runs; nothing was written."""
 
 
@@ -132,7 +132,7 @@ class LinesFolder:
                 _link(name, target, {"schema": SCHEMA, **content})
             else:
                 os.replace(name, str(target))  # noqa: PTH105 - both names are strings already
-        except Begun:
+        except AlreadyStarted:
             os.unlink(name)  # noqa: PTH108 - as above
             raise
         except OSError as error:
@@ -153,14 +153,14 @@ def _link(name: str, target: Path, content: Mapping[str, Any]) -> None:
     except FileExistsError as error:
         # NFS repeats requests whose answer was lost: the first may have done it.
         if os.stat(name).st_nlink < 2:  # noqa: PTH116 - the name is a string already
-            raise Begun from error
+            raise AlreadyStarted from error
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         try:
             descriptor = os.open(str(target), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError as exists:
-            raise Begun from exists
+            raise AlreadyStarted from exists
         with os.fdopen(descriptor, "w", encoding="ascii") as file:  # whoever reads half of it looks again
             json.dump(content, file)
             file.flush()

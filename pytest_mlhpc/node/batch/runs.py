@@ -46,7 +46,7 @@ Execute = Callable[[Supervisor, RunPlan], None]
 Supervise = Callable[[RankBook, Path, Any], Supervisor]
 
 
-class Silent:
+class BuildRelay:
     """Takes what a run says of itself: of a build nobody hears but by its failure."""
 
     def send(self, run: RunPlan, kind: str, body: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ def _build(
         cwd=None,
         variables={**run.variables, **build.variables},
     )
-    supervisor = supervise(RankBook(alone, ()), folder, Silent())
+    supervisor = supervise(RankBook(alone, ()), folder, BuildRelay())
     execute(supervisor, alone)
     trouble, code = supervisor.book.trouble, supervisor.launcher_exit
     if trouble is None and code == 0:
@@ -185,7 +185,7 @@ class Site:
         return (self.address,) if self.address else nodes.reachable_as(self.own)
 
 
-class Ends(Protocol):
+class EndSignals(Protocol):
     """What tells that this batch has to end."""
 
     wakeup: int  #: becomes readable when a signal came
@@ -194,7 +194,7 @@ class Ends(Protocol):
         """Return whether one has come that says so."""
 
 
-def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> None:
+def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: EndSignals, *, site: Site) -> None:
     """Do one run and report it, whatever happens: started, progress, measurement or failed, and end.
 
     Raises:
@@ -237,7 +237,9 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: Ends, *,
     report(supervisor, relay, began_ns)
 
 
-def prepare(plan: Plan, run: RunPlan, path: Path, signals: Ends, site: Site) -> Optional[Tuple[str, str]]:
+def prepare(
+    plan: Plan, run: RunPlan, path: Path, signals: EndSignals, site: Site
+) -> Optional[Tuple[str, str]]:
     """Build what *run* needs; return the failure (outcome, text) that it is, or None.
 
     Raises:

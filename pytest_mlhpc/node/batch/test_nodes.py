@@ -17,7 +17,7 @@ from pytest_mlhpc.node import processes
 from pytest_mlhpc.node.batch import output
 from pytest_mlhpc.node.batch.output import ControllerLost, Lines
 from pytest_mlhpc.node.batch.ranks import LauncherOutput
-from pytest_mlhpc.node.batch.runs import FOREIGN_VARIABLES, SIGNAL_LAG_S, Ends, Site
+from pytest_mlhpc.node.batch.runs import FOREIGN_VARIABLES, SIGNAL_LAG_S, EndSignals, Site
 from pytest_mlhpc.node.files import make_private, unwritten
 from pytest_mlhpc.node.launch import step
 from pytest_mlhpc.node.processes import CappedLog, end_descendants, reap
@@ -175,7 +175,7 @@ class Request:
     cwd: Optional[str]
 
 
-def hold(plan: Plan, run: RunPlan, relay: Lines, signals: Ends, *, site: Site) -> None:
+def hold(plan: Plan, run: RunPlan, relay: Lines, signals: EndSignals, *, site: Site) -> None:
     """Say that the nodes are there, and do what is asked until they are released or the time is over.
 
     Raises:
@@ -208,7 +208,7 @@ class RequestServer:
     """Serves the requests of one test."""
 
     def __init__(
-        self, run: RunPlan, directory: Path, nodes: Tuple[str, ...], signals: Ends, site: Site
+        self, run: RunPlan, directory: Path, nodes: Tuple[str, ...], signals: EndSignals, site: Site
     ) -> None:
         self._run, self._directory, self._nodes, self._signals, self._site = (
             run,

@@ -17,7 +17,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 from pytest_mlhpc.node.agents.wire import key_of, proof
 from pytest_mlhpc.node.batch.output import ControllerLost, Lines
 from pytest_mlhpc.node.batch.ranks import LAUNCHER, RankBook
-from pytest_mlhpc.node.batch.runs import Ends, Site, execute
+from pytest_mlhpc.node.batch.runs import EndSignals, Site, execute
 from pytest_mlhpc.node.batch.supervise import Supervisor
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.launch.step import KEEP_GOING
@@ -92,7 +92,7 @@ def limit_of(settings: VetSettings) -> float:
     return settings.budget_s or BUDGET_S[settings.level]
 
 
-def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> FitNodes:
+def vet(plan: Plan, path: Path, relay: Lines, signals: EndSignals, *, site: Site) -> FitNodes:
     """Vet the nodes and tell the runs; where too few are fit, tell their end too.
 
     Raises:
@@ -109,7 +109,9 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> F
     run = replace(run, variables={**run.variables, HOSTS: json.dumps(site.nodes)})
     book = RankBook(run, ())
     book.started = True
-    supervisor = Supervisor(book, directory, Quiet(), signals.wakeup, signals.stop, lifeline=site.lifeline)
+    supervisor = Supervisor(
+        book, directory, DiscardedRelay(), signals.wakeup, signals.stop, lifeline=site.lifeline
+    )
     execute(supervisor, run, path, site)
     if signals.stop():
         raise ControllerLost
@@ -125,7 +127,7 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> F
     return found
 
 
-class Quiet:
+class DiscardedRelay:
     """Takes what a run says and tells nobody: the controller knows nothing of this one."""
 
     def send(self, run: RunPlan, kind: str, body: Mapping[str, Any]) -> None:

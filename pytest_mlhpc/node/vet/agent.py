@@ -1,4 +1,4 @@
-"""One node's part: keeps its two processes on their leashes, and tells the leader what they say.
+"""One node's part: owns its two processes, and tells the leader what they say.
 
 It looks at no hardware itself, so it cannot hang in a driver: what hangs is killed after its limit and named, and what not even
 SIGKILL ends is left behind and named. Checks begin at once; the leader is looked for meanwhile, and gets all that was said.
@@ -143,10 +143,10 @@ class Agent:
                 selector.register(self._wire.socket, events)
             for held in (self._looking.held, self._load.held):
                 if held is not None:
-                    for fd in (held.leash.answers, held.leash.words):
+                    for fd in (held.child.answers, held.child.words):
                         selector.register(fd, selectors.EVENT_READ)
-                    if held.leash.waiting >= 0:
-                        selector.register(held.leash.waiting, selectors.EVENT_WRITE)
+                    if held.child.waiting >= 0:
+                        selector.register(held.child.waiting, selectors.EVENT_WRITE)
             ready = self._unsent or (self._wire is not None and self._wire.arrived)
             selector.select(0 if ready and self._wire is not None else max(0.0, until - now))
 
@@ -181,12 +181,12 @@ class Agent:
     # --- the end
 
     def _end(self) -> None:
-        leashes = [held.leash for held in (self._looking.held, self._load.held) if held is not None]
-        for leash in leashes:
-            leash.close()
+        children = [held.child for held in (self._looking.held, self._load.held) if held is not None]
+        for child in children:
+            child.close()
         deadline = time.monotonic() + VANISH_S
-        for leash in leashes:
-            leash.wait(max(0.0, deadline - time.monotonic()))
+        for child in children:
+            child.wait(max(0.0, deadline - time.monotonic()))
         if self._wire is not None:
             if self._signals.told:
                 self._wire.send({"kind": "leaving", "text": "a signal ended it"})

@@ -21,7 +21,7 @@ from pytest_mlhpc.node.vet.place import PROOF_S, VetPlace, version
 
 
 @dataclass
-class Seat:
+class NodeState:
     """What is known of one node. ``works`` is what its child was asked, by the outcome that came of it."""
 
     rank: int
@@ -70,7 +70,7 @@ class Seat:
         return f"it hung in {what}: {begun}, and no word came in time"
 
 
-def apply_message(seat: Seat, message: Mapping[str, Any]) -> None:
+def apply_message(seat: NodeState, message: Mapping[str, Any]) -> None:
     """Take in one message. What cannot be read is a finding: it is that node that says it."""
     kind = message["kind"]
     act = _ACTS.get(kind)
@@ -83,35 +83,35 @@ def apply_message(seat: Seat, message: Mapping[str, Any]) -> None:
         seat.note("vetting", Severity.UNKNOWN, text[:500], "unreadable")
 
 
-def _plan(seat: Seat, message: Mapping[str, Any]) -> None:
+def _plan(seat: NodeState, message: Mapping[str, Any]) -> None:
     seat.boot_id = str(message["boot_id"])
 
 
-def _begun(seat: Seat, message: Mapping[str, Any]) -> None:
+def _begun(seat: NodeState, message: Mapping[str, Any]) -> None:
     seat.unfinished = str(message["what"])[:300]
 
 
-def _checked(seat: Seat, message: Mapping[str, Any]) -> None:
+def _checked(seat: NodeState, message: Mapping[str, Any]) -> None:
     seat.unfinished = ""
     seat.outcomes.append(from_json(CheckOutcome, message["outcome"]))
 
 
-def _checks_done(seat: Seat, _message: Mapping[str, Any]) -> None:
+def _checks_done(seat: NodeState, _message: Mapping[str, Any]) -> None:
     seat.checked, seat.unfinished = True, ""
 
 
-def _ready(seat: Seat, message: Mapping[str, Any]) -> None:
+def _ready(seat: NodeState, message: Mapping[str, Any]) -> None:
     seat.ready = True
     models = [str(model) for model in message["ready"].get("models", ())]
     seat.models = {model: models.count(model) for model in models}
 
 
-def _no_child(seat: Seat, message: Mapping[str, Any]) -> None:
+def _no_child(seat: NodeState, message: Mapping[str, Any]) -> None:
     seat.no_child = str(message["text"])[:1000]
     seat.slow_start = bool(message.get("hung"))
 
 
-def _answer(seat: Seat, message: Mapping[str, Any]) -> None:
+def _answer(seat: NodeState, message: Mapping[str, Any]) -> None:
     seat.unfinished = ""
     answer = {name: value for name, value in message.items() if name != "outcome"}
     seat.answers[int(message["id"])] = answer
@@ -120,7 +120,7 @@ def _answer(seat: Seat, message: Mapping[str, Any]) -> None:
         answer["outcome"] = from_json(CheckOutcome, message["outcome"])
 
 
-def _leaving(seat: Seat, message: Mapping[str, Any]) -> None:
+def _leaving(seat: NodeState, message: Mapping[str, Any]) -> None:
     if seat.wire is not None:
         seat.wire.end(str(message.get("text"))[:300])
 
@@ -137,7 +137,7 @@ _ACTS = {
 }
 
 
-def alive(seats: Iterable[Seat]) -> List[Seat]:
+def alive(seats: Iterable[NodeState]) -> List[NodeState]:
     """Return those that can be spoken to."""
     return [seat for seat in seats if seat.there]
 
@@ -160,7 +160,7 @@ class Leader:
     """Keeps a seat for each node. *first* is the connection of the agent in this process, *listening* for the others."""
 
     def __init__(self, place: VetPlace, key: bytes, first: Wire, listening: Optional[socket.socket]) -> None:
-        self.seats = [Seat(rank, place.name_of(rank)) for rank in range(place.nodes)]
+        self.seats = [NodeState(rank, place.name_of(rank)) for rank in range(place.nodes)]
         self._key, self._listening = key, listening
         self._numbers = itertools.count(1)
         self._strangers: List[Wire] = []  #: they may get a seat, or are shown out
@@ -188,7 +188,9 @@ class Leader:
             self._tend()
         return True
 
-    def ask(self, seat: Seat, what: str, limit_s: float, args: Optional[Mapping[str, Any]] = None) -> int:
+    def ask(
+        self, seat: NodeState, what: str, limit_s: float, args: Optional[Mapping[str, Any]] = None
+    ) -> int:
         """Ask a node to do something; the answer will be in ``seat.answers`` by the number that is returned."""
         number = next(self._numbers)
         if seat.wire is None or not seat.there:
@@ -199,7 +201,7 @@ class Leader:
             )
         return number
 
-    def lose(self, seat: Seat, why: str) -> None:
+    def lose(self, seat: NodeState, why: str) -> None:
         """Give a node up."""
         if not seat.missing:
             seat.missing = why
@@ -244,7 +246,7 @@ class Leader:
             self._strangers.remove(wire)
             self._drop(wire)
 
-    def _serve(self, seat: Seat, wire: Wire, now: float, *, beat: bool) -> None:
+    def _serve(self, seat: NodeState, wire: Wire, now: float, *, beat: bool) -> None:
         if beat:
             wire.send({"kind": "beat"})
         # Who has said something that we have not come to read yet is not silent.
@@ -319,7 +321,7 @@ class Leader:
         self._seat(seat, wire)
         return ""
 
-    def _has_left(self, seat: Seat) -> bool:
+    def _has_left(self, seat: NodeState) -> bool:
         """Return whether a node has gone before it said anything: it waited for us too long, and tries again."""
         wire = seat.wire
         if wire is not None and not wire.ended:
@@ -330,14 +332,14 @@ class Leader:
         seat.missing = ""
         return True
 
-    def _seat(self, seat: Seat, wire: Wire) -> None:
+    def _seat(self, seat: NodeState, wire: Wire) -> None:
         wire.trusted = True
         seat.wire, seat.came = wire, True
         self._add(wire, lambda: self._read(seat, wire))
 
     # --- what agents say
 
-    def _read(self, seat: Seat, wire: Wire) -> None:
+    def _read(self, seat: NodeState, wire: Wire) -> None:
         wire.flush()
         for message in wire.read():
             apply_message(seat, message)

@@ -47,7 +47,7 @@ from pytest_mlhpc.node.vet.workers import WorkerModules, WorkerSignals, budget_o
 
 
 @dataclass(frozen=True)
-class Earlier:
+class PreviousResults:
     """What is known from before: settings with what was learned, and results by host that may be used for an equal boot id.
 
     ``pairs`` are exchanges between all nodes, or none. ``age_s`` is the oldest's.
@@ -70,7 +70,7 @@ class ResultStore(Protocol):
         """Return it."""
         ...
 
-    def before(self, settings: VetSettings, hosts: Sequence[str]) -> Earlier:
+    def before(self, settings: VetSettings, hosts: Sequence[str]) -> PreviousResults:
         """Return what is known of these nodes."""
         ...
 
@@ -114,7 +114,7 @@ class Session:
     ) -> None:
         self._settings, self._place, self._first, self._environ = settings, place, first, environ
         self._begun, self._memory = begun, memory
-        self._earlier = Earlier(settings)
+        self._earlier = PreviousResults(settings)
         self._reused: Tuple[str, ...] = ()
         self._given_up = threading.Event()
         self.code: Optional[int] = None

@@ -25,7 +25,7 @@ from pytest_mlhpc.node.vet.statistics import (
 
 
 @dataclass(frozen=True)
-class Jury:
+class References:
     """Who can judge a group's figures.
 
     ``peers`` are there if one that is worse than the others can be named; they ``decide`` if the others are good for that.
@@ -45,7 +45,7 @@ class Jury:
 
 def call_jury(
     group: FigureGroup, values: Mapping[Place, float], settings: VetSettings, policy: Policy
-) -> Jury:
+) -> References:
     """Return who can judge these figures of a group."""
     floor = statistics.find(group.sample.floor, group.sample.model)
     if floor is not None and floor.unit != group.sample.unit:
@@ -54,13 +54,13 @@ def call_jury(
     hosts, least = {host for host, _ in values}, _least(policy)
     few = "" if len(hosts) >= least else f"it takes {least:g} nodes to be peers, and {len(hosts)} measured it"
     if len(values) < least:
-        return Jury(floor, learned, why=few, own=_find_own(group.sample, settings))
+        return References(floor, learned, why=few, own=_find_own(group.sample, settings))
     peers = find_peers(values, group.sample.better, policy, group.sample.check)
     confused = _confusion(group.sample.check, peers, values, policy, by_host=not few)
     if confused:
-        return Jury(floor, learned, why=few or confused, confused=True, low=peers.low)
+        return References(floor, learned, why=few or confused, confused=True, low=peers.low)
     own = _find_own(group.sample, settings)
-    return Jury(floor, learned, peers=peers, decide=not few, why=few, own=own)
+    return References(floor, learned, peers=peers, decide=not few, why=few, own=own)
 
 
 def _confusion(
@@ -168,7 +168,7 @@ def _is_suspicious(group: FigureGroup, settings: VetSettings, policy: Policy) ->
     )
 
 
-def _judge(group: FigureGroup, place: Place, value: float, jury: Jury, policy: Policy) -> RuleResult:
+def _judge(group: FigureGroup, place: Place, value: float, jury: References, policy: Policy) -> RuleResult:
     """Return the worst that anybody who may judge says; of equals, peers come first."""
     what = _what(group, place, value)
     marks: List[RuleResult] = []
@@ -272,7 +272,7 @@ def _own_bound(own: Learned, policy: Policy) -> Optional[float]:
     return max(mads * own.mad / own.median, least)
 
 
-def _finding(group: FigureGroup, place: Place, value: float, jury: Jury, mark: RuleResult) -> Finding:
+def _finding(group: FigureGroup, place: Place, value: float, jury: References, mark: RuleResult) -> Finding:
     sample, peers = group.sample, jury.peers
     return Finding(
         check=sample.check,

@@ -22,7 +22,7 @@ from pytest_mlhpc.node.vet.finding import (
     joined,
 )
 from pytest_mlhpc.node.vet.judge import CLOCKS, ClockOffset, compare_clocks
-from pytest_mlhpc.node.vet.leader import Leader, Seat, alive
+from pytest_mlhpc.node.vet.leader import Leader, NodeState, alive
 from pytest_mlhpc.node.vet.policy import Policy
 from pytest_mlhpc.node.vet.workers import PAIR_S, Work, budget_of, limit_of, pair_args, works
 
@@ -73,14 +73,14 @@ class Round:
 class PairExchange:
     """One exchange between two nodes. ``machines`` are those that it keeps busy."""
 
-    def __init__(self, leader: Leader, first: Seat, second: Seat, number: int, stage: str) -> None:
+    def __init__(self, leader: Leader, first: NodeState, second: NodeState, number: int, stage: str) -> None:
         self._leader, self._first, self._second = leader, first, second
         self.machines = {seat.machine for seat in (first, second)}
         self.result = PairResult(number, first.host, second.host, stage=stage)
         self._port = self._limit = 0.0
         self._args: Dict[str, object] = {}
         self._limit_s = 0.0
-        self._asked: Dict[str, Tuple[Seat, int]] = {}
+        self._asked: Dict[str, Tuple[NodeState, int]] = {}
 
     def can_begin(self) -> bool:
         """Return whether no child is still being started again."""
@@ -148,7 +148,7 @@ class PairExchange:
         return True
 
 
-def address_for(first: Seat, second: Seat) -> str:
+def address_for(first: NodeState, second: NodeState) -> str:
     """Return the address of *first* as *second* sees it, or as this node does; empty if that is not known."""
     wire = second.wire if first.rank == 0 else first.wire
     if wire is None or wire.socket.family == socket.AF_UNIX:
@@ -171,12 +171,12 @@ PASSES = 3
 @dataclass(frozen=True)
 class _Doing:
     work: Work
-    seat: Seat
+    seat: NodeState
     number: int
     limit: float
 
 
-class Turns:
+class LoadRound:
     """One round of *work* on *seats*. What came of it stands in the seats, also what was not done."""
 
     def __init__(
@@ -184,16 +184,16 @@ class Turns:
         leader: Leader,
         settings: VetSettings,
         work: Iterable[Work],
-        seats: Sequence[Seat],
+        seats: Sequence[NodeState],
         round_number: int,
     ) -> None:
         self._leader, self._settings, self._round = leader, settings, round_number
-        machines: Dict[str, List[Seat]] = {}
+        machines: Dict[str, List[NodeState]] = {}
         for seat in seats:
             machines.setdefault(seat.machine, []).append(seat)
         works = list(work)
         self._sharing = {name: len(of) for name, of in machines.items()}
-        self._turns: Dict[str, List[Tuple[Work, Seat]]] = {
+        self._turns: Dict[str, List[Tuple[Work, NodeState]]] = {
             name: [
                 (one, seat)
                 for one in works
@@ -229,7 +229,7 @@ class Turns:
                 self._begin(name, *turns.pop(0))
         return not self._doing and not any(self._turns.values())
 
-    def _begin(self, name: str, work: Work, seat: Seat) -> None:
+    def _begin(self, name: str, work: Work, seat: NodeState) -> None:
         if not seat.there or seat.no_child:
             return
         limit_s = limit_of(work, self._settings)
@@ -264,7 +264,7 @@ class Turns:
             self._leader.lose(doing.seat, doing.seat.hung(doing.work.name))
 
 
-def _take(seat: Seat, work: Work, answer: Mapping[str, Any], round_number: int) -> None:
+def _take(seat: NodeState, work: Work, answer: Mapping[str, Any], round_number: int) -> None:
     if "outcome" in answer:
         _keep(seat, work, answer["outcome"], round_number)
         return
@@ -277,7 +277,7 @@ def _take(seat: Seat, work: Work, answer: Mapping[str, Any], round_number: int) 
     seat.note(work.name, severity, str(answer.get("error"))[:1000], rule)
 
 
-def _keep(seat: Seat, work: Work, outcome: CheckOutcome, round_number: int) -> None:
+def _keep(seat: NodeState, work: Work, outcome: CheckOutcome, round_number: int) -> None:
     """Add what came of a turn; of several within one round there is one outcome, with the best figures."""
     known = seat.works.setdefault(work.name, [])
     if work.again and _known(seat, work, round_number):
@@ -288,7 +288,7 @@ def _keep(seat: Seat, work: Work, outcome: CheckOutcome, round_number: int) -> N
     seat.outcomes.append(outcome)
 
 
-def _known(seat: Seat, work: Work, round_number: int) -> bool:
+def _known(seat: NodeState, work: Work, round_number: int) -> bool:
     """Return whether a turn of this round has brought figures."""
     known = seat.works.get(work.name, ())
     return bool(known and known[-1].readings and known[-1].readings[0].round == round_number)
@@ -344,7 +344,7 @@ class VettingRun:
         self._end_watches()
         return self.report()
 
-    def _reuse(self, seat: Seat, earlier: Optional[NodeReport]) -> None:
+    def _reuse(self, seat: NodeState, earlier: Optional[NodeReport]) -> None:
         """Take over what was measured before, if that was this node since its last boot."""
         if earlier is None or not seat.boot_id or earlier.boot_id != seat.boot_id:
             return
@@ -433,10 +433,10 @@ class VettingRun:
     # --- computing
 
     def _load(self, work: Iterable[Work], round_number: int) -> None:
-        turns = Turns(self._leader, self._settings, work, self._workers(), round_number)
+        turns = LoadRound(self._leader, self._settings, work, self._workers(), round_number)
         turns.run(self._deadline - self._reserve_s())
 
-    def _workers(self) -> List[Seat]:
+    def _workers(self) -> List[NodeState]:
         return [seat for seat in alive(self._leader.seats) if seat.ready]
 
     def _note_all(self, check: str, severity: Severity, text: str) -> None:

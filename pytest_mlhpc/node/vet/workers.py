@@ -27,8 +27,8 @@ Say = Callable[[Mapping[str, Any]], None]
 class RunningCommand:
     """``number`` of the command, -1: none; ``what`` it is, ``doing`` which part of it; ``limit`` is monotonic."""
 
-    def __init__(self, leash: ChildProcess) -> None:
-        self.leash = leash
+    def __init__(self, child: ChildProcess) -> None:
+        self.child = child
         self.number = -1
         self.what = self.doing = ""
         self.limit = float("inf")
@@ -45,27 +45,27 @@ class RunningCommand:
 
     def read_answers(self) -> List[Dict[str, Any]]:
         """Return its answers; send what waits, and take what it prints."""
-        self.leash.flush()
-        self.leash.listen()
-        return self.leash.read()
+        self.child.flush()
+        self.child.listen()
+        return self.child.read()
 
     def failed(self) -> Tuple[str, bool]:
         """Return how it failed, empty if it did not, and whether it hung."""
-        if self.leash.trouble:
-            return self.leash.trouble, False
-        if self.leash.ended is not None:
-            return f"its process {self.leash.how()}", False
+        if self.child.trouble:
+            return self.child.trouble, False
+        if self.child.ended is not None:
+            return f"its process {self.child.how()}", False
         if time.monotonic() > self.limit:
             return f"did not end within {self.limit_s:g} s", True
         return "", False
 
     def let_go(self) -> str:
         """End it; return what there is to say if it does not go."""
-        gone = self.leash.ended is not None
-        self.leash.close()
-        if gone or self.leash.wait(VANISH_S):
+        gone = self.child.ended is not None
+        self.child.close()
+        if gone or self.child.wait(VANISH_S):
             return ""
-        return f"; not even SIGKILL ends it: process {self.leash.pid} is left behind"
+        return f"; not even SIGKILL ends it: process {self.child.pid} is left behind"
 
 
 def checked(check: str, severity: Severity, text: str, rule: str) -> Dict[str, Any]:
@@ -112,12 +112,12 @@ class CheckRunner:
             "hosts": list(self._place.hosts),
             "skip": sorted(self._told),
         }
-        held.leash.send({"id": 0, "do": "checks", "args": args})
+        held.child.send({"id": 0, "do": "checks", "args": args})
 
     def sample(self, *, on: bool) -> None:
         """Say whether the node is under load."""
         if self.held is not None:
-            self.held.leash.send({"id": -1, "do": "sample", "args": {"on": on}})
+            self.held.child.send({"id": -1, "do": "sample", "args": {"on": on}})
 
     def end(self, number: int) -> None:
         """Have the watches say what they saw; the answer to *number* follows."""
@@ -125,7 +125,7 @@ class CheckRunner:
             self._say({"kind": "answer", "id": number, "done": True})
             return
         self.held.expect(number, "end", END_S)
-        self.held.leash.send({"id": number, "do": "end"})
+        self.held.child.send({"id": number, "do": "end"})
 
     def tend(self) -> None:
         """Hear what it says, and end it when it fails."""
@@ -136,7 +136,7 @@ class CheckRunner:
             for message in held.read_answers():
                 self._handle(held, message)
         except (TypeError, ValueError, KeyError) as error:
-            held.leash.trouble = f"it answered something that is no answer: {error}"[:300]
+            held.child.trouble = f"it answered something that is no answer: {error}"[:300]
         how, hung = held.failed()
         if how:
             self._failed(held, how, hung=hung)
@@ -313,13 +313,13 @@ class LoadRunner:
         kind = settings.wanted.accelerator
         arguments = ("--accelerator", kind) if kind in CHILD_KINDS else ()
         try:
-            leash = ChildProcess(
+            child = ChildProcess(
                 self._module, python=settings.python, arguments=arguments, environ=self._environ
             )
         except OSError as error:
             self._lost(f"{settings.python or sys.executable} cannot be started: {error.strerror}", hung=False)
             return
-        self.held = RunningCommand(leash)
+        self.held = RunningCommand(child)
         self.held.expect(0, "starting", READY_SHARE * budget_of(settings))
 
     def do(self, number: int, what: str, args: Mapping[str, Any], limit_s: float) -> None:
@@ -328,7 +328,7 @@ class LoadRunner:
             self._say({"kind": "answer", "id": number, "error": self.gone})
             return
         self.held.expect(number, what, limit_s)
-        self.held.leash.send({"id": number, "do": what, "args": {**args, **self._own_args(what)}})
+        self.held.child.send({"id": number, "do": what, "args": {**args, **self._own_args(what)}})
         self._loaded(True)
 
     def _own_args(self, what: str) -> Dict[str, Any]:

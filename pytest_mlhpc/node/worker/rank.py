@@ -51,7 +51,7 @@ class Window:
     started_ns: int
     ended_ns: int
     epoch_s: float
-    meanwhile: reporting.Meanwhile
+    meanwhile: reporting.WindowUsage
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ def peak_flops(device_model: str, precision: str, compute_units: Optional[int] =
 Progress = Callable[[int, int, float], None]
 
 
-class Who(TypedDict):
+class RankIdentity(TypedDict):
     """Which rank measured, on which device, with data from where."""
 
     rank: int
@@ -252,7 +252,7 @@ class SampleCost(TypedDict):
     tokens_per_sample: Optional[int]
 
 
-class Meanwhile(TypedDict):
+class WindowUsage(TypedDict):
     """What was used in a window, and what else its node did."""
 
     energy_j: Optional[float]
@@ -260,7 +260,7 @@ class Meanwhile(TypedDict):
     peak_memory_bytes: Optional[int]
 
 
-def who(run: RunPlan, group: Group, accelerator: Accelerator) -> Who:
+def who(run: RunPlan, group: Group, accelerator: Accelerator) -> RankIdentity:
     """Say which rank measured what."""
     return {
         "rank": group.rank,
@@ -294,7 +294,7 @@ class RunWatch:
         accelerator.reset_peak_memory()
         self._before, self._joules = contention.snapshot(), accelerator.energy_j()
 
-    def over(self) -> Meanwhile:
+    def over(self) -> WindowUsage:
         """Return what happened in between."""
         return {
             "energy_j": machine.difference(self._joules, self._accelerator.energy_j()),

@@ -21,9 +21,9 @@ from pytest_mlhpc.provision.kubernetes.causes import PROBE
 from pytest_mlhpc.provision.kubernetes.kinds import TemplateRule, WorkloadKind, kind_of
 from pytest_mlhpc.provision.kubernetes.objects import (
     ALLOCATION,
+    FixedValue,
     Identity,
     ManifestConflict,
-    Must,
     mark_must,
     merge,
     object_labels,
@@ -225,7 +225,10 @@ def workload_object(
         first += pods
         for path in rule.count:
             set_at(
-                merged, path, merge(value_at(merged, path), Must(pods), conflicts, ".".join(path)), conflicts
+                merged,
+                path,
+                merge(value_at(merged, path), FixedValue(pods), conflicts, ".".join(path)),
+                conflicts,
             )
     if first < job.pods and not kind.each_pod:
         raise UsageError(
@@ -254,19 +257,23 @@ def _workload_frame(job: RenderContext, rank: int | None) -> dict[str, Any]:
     """Return our part of the object around the pod templates."""
     settings, kind = job.settings, job.kind
     name = job.name + (f"-{rank}" if rank is not None else "")
-    named = {"generateName": Must(f"{name}-")} if settings.generate_name else {"name": Must(name)}
+    named = {"generateName": FixedValue(f"{name}-")} if settings.generate_name else {"name": FixedValue(name)}
     extra = {kind.limit_label: str(deadlines(job.plan, settings)[0])} if kind.limit_label else {}
     metadata: dict[str, Any] = {
         **named,
-        "labels": {**extra, **settings.labels, **{key: Must(value) for key, value in job.labels.items()}},
+        "labels": {
+            **extra,
+            **settings.labels,
+            **{key: FixedValue(value) for key, value in job.labels.items()},
+        },
     }
     if settings.annotations:
         metadata["annotations"] = dict(settings.annotations)
     if settings.namespace:
-        metadata["namespace"] = Must(settings.namespace)
+        metadata["namespace"] = FixedValue(settings.namespace)
     frame: dict[str, Any] = {
-        "apiVersion": Must(kind.resource.api_version),
-        "kind": Must(kind.resource.kind),
+        "apiVersion": FixedValue(kind.resource.api_version),
+        "kind": FixedValue(kind.resource.kind),
         "metadata": metadata,
     }
     frame = overlay(frame, kind.manifest)
@@ -276,7 +283,7 @@ def _workload_frame(job: RenderContext, rank: int | None) -> dict[str, Any]:
     for path, value in (
         (kind.deadline, deadlines(job.plan, settings)[1]),
         (kind.ttl, round(settings.ttl_s)),
-        (kind.devices, Must(str(job.shape.devices)) if job.shape.devices else None),
+        (kind.devices, FixedValue(str(job.shape.devices)) if job.shape.devices else None),
     ):
         if path and value is not None:
             set_at(frame, path, value, [])
@@ -320,7 +327,7 @@ def _complete_spec(
             # Operators set their variable in containers only, and the probe checks this node alone.
             one = {"name": "MLHPC_POD_RANK", "value": "0"}
             probe["env"] = [one if found.get("name") == one["name"] else found for found in probe["env"]]
-        probe = {"name": PROBE, "command": Must(command), **probe}
+        probe = {"name": PROBE, "command": FixedValue(command), **probe}
         spec["initContainers"] = merge(
             spec.get("initContainers") or [], [probe], conflicts, f"{where}.spec.initContainers"
         )

@@ -160,7 +160,7 @@ _ATOMIC_ITEMS: Final = frozenset({"env", "volumes", "volumeMounts"})
 
 
 @dataclass(frozen=True)
-class Must:
+class FixedValue:
     """A value of ours that the user's manifest may repeat but not change."""
 
     value: Any
@@ -168,7 +168,7 @@ class Must:
 
 @dataclass(frozen=True)
 class ManifestConflict:
-    """A value of the user's manifest that contradicts a :class:`Must`, or has the wrong type."""
+    """A value of the user's manifest that contradicts a :class:`FixedValue`, or has the wrong type."""
 
     path: str
     theirs: Any
@@ -185,10 +185,10 @@ class ManifestConflict:
 def merge(theirs: Any, ours: Any, conflicts: list[ManifestConflict], path: str = "") -> Any:
     """Return *ours* merged into a copy of *theirs*; contradictions are appended to *conflicts*.
 
-    The user's values win, except over a :class:`Must`. Lists of named items (containers, volumes, variables, mounts)
+    The user's values win, except over a :class:`FixedValue`. Lists of named items (containers, volumes, variables, mounts)
     are merged item by item, as Kubernetes' own patches do. Other lists get ours appended.
     """
-    if isinstance(ours, Must):
+    if isinstance(ours, FixedValue):
         return _merge_must(theirs, ours.value, conflicts, path)
     if theirs is None:
         return without_must(ours)
@@ -215,17 +215,17 @@ def list_key(name: str, *lists: Sequence[Any]) -> str | None:
 
 
 def mark_must(value: Any) -> Any:
-    """Return *value* with each leaf as a :class:`Must`, except the names that identify list items."""
+    """Return *value* with each leaf as a :class:`FixedValue`, except the names that identify list items."""
     if isinstance(value, Mapping):
         return {key: mark_must(one) for key, one in value.items()}
     if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
         return [{k: one if k == "name" else mark_must(one) for k, one in item.items()} for item in value]
-    return Must(value)
+    return FixedValue(value)
 
 
 def without_must(value: Any) -> Any:
-    """Return a copy of *value* without :class:`Must`."""
-    if isinstance(value, Must):
+    """Return a copy of *value* without :class:`FixedValue`."""
+    if isinstance(value, FixedValue):
         return without_must(value.value)
     if isinstance(value, Mapping):
         return {key: without_must(one) for key, one in value.items()}
@@ -237,7 +237,7 @@ def without_must(value: Any) -> Any:
 def _merge_must(theirs: Any, ours: Any, conflicts: list[ManifestConflict], path: str) -> Any:
     required = without_must(ours)
     if isinstance(required, Mapping) and isinstance(theirs, Mapping):
-        return merge(theirs, {key: Must(value) for key, value in required.items()}, conflicts, path)
+        return merge(theirs, {key: FixedValue(value) for key, value in required.items()}, conflicts, path)
     if theirs is not None and theirs != required and str(theirs) != str(required):
         conflicts.append(ManifestConflict(path, theirs, required))
     return required
@@ -261,7 +261,7 @@ def _merge_lists(
         place = next((i for i, old in enumerate(merged) if _has_key(old, key, value.get(key))), None)
         if place is None:
             merged.append(value)
-        elif isinstance(one, Must) and name in _ATOMIC_ITEMS:
+        elif isinstance(one, FixedValue) and name in _ATOMIC_ITEMS:
             if merged[place] != value:
                 conflicts.append(ManifestConflict(f"{path}[{value[key]}]", merged[place], value))
             merged[place] = value

@@ -17,7 +17,7 @@ from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.run_files import staged_sets
 from pytest_mlhpc.node.worker.workloads.fields.compiled_devices import IPU, ipus_of_rank
 from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
-from pytest_mlhpc.provision.kubernetes.objects import ALLOCATION, RANK, Must
+from pytest_mlhpc.provision.kubernetes.objects import ALLOCATION, RANK, FixedValue
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
 
 #: Paths in the pod; ``node/batch/pod.py`` uses them.
@@ -109,9 +109,9 @@ def pod_template(pods: RenderContext, rank: int | None) -> dict[str, Any]:
     *rank* is given if the template makes one pod; None: the kind's rule determines it.
     """
     settings = pods.settings
-    own: dict[str, Any] = {key: Must(value) for key, value in pods.labels.items()}
+    own: dict[str, Any] = {key: FixedValue(value) for key, value in pods.labels.items()}
     if rank is not None:
-        own[RANK] = Must(str(rank))
+        own[RANK] = FixedValue(str(rank))
     metadata: dict[str, Any] = {"labels": {**common_labels(settings), **own}}
     if settings.annotations:
         metadata["annotations"] = dict(settings.annotations)
@@ -121,7 +121,7 @@ def pod_template(pods: RenderContext, rank: int | None) -> dict[str, Any]:
 def _pod_spec(pods: RenderContext, rank: int | None) -> dict[str, Any]:
     settings = pods.settings
     spec: dict[str, Any] = {
-        "restartPolicy": Must("Never"),
+        "restartPolicy": FixedValue("Never"),
         "activeDeadlineSeconds": deadlines(pods.plan, settings)[0],
         "terminationGracePeriodSeconds": math.ceil(settings.grace_s),
         "enableServiceLinks": False,
@@ -141,9 +141,9 @@ def _pod_spec(pods: RenderContext, rank: int | None) -> dict[str, Any]:
     }
     spec |= {key: value for key, value in optional.items() if value}
     if pods.leader and not pods.kind.own_service:
-        spec["subdomain"] = Must(pods.name)
+        spec["subdomain"] = FixedValue(pods.name)
         if pods.kind.each_pod:
-            spec["hostname"] = Must(f"{pods.name}-{rank}")
+            spec["hostname"] = FixedValue(f"{pods.name}-{rank}")
     return {key: value for key, value in spec.items() if value != {}}
 
 
@@ -161,8 +161,8 @@ def _worker_container(pods: RenderContext, rank: int | None) -> dict[str, Any]:
     settings = pods.settings
     container: dict[str, Any] = {
         "name": pods.kind.container,
-        "command": Must([pods.environment.python, "-m", "pytest_mlhpc.node.batch.pod", PLAN]),
-        "args": Must([]),
+        "command": FixedValue([pods.environment.python, "-m", "pytest_mlhpc.node.batch.pod", PLAN]),
+        "args": FixedValue([]),
         "workingDir": pods.container("workdir") or WORK,
         "env": _variables(pods, rank),
         "resources": resources(pods.shape, settings),
@@ -171,7 +171,7 @@ def _worker_container(pods: RenderContext, rank: int | None) -> dict[str, Any]:
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if image := settings.image or pods.container("image"):
-        container["image"] = Must(image)
+        container["image"] = FixedValue(image)
     if settings.image_pull_policy:
         container["imagePullPolicy"] = settings.image_pull_policy
     if settings.security == "restricted":
@@ -185,7 +185,7 @@ def resources(shape: PodSize, settings: KubernetesSettings) -> dict[str, Any]:
     lowered = {key: value for key, value in settings.limits.items() if key in own}
     limits: dict[str, Any] = {**own, **settings.limits}
     if shape.devices and settings.device_resource:
-        limits[settings.device_resource] = Must(str(shape.devices))
+        limits[settings.device_resource] = FixedValue(str(shape.devices))
     return {"requests": {**own, **lowered, **settings.requests}, "limits": limits}
 
 
@@ -210,9 +210,9 @@ def _variables(pods: RenderContext, rank: int | None) -> list[Any]:
     else:
         where, name = ("annotations", rule.annotation) if rule.annotation else ("labels", rule.label)
         fields["MLHPC_POD_RANK"] = f"metadata.{where}['{name}']"
-    plain = [Must({"name": name, "value": value}) for name, value in found.items()]
+    plain = [FixedValue({"name": name, "value": value}) for name, value in found.items()]
     paths = [
-        Must({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}})
+        FixedValue({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}})
         for name, path in fields.items()
     ]
     return [{"name": "HOME", "value": WORK}, *plain, *paths]
@@ -225,9 +225,9 @@ def files_secret(name: str) -> str:
 
 def _mounts(settings: KubernetesSettings) -> list[Any]:
     ours: list[Any] = [
-        Must({"name": "mlhpc-config", "mountPath": CONFIG, "readOnly": True}),
-        Must({"name": "mlhpc-work", "mountPath": WORK}),
-        Must({"name": "mlhpc-info", "mountPath": INFO, "readOnly": True}),
+        FixedValue({"name": "mlhpc-config", "mountPath": CONFIG, "readOnly": True}),
+        FixedValue({"name": "mlhpc-work", "mountPath": WORK}),
+        FixedValue({"name": "mlhpc-info", "mountPath": INFO, "readOnly": True}),
         {"name": "mlhpc-shm", "mountPath": SHM},
     ]
     for volume in settings.volumes:
@@ -249,9 +249,9 @@ def _volumes(pods: RenderContext) -> list[Any]:
     if len(secrets) == 1:
         config = {"secret": {"secretName": pods.name}}
     ours: list[Any] = [
-        Must({"name": "mlhpc-config", **config}),
-        Must({"name": "mlhpc-work", "emptyDir": {}}),
-        Must({"name": "mlhpc-info", "downwardAPI": {"items": [info]}}),
+        FixedValue({"name": "mlhpc-config", **config}),
+        FixedValue({"name": "mlhpc-work", "emptyDir": {}}),
+        FixedValue({"name": "mlhpc-info", "downwardAPI": {"items": [info]}}),
         {"name": "mlhpc-shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared >> 20}Mi"}},
     ]
     # A volume may be mounted several times.

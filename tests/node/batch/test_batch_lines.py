@@ -20,7 +20,7 @@ from pytest_mlhpc.node.batch.main import (
     EXIT_REQUEUED,
     EXIT_TERMINATED,
 )
-from pytest_mlhpc.node.batch.output import Begun, LinesFolder
+from pytest_mlhpc.node.batch.output import AlreadyStarted, LinesFolder
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_of_batches_that_begin_at_once_one_has_the_word(tmp_path, monkeypatch, l
         monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no hard links here")))
     first, second = LinesFolder(tmp_path, "alloc"), LinesFolder(tmp_path, "alloc")
     first.open(("node7",), {"SLURM_JOB_ID": "11"})
-    with pytest.raises(Begun):
+    with pytest.raises(AlreadyStarted):
         second.open(("node8",), {"SLURM_JOB_ID": "12"})
     assert (second.close(70, 74), second.holder) == (70, "11")
     assert sorted(contents(tmp_path)) == ["alloc.jsonl", "alloc.up"]

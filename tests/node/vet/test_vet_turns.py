@@ -6,8 +6,8 @@ import pytest
 
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Reading, Severity, joined
-from pytest_mlhpc.node.vet.leader import Seat
-from pytest_mlhpc.node.vet.vetting_run import FEW, PASSES, Turns, _keep
+from pytest_mlhpc.node.vet.leader import NodeState
+from pytest_mlhpc.node.vet.vetting_run import FEW, PASSES, LoadRound, _keep
 from pytest_mlhpc.node.vet.workers import WORKS
 
 GEMM = next(work for work in WORKS if work.name == "gemm")
@@ -19,8 +19,8 @@ def reading(value: float, *, key: str = "gemm/fp32", better: str = "higher", rou
 
 
 def order(nodes: int, level: str = "quick", machines: int = 1) -> list[str]:
-    seats = [Seat(n, f"n{n}", boot_id=f"m{n % machines}") for n in range(nodes)]
-    turns = Turns(SimpleNamespace(seats=seats), VetSettings(level=level), [GEMM, HASH], seats, 0)
+    seats = [NodeState(n, f"n{n}", boot_id=f"m{n % machines}") for n in range(nodes)]
+    turns = LoadRound(SimpleNamespace(seats=seats), VetSettings(level=level), [GEMM, HASH], seats, 0)
     return [f"{work.name} {seat.host}" for left in turns._turns.values() for work, seat in left]
 
 
@@ -52,7 +52,7 @@ def test_what_is_said_in_any_turn_is_kept_once():
 
 
 def test_turns_of_one_round_make_one_outcome_and_a_repetition_another():
-    seat = Seat(0, "n0")
+    seat = NodeState(0, "n0")
     for value, round_ in ((3.0, 0), (4.0, 0), (2.0, 1), (5.0, 1)):
         _keep(seat, GEMM, CheckOutcome(readings=(reading(value, round_=round_),)), round_)
     assert [[one.value for one in outcome.readings] for outcome in seat.outcomes] == [[4.0], [5.0]]
@@ -60,9 +60,9 @@ def test_turns_of_one_round_make_one_outcome_and_a_repetition_another():
 
 
 def test_who_had_a_turn_when_the_time_is_over_is_not_said_to_have_had_none():
-    seats = [Seat(n, f"n{n}", boot_id="m") for n in range(FEW + 1)]
+    seats = [NodeState(n, f"n{n}", boot_id="m") for n in range(FEW + 1)]
     leader = SimpleNamespace(seats=seats, until=lambda _what, _until: False)
     _keep(seats[0], GEMM, CheckOutcome(readings=(reading(3.0),)), 0)
-    Turns(leader, VetSettings(), [GEMM], seats, 0).run(0.0)
+    LoadRound(leader, VetSettings(), [GEMM], seats, 0).run(0.0)
     said = [[one.reason for outcome in seat.outcomes for one in outcome.findings] for seat in seats]
     assert said == [[], *[["gemm was not begun: the time for vetting was over"]] * FEW]

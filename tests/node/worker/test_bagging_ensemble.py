@@ -60,7 +60,7 @@ def test_fewer_samples_are_held_out_where_predictions_are_large_or_samples_few()
 def four(each=2):
     """Return what the ranks of two base models have in their hands, by one store."""
     store = process._Alone()
-    return [process.Meeting(store, Group(rank, rank, 4), each) for rank in range(4)]
+    return [process.EnsembleStore(store, Group(rank, rank, 4), each) for rank in range(4)]
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     JOB,
     NODE,
     POD,
+    FixedValue,
     ManifestConflict,
-    Must,
     ObjectRef,
     dropped_fields,
     mark_must,
@@ -100,12 +100,12 @@ HOME = {"name": "HOME", "value": "/"}
             {"a": 1, "b": {"c": [1, 2], "d": 3}, "n": 4}, [], id="theirs wins and ours fills in",
         ),
         pytest.param(
-            {"spec": {"count": 3}}, {"spec": {"count": Must(2)}}, {"spec": {"count": 2}},
+            {"spec": {"count": 3}}, {"spec": {"count": FixedValue(2)}}, {"spec": {"count": 2}},
             ["spec.count: the manifest says 3, but 2 is set for each run; leave it out"],
             id="what must be is a conflict that names the path",
         ),
         pytest.param(
-            {"a": "2", "b": {"c": 1}}, {"a": Must(2), "b": Must({"c": 1})}, {"a": 2, "b": {"c": 1}}, [],
+            {"a": "2", "b": {"c": 1}}, {"a": FixedValue(2), "b": FixedValue({"c": 1})}, {"a": 2, "b": {"c": 1}}, [],
             id="what must be may be repeated",
         ),
         pytest.param(
@@ -116,7 +116,7 @@ HOME = {"name": "HOME", "value": "/"}
         ),
         pytest.param(FROM_FIELD, {"env": [HOME]}, FROM_FIELD, [], id="a variable is one or the other, not a mixture"),
         pytest.param(
-            FROM_FIELD, {"env": [Must(HOME)]}, {"env": [HOME]},
+            FROM_FIELD, {"env": [FixedValue(HOME)]}, {"env": [HOME]},
             [
                 ("env[HOME]: the manifest says {'name': 'HOME', 'valueFrom': {'fieldRef': {'fieldPath': 'x'}}}, "
                 "but {'name': 'HOME', 'value': '/'} is set for each run; leave it out")
@@ -133,7 +133,11 @@ def test_ours_is_merged_into_theirs(theirs, ours, merged, conflicts):
 
 def test_all_leaves_must_be_but_names_of_items():
     found = mark_must({"a": {"b": 1}, "c": [{"name": "n", "d": 2}], "e": [3]})
-    assert found == {"a": {"b": Must(1)}, "c": [{"name": "n", "d": Must(2)}], "e": Must([3])}
+    assert found == {
+        "a": {"b": FixedValue(1)},
+        "c": [{"name": "n", "d": FixedValue(2)}],
+        "e": FixedValue([3]),
+    }
 
 
 def test_the_callers_manifest_is_never_changed():

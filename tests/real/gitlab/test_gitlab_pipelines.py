@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from gitlab_ci_service import Pipeline, Project, make_project, read
 
-from pytest_mlhpc.cli.init import Surroundings, project_files
+from pytest_mlhpc.cli.init import MachineSurroundings, project_files
 from pytest_mlhpc.store.record import Record
 
 pytestmark = pytest.mark.servers
@@ -48,7 +48,7 @@ def test_a_fork_never_reaches_the_systems_runner_until_its_commit_is_approved(pr
 
 
 def test_the_pipeline_of_a_new_project_is_one_job_that_measures(project: Project):
-    project.write(".gitlab-ci.yml", project_files(Surroundings())[".gitlab-ci.yml"])
+    project.write(".gitlab-ci.yml", project_files(MachineSurroundings())[".gitlab-ci.yml"])
     assert project.jobs("schedule", schema=True) == {"benchmarks": "on_success"}
     assert project.jobs("push") == {}
 

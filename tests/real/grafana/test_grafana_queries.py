@@ -12,7 +12,7 @@ from worlds import measurement, record
 from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.report.grafana.dashboards import all_dashboards
-from pytest_mlhpc.store.record import Vetted
+from pytest_mlhpc.store.record import RecordedVetting
 
 pytestmark = pytest.mark.servers
 DASHBOARDS = all_dashboards()
@@ -71,7 +71,7 @@ def world():
                 failure="slower" if verdict in {"regressed", "drifted"} else "",
                 node_hours=0.5,
                 queue_s=60.0,
-                vetting=Vetted("quick", 60.0, unfit={"n9": "memory"}),
+                vetting=RecordedVetting("quick", 60.0, unfit={"n9": "memory"}),
                 measurement=None
                 if verdict in {"worker_exit", "node_failure"}
                 else measurement(100.0, more=tuple(more)),

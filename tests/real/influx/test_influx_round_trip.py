@@ -14,7 +14,7 @@ from pytest_mlhpc.influx.credentials import server_of
 from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.influx.source import InfluxSource
 from pytest_mlhpc.node.protocol.schema import MetricValue
-from pytest_mlhpc.store.record import Record, Vetted
+from pytest_mlhpc.store.record import Record, RecordedVetting
 
 pytestmark = pytest.mark.servers
 
@@ -41,7 +41,7 @@ def hostile_record(number: int, text: str) -> Record:
         "node_id": f"t.py::{text}",
         "nodes": (text, "n2"),
     }
-    vetted = Vetted("quick", 1.0, unfit={text: text})
+    vetted = RecordedVetting("quick", 1.0, unfit={text: text})
     return record(
         number,
         **texts,

@@ -10,7 +10,7 @@ from over_time_services import Influx
 from worlds import DEFINITION
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.history.past import Past
+from pytest_mlhpc.history.past import JudgeHistory
 from pytest_mlhpc.influx.choice import influx_source
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, SeriesKey
@@ -67,9 +67,9 @@ def test_the_judge_gets_the_same_figures_until_the_server_is_killed_and_the_stor
 ) -> None:
     filled(own_influxdb, state_dir, monkeypatch)
     index = Index(state_dir)
-    local = Past(state_dir, lambda: index, None, pytest.fail).nights(KEY, EPOCH, "")
+    local = JudgeHistory(state_dir, lambda: index, None, pytest.fail).nights(KEY, EPOCH, "")
     told: list[str] = []
-    past = Past(state_dir, lambda: index, influx_source(os.environ), told.append)
+    past = JudgeHistory(state_dir, lambda: index, influx_source(os.environ), told.append)
     assert past.nights(KEY, EPOCH, "") == local
     assert len(local) >= 30
     assert told == []

@@ -50,7 +50,7 @@ LEAST_S, MOST_ROUNDS = 0.3, 500
 LATEST = 0.8
 
 
-class Way(Protocol):
+class ByteExchange(Protocol):
     """How bytes get across. ``size`` is what each side sends in one exchange."""
 
     @property
@@ -87,7 +87,7 @@ def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
         control, name, streams = stack.enter_context(
             meet(place, arguments.text("secret", "").encode(), me, deadline)
         )
-        way: Way
+        way: ByteExchange
         if name == "socket":
             way = Sockets(streams, size, deadline, control.partner)
         else:
@@ -164,7 +164,7 @@ def _as_second(place: Tuple[str, int], key: bytes, me: Dict[str, Any], deadline:
         close_all(links)
 
 
-def measure(control: Link, way: Way, rounds: int, deadline: Deadline, *, first: bool) -> List[float]:
+def measure(control: Link, way: ByteExchange, rounds: int, deadline: Deadline, *, first: bool) -> List[float]:
     """Return the seconds of each round, of the slower side. The first says before each whether there is another one.
 
     Raises:

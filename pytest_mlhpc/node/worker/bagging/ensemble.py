@@ -126,7 +126,7 @@ _SEEDS = 1 << 63
 
 
 @dataclass(frozen=True)
-class Parted:
+class SampleSplit:
     """Indices of the samples that are drawn from, and of those that are held out."""
 
     drawn_from: Tensor
@@ -138,7 +138,7 @@ def seed_of(seed: int, model: int) -> int:
     return (seed + model * _STRIDE) % _SEEDS
 
 
-def part(length: int, held_out: int, seed: int) -> Parted:
+def part(length: int, held_out: int, seed: int) -> SampleSplit:
     """Hold *held_out* of *length* samples out, chosen by *seed*; both parts are in ascending order.
 
     Raises:
@@ -148,7 +148,7 @@ def part(length: int, held_out: int, seed: int) -> Parted:
         text = f"of {length} samples {held_out} cannot be held out to ask the ensemble: use more data or more steps"
         raise WorkerFailure("data_exhausted", text)
     order = torch.randperm(length, generator=torch.Generator().manual_seed(seed % _SEEDS))
-    return Parted(order[held_out:].sort().values, order[:held_out].sort().values)
+    return SampleSplit(order[held_out:].sort().values, order[:held_out].sort().values)
 
 
 def multiplicities(samples: int, seed: int, model: int) -> Tensor:

@@ -25,7 +25,7 @@ from pytest_mlhpc.node.worker.bagging.process import (
     WATCH_S,
     BaseProcess,
     ChildMessage,
-    Meeting,
+    EnsembleStore,
     Why,
     job_of,
     store_of,
@@ -46,7 +46,7 @@ _ELEMENTWISE = frozenset(
 _PRODUCTS = frozenset({"matmul", "bmm", "mm"})
 
 
-class _ByTheirRules(TorchFunctionMode):
+class _OperationCounter(TorchFunctionMode):
     """Collects (operations, whether the input needs a gradient) of all that is called; what a function calls is its own."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def operations_of(name: str, args: Tuple[Any, ...], kwargs: Mapping[str, Any], o
 
 def forward_and_train(model: nn.Module, inputs: Tensor) -> Tuple[int, int]:
     """Return the operations of *inputs* through *model*, forward, and forward with backward. Both may be on `meta`."""
-    with _ByTheirRules() as mode, torch.enable_grad():
+    with _OperationCounter() as mode, torch.enable_grad():
         model(inputs)
     forward = sum(done for done, _ in mode.counted)
     # The first layer with weights turns inputs that need no gradient into a result that does; so there is one such layer.
@@ -224,7 +224,7 @@ def measure(
         text = f"bagging=({models}, {each}) is {models * each} ranks, {group.world} were started"
         raise WorkerFailure("worker_exit", text)
     place = place_of(group.rank, each)
-    meeting = Meeting(store_of(group), group, each)
+    meeting = EnsembleStore(store_of(group), group, each)
     job = job_of(run, models, place, group.local_rank, directory)
     task = {"job": to_json(job), "seed": int(run.parameters.get("seed") or 0)}
     with contextlib.closing(BaseProcess(task, {"MLHPC_BASE_MODEL": str(place.model)})) as child:
@@ -244,7 +244,7 @@ def measure(
     )
 
 
-def _attend(child: BaseProcess, meeting: Meeting, progress: Progress) -> Optional[TrainedBaseModel]:
+def _attend(child: BaseProcess, meeting: EnsembleStore, progress: Progress) -> Optional[TrainedBaseModel]:
     """Hear a child to its end; tell of its failure, and return what it left, None if its base model has failed."""
     left: Dict[str, ChildMessage] = {}
     began = False
@@ -272,7 +272,7 @@ def _attend(child: BaseProcess, meeting: Meeting, progress: Progress) -> Optiona
 
 
 def _left(
-    left: Mapping[str, ChildMessage], meeting: Meeting, child: BaseProcess
+    left: Mapping[str, ChildMessage], meeting: EnsembleStore, child: BaseProcess
 ) -> Optional[TrainedBaseModel]:
     report, predictions = left.get("report"), left.get("predictions")
     if report is not None and predictions is not None:
@@ -284,7 +284,7 @@ def _left(
     return None
 
 
-def _tell(meeting: Meeting, why: Why) -> None:
+def _tell(meeting: EnsembleStore, why: Why) -> None:
     """Tell of a failure; one without a name only if nobody has a better reason."""
     if why[0] == "worker_exit":
         until = time.monotonic() + _PATIENCE_S

@@ -91,7 +91,7 @@ def store_of(group: Group) -> TorchStore:
     return store
 
 
-class Meeting:
+class EnsembleStore:
     """What one rank tells the others, and what it learns of them. No call waits for others."""
 
     def __init__(self, store: TorchStore, group: Group, each: int) -> None:
@@ -293,7 +293,7 @@ class ChildJob:
     directory: str
 
 
-class Teller:
+class ChildPipe:
     """The child's end of the pipe."""
 
     def __init__(self, fd: int) -> None:
@@ -342,7 +342,7 @@ def job_of(
 
 def main() -> NoReturn:
     """Train, tell, and end the process."""
-    teller = Teller(int(sys.argv[1]))
+    teller = ChildPipe(int(sys.argv[1]))
     line = sys.stdin.buffer.readline()
     if not line:
         os._exit(_RANK_GONE)
@@ -359,7 +359,7 @@ def main() -> NoReturn:
     leave(code)
 
 
-def _train(job: ChildJob, data_seed: int, teller: Teller, orders: ChildOrders) -> None:
+def _train(job: ChildJob, data_seed: int, teller: ChildPipe, orders: ChildOrders) -> None:
     run = job.run
     torch.set_num_threads(job.threads)
     accelerator = open_device(run.device_type, job.local_rank)
@@ -403,7 +403,7 @@ def _train(job: ChildJob, data_seed: int, teller: Teller, orders: ChildOrders) -
     teller.say("report", to_json(trained.report))
 
 
-def _teller_of_progress(teller: Teller) -> Callable[[int, int, float], None]:
+def _teller_of_progress(teller: ChildPipe) -> Callable[[int, int, float], None]:
     return lambda step, steps, rate: teller.say("progress", [step, steps, rate])
 
 

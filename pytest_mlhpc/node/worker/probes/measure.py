@@ -97,7 +97,7 @@ class ProbeWindow:
     epoch_s: float
     seconds: Mapping[str, List[float]]
     repetitions: List[float]
-    meanwhile: reporting.Meanwhile
+    meanwhile: reporting.WindowUsage
 
 
 def measure(

@@ -266,7 +266,7 @@ Finder = Callable[[Optional[Path], int], Tuple[Part, Part]]
 
 
 @dataclass(frozen=True)
-class Moved:
+class StagedSplits:
     """The two parts where training reads them, and what this rank did to bring them there (zero: nothing was staged)."""
 
     training: Part
@@ -301,14 +301,14 @@ def move(
     group: Group,
     place: Optional[Path],
     find: Finder,
-) -> Moved:
+) -> StagedSplits:
     """Find the two parts, after bringing them to *place* if that is asked for. All ranks leave it together.
 
     Raises:
         DataError: a file is missing, damaged or changes, or there is no room for it.
     """
     if settings.staging is None or place is None:
-        return Moved(*find(origin.root, 1))
+        return StagedSplits(*find(origin.root, 1))
     start = time.perf_counter()
     log.note("staging_start")
     if settings.staging.how == "archives":
@@ -319,7 +319,7 @@ def move(
         found, copied = _copied(origin, settings, node, place, find)
         gathered(group, None)
     log.note("staging_stop")
-    return Moved(*found, time.perf_counter() - start, copied)
+    return StagedSplits(*found, time.perf_counter() - start, copied)
 
 
 def _unpacked(origin: DataOrigin, asked: Staging, node: RankNode, place: Path) -> int:

@@ -52,11 +52,11 @@ class TimedRun:
     """What the clock saw: the run from its start to its stop, and what the node did meanwhile."""
 
     outcome: TrainingOutcome
-    moved: datasets.Moved
+    moved: datasets.StagedSplits
     started_ns: int
     ended_ns: int
     seconds: float
-    meanwhile: reporting.Meanwhile
+    meanwhile: reporting.WindowUsage
 
 
 def measure(

@@ -20,7 +20,7 @@ from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import AHEAD, Batch, Trainer, autocast, resolve_losses, run_steps
 from pytest_mlhpc.node.worker.quality import datasets
-from pytest_mlhpc.node.worker.quality.datasets import Moved
+from pytest_mlhpc.node.worker.quality.datasets import StagedSplits
 from pytest_mlhpc.node.worker.quality.rules import (
     DEPARTURE,
     Logbook,
@@ -38,7 +38,7 @@ MOST_STEPS = 4096
 
 
 @dataclass
-class Spent:
+class TimeSpent:
     """Sums over all training epochs so far, in seconds unless said. All ranks have equally many ``step_times_s``."""
 
     epochs_s: List[float] = field(default_factory=list)
@@ -83,7 +83,7 @@ def train_epoch(
     trainer: Trainer,
     loader: Iterable[Batch],
     group: Group,
-    spent: Spent,
+    spent: TimeSpent,
     *,
     schedule: Schedule,
     steps: int,
@@ -282,7 +282,7 @@ class ReadPlan:
 class TrainingOutcome:
     """What was spent, the quality at each evaluation, their seconds, and the samples of one."""
 
-    spent: Spent
+    spent: TimeSpent
     curve: Tuple[float, ...]
     evaluations_s: Tuple[float, ...]
     evaluated: int
@@ -310,7 +310,7 @@ class QualityRun:
     start: float
     workload: str
 
-    def go(self, parameters: Mapping[str, Any], data: Moved, progress: Progress) -> TrainingOutcome:
+    def go(self, parameters: Mapping[str, Any], data: StagedSplits, progress: Progress) -> TrainingOutcome:
         """Train and evaluate until the target is reached.
 
         Raises:
@@ -327,7 +327,7 @@ class QualityRun:
         })  # fmt: skip
         for text in departures(self.workload, schedule):
             log.note(DEPARTURE, text)
-        spent, curve, seconds, evaluated = Spent(), [], [], 0
+        spent, curve, seconds, evaluated = TimeSpent(), [], [], 0
         total = settings.max_epochs * loaders.steps
         for epoch in range(1, settings.max_epochs + 1):
             log.note("epoch_start", None, epoch_num=epoch)
@@ -357,12 +357,12 @@ class QualityRun:
         self.log.note("eval_stop", None, epoch_num=epoch)
         return found.quality, found.samples, time.perf_counter() - start
 
-    def _late(self, spent: Spent) -> bool:
+    def _late(self, spent: TimeSpent) -> bool:
         """Return whether another training epoch would end beyond the limit, by rank 0's clock."""
         end = time.perf_counter() - self.start + max(spent.epochs_s[-1:], default=0.0)
         return bool(gathered(self.group, end > self.settings.max_seconds)[0])
 
-    def _missed(self, spent: Spent, curve: List[float]) -> str:
+    def _missed(self, spent: TimeSpent, curve: List[float]) -> str:
         settings, epochs, elapsed = self.settings, len(spent.epochs_s), time.perf_counter() - self.start
         target = settings.target
         best = min(curve) if target.better == "lower" else max(curve)
@@ -375,7 +375,7 @@ class QualityRun:
             "more, or change learning_rate, schedule or global_batch"
         )
 
-    def _loaders(self, data: Moved) -> _Loaders:
+    def _loaders(self, data: StagedSplits) -> _Loaders:
         """Open both parts for this rank, each sample on one rank.
 
         Raises:

@@ -152,7 +152,7 @@ def figures(compiled: Compiled, calls: Sequence[Call], settings: IpuSettings) ->
     return tuple(found)
 
 
-class WithLoss(nn.Module):
+class ModelWithLoss(nn.Module):
     """A model with its task's preparation and loss: what poptorch wants of a model that is trained."""
 
     def __init__(self, network: nn.Module, task: Task, mark: Callable[[Tensor], Tensor]) -> None:
@@ -251,17 +251,17 @@ def shares(run: RunPlan, settings: options.IpuSettings, world: int) -> prepare.B
     return prepare.Batches(micro * settings.micro_batches, 1, sizes.step_samples * held)
 
 
-def with_loss(poptorch: Any, network: nn.Module, task: Task) -> WithLoss:
+def with_loss(poptorch: Any, network: nn.Module, task: Task) -> ModelWithLoss:
     """Return what poptorch trains. It is told which tensor is the loss: one that is put together is not found by itself."""
 
     def mark(loss: Tensor) -> Tensor:
         marked: Tensor = poptorch.identity_loss(loss, reduction="none")
         return marked
 
-    return WithLoss(network, task, mark)
+    return ModelWithLoss(network, task, mark)
 
 
-def _compile(poptorch: Any, model: WithLoss, chosen: Any, trainer: Trainer, batch: Batch) -> Compiled:
+def _compile(poptorch: Any, model: ModelWithLoss, chosen: Any, trainer: Trainer, batch: Batch) -> Compiled:
     executor = poptorch.trainingModel(model, options=chosen, optimizer=trainer.optimizer)
     started = time.perf_counter_ns()
     executor.compile(*stored(batch))

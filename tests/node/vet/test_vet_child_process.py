@@ -1,4 +1,4 @@
-"""A process on its leash: heard, killed with its children, and gone when its owner is."""
+"""A process with its owner: heard, killed with its children, and gone when its owner is."""
 
 import os
 import select
@@ -20,32 +20,32 @@ pytestmark = pytest.mark.servers
 #: A guard against hangs, in seconds.
 HANG_S = 300.0
 
-#: The programs on the leash and at its other end.
+#: The programs in the child and at its other end.
 DATA = Path(__file__).with_name("data")
 
 
 @pytest.fixture
 def ask(tmp_path):
-    """Have a new process do something; return its leash and its answers, once there are some or it failed."""
-    shutil.copy(DATA / "on_a_leash.py.txt", tmp_path / "on_a_leash.py")
+    """Have a new process do something; return its process and its answers, once there are some or it failed."""
+    shutil.copy(DATA / "obedient.py.txt", tmp_path / "obedient.py")
     started = []
 
     def start(what: str) -> tuple[ChildProcess, list[dict]]:
-        leash = ChildProcess("on_a_leash", environ={**os.environ, "PYTHONPATH": str(tmp_path)})
-        started.append(leash)
-        leash.send({"do": what})
+        child = ChildProcess("obedient", environ={**os.environ, "PYTHONPATH": str(tmp_path)})
+        started.append(child)
+        child.send({"do": what})
         deadline, answers = time.monotonic() + HANG_S, []
-        while not answers and not leash.trouble and leash.ended is None:
+        while not answers and not child.trouble and child.ended is None:
             assert time.monotonic() < deadline, "it printed nothing"
-            select.select([leash.answers, leash.words], [], [], 1.0)
-            leash.listen()
-            answers = leash.read()
-        return leash, answers
+            select.select([child.answers, child.words], [], [], 1.0)
+            child.listen()
+            answers = child.read()
+        return child, answers
 
     yield start
-    for leash in started:
-        leash.close()
-        leash.wait(HANG_S)
+    for child in started:
+        child.close()
+        child.wait(HANG_S)
 
 
 def wait_until_gone(pid: int) -> None:
@@ -57,26 +57,26 @@ def wait_until_gone(pid: int) -> None:
 
 
 def test_its_own_children_are_killed_with_it(ask):
-    leash, (answer,) = ask("fork")
-    leash.kill()
+    child, (answer,) = ask("fork")
+    child.kill()
     wait_until_gone(answer["pid"])
-    assert leash.wait(HANG_S)
-    assert leash.ended == -signal.SIGKILL
+    assert child.wait(HANG_S)
+    assert child.ended == -signal.SIGKILL
 
 
 def test_it_dies_with_its_owner_and_so_do_its_children(ask, tmp_path):
     argv = [sys.executable, DATA / "owner.py.txt", tmp_path]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as owner:
-        leash, child = (int(word) for word in owner.stdout.readline().split())
+        child, grandchild = (int(word) for word in owner.stdout.readline().split())
         owner.kill()
-    wait_until_gone(leash)
     wait_until_gone(child)
+    wait_until_gone(grandchild)
 
 
 def test_its_last_words_are_told_without_what_terminals_obey(ask):
-    leash, _ = ask("die")
-    assert leash.wait(HANG_S)
-    assert leash.how() == "ended with exit code 5: my last\N{REPLACEMENT CHARACTER}[31m words"
+    child, _ = ask("die")
+    assert child.wait(HANG_S)
+    assert child.how() == "ended with exit code 5: my last\N{REPLACEMENT CHARACTER}[31m words"
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_its_last_words_are_told_without_what_terminals_obey(ask):
     [("garbage", "it answered something that is no message"), ("flood", "a line that is too long")],
 )
 def test_what_is_no_answer_is_trouble(ask, what, words):
-    leash, _ = ask(what)
-    assert words in leash.trouble
+    child, _ = ask(what)
+    assert words in child.trouble
 
 
 def test_a_module_in_the_working_directory_takes_nobodys_place(ask, tmp_path, monkeypatch):
@@ -97,10 +97,10 @@ def test_a_module_in_the_working_directory_takes_nobodys_place(ask, tmp_path, mo
 
 
 def test_what_does_not_vanish_is_left_behind_and_named(ask, monkeypatch):
-    leash, _ = ask("path")
-    held = RunningCommand(leash)
+    child, _ = ask("path")
+    held = RunningCommand(child)
     monkeypatch.setattr("pytest_mlhpc.node.vet.workers.VANISH_S", 0.1)
     with monkeypatch.context() as patch:
         # nothing here can make a process that SIGKILL does not end
         patch.setattr(ChildProcess, "close", lambda _: None)
-        assert held.let_go() == f"; not even SIGKILL ends it: process {leash.pid} is left behind"
+        assert held.let_go() == f"; not even SIGKILL ends it: process {child.pid} is left behind"
