@@ -20,6 +20,10 @@ from pytest_mlhpc.store.record import Record
 #: Version of what is defined here; field ``schema`` of ``mlhpc_run``. Readers take this one.
 SCHEMA = 2
 
+#: Version of the form of lines: which points a record becomes, with which tags and time. What is sent again in the same form
+#: replaces itself; in another form it would be there twice. Cursors say in which form a file was sent. A test pins the lines.
+FORM = 1
+
 SECOND_NS = 1_000_000_000
 
 

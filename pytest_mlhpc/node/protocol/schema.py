@@ -70,6 +70,10 @@ class SchemaError(ValueError):
     """A JSON object is not what the schema says; the text names the field and what was wrong."""
 
 
+class NewerSchemaError(SchemaError):
+    """A JSON object was written by a newer version of this program, which can read it."""
+
+
 @dataclass(frozen=True)
 class MetricValue:
     """One named figure of a run.
@@ -269,7 +273,8 @@ def from_json(cls: Type[T], data: Any, where: str = "") -> T:
     """Build the dataclass *cls* from parsed JSON, strictly.
 
     Raises:
-        SchemaError: a field is unknown, missing, of the wrong type or not finite, or ``schema`` is newer than ours.
+        NewerSchemaError: ``schema`` is newer than ours.
+        SchemaError: a field is unknown, missing, of the wrong type or not finite.
     """
     where = where or cls.__name__
     if not isinstance(data, dict):
@@ -279,7 +284,9 @@ def from_json(cls: Type[T], data: Any, where: str = "") -> T:
     if not isinstance(found, int) or isinstance(found, bool):
         raise SchemaError(f"{where}: schema is {found!r}, not an integer")
     if found > SCHEMA:
-        raise SchemaError(f"{where}: schema {found} is newer than {SCHEMA}, the newest this version reads")
+        raise NewerSchemaError(
+            f"{where}: schema {found} is newer than {SCHEMA}, the newest this version reads"
+        )
     unknown = sorted(set(data) - set(fields))
     if unknown:
         raise SchemaError(f"{where}: unknown field {', '.join(map(repr, unknown))}")
