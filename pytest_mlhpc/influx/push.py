@@ -29,7 +29,7 @@ from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import NewerSchemaError, SchemaError
 from pytest_mlhpc.store.files import replace_file
 from pytest_mlhpc.store.store import parse_record, read_lines
-from pytest_mlhpc.store.text import count
+from pytest_mlhpc.store.text import count, iso
 
 #: What a server answers when it does not take what was sent, as it is: line protocol it cannot read, a type that does not fit,
 #: a body that is too large, a time outside of the retention. Anything else may be different tomorrow.
@@ -116,7 +116,7 @@ class InfluxSink:
         except library.failure as error:
             raise self._failure(error) from None  # the library's error holds the whole answer
         except (library.transport, OSError, UnicodeDecodeError) as error:
-            raise UnavailableError(f"{server.url} does not answer: {self._words(error)}") from None
+            raise UnavailableError(f"{server.url} does not answer: {self._text_of(error)}") from None
         if status != _NO_CONTENT:  # a portal that wants a password answers 200 and a page
             raise UnavailableError(
                 f"{server.url} answered {status} to a write, as InfluxDB never does; check the address",
@@ -143,7 +143,7 @@ class InfluxSink:
             text = str(read_json(text).get("message") or text)
         return self._server.hide(" ".join(text.split()))[:_LONGEST_REASON] or "no reason given"
 
-    def _words(self, error: Exception) -> str:
+    def _text_of(self, error: Exception) -> str:
         text = " ".join(str(error).split())
         return self._server.hide(text.rpartition("Caused by ")[2])[:_LONGEST_REASON] or type(error).__name__
 
@@ -201,7 +201,7 @@ ALL_REFUSED = 50
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 
 
-Part = TypeVar("Part")
+T = TypeVar("T")
 
 
 class StuckError(MlhpcError):
@@ -215,7 +215,8 @@ class Progress:
     points: int = 0  #: acknowledged
     rejected: int = 0  #: put aside, with the server's reason
     unread: int = 0  #: records or files that could not be read
-    older: int = 0  #: records from before the start
+    older: int = 0  #: records from before ``since_ns``
+    since_ns: int = 0
     reformed: int = 0  #: files of which earlier records were sent in another form
     reasons: dict[str, int] = field(default_factory=dict)  #: of what was rejected
 
@@ -237,8 +238,8 @@ class Progress:
             )
         if self.older:
             found.append(
-                f"{count(self.older, 'record')} from before InfluxDB was named not sent; "
-                "`mlhpc records push --since DATE` sends them"
+                f"not sent: {count(self.older, 'record')} from before {iso(self.since_ns)}; "
+                "`mlhpc records push --since DATE` sends older ones"
             )
         if self.reformed:
             found.append(
@@ -294,24 +295,24 @@ class Sender:
 
     def in_order(
         self,
-        parts: Iterable[Part],
-        send: Callable[[Part], object],
-        acknowledge: Callable[[Part], None],
+        chunks: Iterable[T],
+        send: Callable[[T], object],
+        acknowledge: Callable[[T], None],
     ) -> None:
-        """Call *send* for each part, in as many threads as there are lanes, and *acknowledge* in this one, in the parts' order.
+        """Call *send* for each chunk, in as many threads as there are lanes. Call *acknowledge* in this one, in their order.
 
         A server spends most of its time for a request in one thread of its own: two at a time are almost twice as fast.
         """
         if self.lanes == 1:
-            for part in parts:
-                send(part)
-                acknowledge(part)
+            for chunk in chunks:
+                send(chunk)
+                acknowledge(chunk)
             return
-        under_way: collections.deque[tuple[Future[object], Part]] = collections.deque()
+        under_way: collections.deque[tuple[Future[object], T]] = collections.deque()
         with ThreadPoolExecutor(self.lanes, "influx") as pool:
             try:
-                for part in parts:
-                    under_way.append((pool.submit(send, part), part))
+                for chunk in chunks:
+                    under_way.append((pool.submit(send, chunk), chunk))
                     if len(under_way) > self.lanes:
                         _settle(under_way.popleft(), acknowledge)
                 while under_way:
@@ -372,14 +373,14 @@ class Sender:
         return path
 
 
-def _settle(done: tuple[Future[object], Part], acknowledge: Callable[[Part], None]) -> None:
-    future, part = done
+def _settle(done: tuple[Future[object], T], acknowledge: Callable[[T], None]) -> None:
+    future, chunk = done
     future.result()
-    acknowledge(part)
+    acknowledge(chunk)
 
 
 def push_records(sender: Sender, state_dir: Path, start: PushStart, tell: Callable[[str], None]) -> None:
-    """Send what lies behind the cursors, oldest month first; move each cursor when the server has acknowledged what is before it.
+    """Send what lies behind the cursors, oldest month first. Each cursor moves when the server has acknowledged what is before it.
 
     A disk that is full keeps nothing from being sent.
 
@@ -389,6 +390,7 @@ def push_records(sender: Sender, state_dir: Path, start: PushStart, tell: Callab
         StoreError, OSError: records cannot be listed or refused lines not put aside; or all was sent, but a cursor cannot be
             written.
     """
+    sender.progress.since_ns = start.since_ns
     troubles: list[StoreError] = []
 
     def acknowledge(chunk: _Chunk) -> None:

@@ -40,8 +40,8 @@ def sink(monkeypatch):
 def push(state_dir, sink, capsys):
     """Return what runs the command, and returns its exit code, output and errors."""
 
-    def run(*words):
-        code = main(["records", "push", *words])
+    def run(*arguments):
+        code = main(["records", "push", *arguments])
         said = capsys.readouterr()
         return code, said.out, said.err
 
@@ -73,7 +73,7 @@ def test_since_sends_all_since_then_each_time_it_is_asked(state_dir, push, sink)
     code, out, _ = push("--since", "2d")
     assert (code, out.splitlines()[0]) == (0, "4 points sent")
     assert sink.values == floats(2, 3)
-    assert "1 record from before InfluxDB was named not sent" in out
+    assert "not sent: 1 record from before " in out
     assert push("--since", "1970-01-01") == (0, "6 points sent\n", "")
     assert sink.values == floats(1, 2, 3)
     assert push("--since", "1970-01-01") == (0, "6 points sent\n", "")
@@ -85,7 +85,7 @@ def test_since_sends_first_what_waits_though_it_is_older(state_dir, push, sink):
     store(state_dir, made(0, 1))
     assert push("--since", "2100-01-01")[:2] == (
         0,
-        "2 points sent\n1 record from before InfluxDB was named not sent; `mlhpc records push --since DATE` sends them\n",
+        "2 points sent\nnot sent: 1 record from before 2100-01-01T00:00:00Z; `mlhpc records push --since DATE` sends older ones\n",
     )
     assert sink.values == [1.0]
 
@@ -152,12 +152,12 @@ def test_refused_lines_are_named_with_their_folder_and_sent_once_more(state_dir,
 
 
 @pytest.mark.parametrize(
-    "words",
+    "options",
     [["--check", "--since", "1d"], ["--since", "1d", "--retry-rejected"], ["--check", "--retry-rejected"]],
     ids=" ".join,
 )
-def test_what_excludes_each_other_is_refused(push, words):
-    code, _, err = push(*words)
+def test_what_excludes_each_other_is_refused(push, options):
+    code, _, err = push(*options)
     assert code == 2
     assert "--check, --since, --retry-rejected: give one of them" in err
 

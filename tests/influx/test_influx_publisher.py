@@ -24,7 +24,7 @@ def silent():
 
 @pytest.fixture
 def publish(state_dir):
-    """Return what runs a session with some records, and says what it told."""
+    """Return what runs a session with some records, and returns what it says."""
 
     def run(url, *numbers, hurry=False, limit_s=600, **more):
         publisher = Publisher(state_dir, {"MLHPC_INFLUX_URL": url, **more}, limit_s=limit_s)
@@ -44,9 +44,9 @@ def record_now(state_dir, *numbers, session="s1"):
 
 
 def end(publisher, *, hurry=False):
-    told = []
-    publisher.mlhpc_records_end(tell=told.append, hurry=hurry)
-    return told
+    notes = []
+    publisher.mlhpc_records_end(tell=notes.append, hurry=hurry)
+    return notes
 
 
 def test_without_a_server_nothing_is_written(state_dir):
@@ -61,8 +61,8 @@ def test_without_a_server_nothing_is_written(state_dir):
 
 def test_the_first_session_says_what_it_will_not_send(state_dir, silent, publish):
     record_now(state_dir, 1, 2, session="old")
-    (told,) = publish(silent, 3, MLHPC_INFLUX_PUSH="no")
-    assert told == (
+    (note,) = publish(silent, 3, MLHPC_INFLUX_PUSH="no")
+    assert note == (
         "InfluxDB: records are sent from now on; what was in 1 record file before is sent by "
         "`mlhpc records push --since DATE` only"
     )
@@ -89,7 +89,7 @@ def test_a_wrong_address_is_told_at_the_end_and_the_records_wait(state_dir, publ
 
 
 @pytest.mark.parametrize(
-    "more", [{"MLHPC_INFLUX_PUSH": "no"}, {"hurry": True}], ids=["told-not-to", "told-to-end"]
+    "more", [{"MLHPC_INFLUX_PUSH": "no"}, {"hurry": True}], ids=["by configuration", "in a hurry"]
 )
 def test_a_session_may_leave_all_to_a_later_push(state_dir, silent, publish, more):
     assert publish(silent, **more) == []
@@ -120,16 +120,16 @@ def test_a_start_that_could_not_be_written_is_tried_again_at_the_end_and_exclude
     publisher.mlhpc_records_begin()
     record_now(state_dir, 2, 3)
     in_the_way.unlink()
-    (told,) = end(publisher)
-    assert "what was in 1 record file before" in told
+    (note,) = end(publisher)
+    assert "what was in 1 record file before" in note
     assert waiting(state_dir) == 2
     assert list(read_start(state_dir).sizes) == [f"{time.strftime('%Y-%m', time.gmtime())}/old.jsonl"]
 
 
 def test_a_start_that_cannot_be_written_is_told_with_the_way_out(silent, publish, in_the_way):
-    (told,) = publish(silent)
-    assert told.startswith(f"InfluxDB: not sent: {in_the_way}")
-    assert "Not a directory" in told
+    (note,) = publish(silent)
+    assert note.startswith(f"InfluxDB: not sent: {in_the_way}")
+    assert "Not a directory" in note
 
 
 def test_a_disk_that_is_full_for_the_start_names_the_command(state_dir, silent, publish, monkeypatch):
@@ -137,8 +137,8 @@ def test_a_disk_that_is_full_for_the_start_names_the_command(state_dir, silent, 
         raise OSError(28, os.strerror(28), str(state_dir / "influx"))
 
     monkeypatch.setattr("pytest_mlhpc.influx.cursor.make_directories", refuse)
-    (told,) = publish(silent)
-    assert told == (
+    (note,) = publish(silent)
+    assert note == (
         f"InfluxDB: not sent: {state_dir / 'influx'}: cannot be made: No space left on device; what is recorded until it can is "
         "sent by `mlhpc records push --since DATE` only"
     )
@@ -148,9 +148,9 @@ def test_a_damaged_start_is_told_at_the_end_of_each_session(state_dir, silent, p
     begin(state_dir, print)
     (state_dir / "influx/start.json").write_text("{")
     for _ in range(2):
-        (told,) = publish(silent)
-        assert told.startswith(f"InfluxDB: not sent: {state_dir / 'influx/start.json'}: damaged: ")
-        assert "`mlhpc records push --since DATE` says from when on" in told
+        (note,) = publish(silent)
+        assert note.startswith(f"InfluxDB: not sent: {state_dir / 'influx/start.json'}: damaged: ")
+        assert "`mlhpc records push --since DATE` says from when on" in note
 
 
 def test_damaged_lines_are_told_in_one_sentence(state_dir, silent, publish, monkeypatch):
@@ -172,7 +172,7 @@ def test_damaged_lines_are_told_in_one_sentence(state_dir, silent, publish, monk
     record_now(state_dir, 1)
     (path,) = state_dir.glob("records/*/s1.jsonl")
     path.write_bytes(path.read_bytes() + b"a\nb\nc\n")
-    (told,) = end(Publisher(state_dir, {"MLHPC_INFLUX_URL": silent}))
-    assert told.startswith(f"InfluxDB: {path}: byte ")
-    assert told.endswith("(skipped, left as it is) (and 2 more problems)")
+    (note,) = end(Publisher(state_dir, {"MLHPC_INFLUX_URL": silent}))
+    assert note.startswith(f"InfluxDB: {path}: byte ")
+    assert note.endswith("(skipped, left as it is) (and 2 more problems)")
     assert waiting(state_dir) == 0
