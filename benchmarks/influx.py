@@ -84,9 +84,9 @@ def push(sink: Sink, state: Path) -> tuple[int, float]:
     """Send what waits; return how many points, and the seconds that it took."""
     start = cursors.read_start(state)
     assert start is not None
-    sender = Sender(sink, cursors.rejected_folder(state), Patience(time.monotonic() + 600), lanes=LANES)
+    sender = Sender(sink, state, Patience(time.monotonic() + 600), lanes=LANES)
     began = time.perf_counter()
-    push_records(sender, state, start, sys.exit)
+    push_records(sender, start, sys.exit)
     return sender.progress.points, time.perf_counter() - began
 
 

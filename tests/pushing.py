@@ -3,7 +3,7 @@
 from nights_of import store
 from worlds import measurement, record
 
-from pytest_mlhpc.influx.cursor import PushStart, read_start, rejected_folder, restart
+from pytest_mlhpc.influx.cursor import PushStart, read_start, restart
 from pytest_mlhpc.influx.push import RefusedError, Sender, UnavailableError, push_records
 
 
@@ -74,8 +74,8 @@ def start(state_dir) -> PushStart:
 def push(server, state_dir, patience=None, *, lanes=1, tell=None):
     """Push what waits; return the sender and what was said."""
     said: list[str] = []
-    sender = Sender(server, rejected_folder(state_dir), patience, lanes=lanes)
-    push_records(sender, state_dir, start(state_dir), tell or said.append)
+    sender = Sender(server, state_dir, patience, lanes=lanes)
+    push_records(sender, start(state_dir), tell or said.append)
     return sender.progress, said
 
 

@@ -320,7 +320,7 @@ def push(*, check: bool, since: str | None, retry_rejected: bool, wait: float, s
         return check_server(server)
     with InfluxSink(server, timeout_s=REQUEST_LIMIT_S) as sink:
         patience = Patience(time.monotonic() + max(0.0, wait))
-        sender = Sender(sink, rejected_folder(state_dir), patience, lanes=LANES)
+        sender = Sender(sink, state_dir, patience, lanes=LANES)
         began = time.monotonic()
         later = _send(sender, state_dir, since_ns, again=retry_rejected)
     _print(sender.progress, rejected_folder(state_dir), time.monotonic() - began)
@@ -338,9 +338,9 @@ def _send(sender: Sender, state_dir: Path, since_ns: int | None, *, again: bool)
         if since_ns is not None:
             _send_waiting(sender, state_dir)
             restart(state_dir, since_ns)
-        push_records(sender, state_dir, begin(state_dir, tell), tell)
+        push_records(sender, begin(state_dir, tell), tell)
         if again:
-            tell(f"{count(send_rejected(sender, state_dir), 'refused line')} sent again")
+            tell(f"{count(send_rejected(sender), 'refused line')} sent again")
     except (UnavailableError, StuckError, StoreError) as error:
         return str(error)
     except OSError as error:
@@ -354,7 +354,7 @@ def _send_waiting(sender: Sender, state_dir: Path) -> None:
     with contextlib.suppress(StoreError):
         start = read_start(state_dir)
     if start is not None:
-        push_records(sender, state_dir, start, tell)
+        push_records(sender, start, tell)
 
 
 def _print(progress: Progress, rejected: Path, seconds: float) -> None:

@@ -169,17 +169,8 @@ def restart(state_dir: Path, since_ns: int) -> PushStart:
         StoreError: it cannot be written; the former start stays.
     """
     made = PushStart(time.time_ns(), since_ns)
-    _write_start(state_dir, made, _start_path(state_dir))
+    write_file(_start_path(state_dir), _text(made), state_dir)
     return made
-
-
-def _write_start(state_dir: Path, start: PushStart, path: Path) -> None:
-    try:
-        for folder in (path.parent, rejected_folder(state_dir)):
-            make_directories(folder, state_dir)
-    except OSError as error:
-        raise StoreError(f"{error.filename}: cannot be made: {error.strerror}") from error
-    replace_file(path, _text(start), follow=False)
 
 
 def _write_first(state_dir: Path, start: PushStart) -> bool:
@@ -189,13 +180,13 @@ def _write_first(state_dir: Path, start: PushStart) -> bool:
     """
     path = _start_path(state_dir)
     own = path.with_name(f".start.{secrets.token_hex(8)}.part")
-    _write_start(state_dir, start, own)
+    write_file(own, _text(start), state_dir)
     try:
         os.link(own, path, follow_symlinks=False)
     except FileExistsError:
         return False
     except OSError:
-        _write_start(state_dir, start, path)
+        write_file(path, _text(start), state_dir)
     finally:
         with contextlib.suppress(OSError):
             own.unlink()
@@ -278,12 +269,7 @@ def write_cursor(state_dir: Path, name: str, cursor: Cursor) -> None:
     Raises:
         StoreError: it cannot be written; the same will be sent again, which is harmless.
     """
-    path = cursor_path(state_dir, name)
-    try:
-        make_directories(path.parent, state_dir)
-    except OSError as error:
-        raise StoreError(f"{path.parent}: cannot be made: {error.strerror}") from error
-    replace_file(path, _text(cursor), follow=False)
+    write_file(cursor_path(state_dir, name), _text(cursor), state_dir)
 
 
 def forget_cursors(state_dir: Path) -> None:
@@ -313,6 +299,20 @@ def waiting(state_dir: Path) -> int:
 
 
 # --- files
+
+
+def write_file(path: Path, text: str, state_dir: Path) -> None:
+    """Replace a file below the state directory, and make its folder. Users who share the directory may all read and replace it.
+
+    Raises:
+        StoreError: it cannot be written; the former one is left as it was.
+    """
+    try:
+        make_directories(path.parent, state_dir)
+        shared = is_shared(state_dir)
+    except OSError as error:
+        raise StoreError(f"{error.filename}: cannot be made: {error.strerror}") from error
+    replace_file(path, text, follow=False, mode=0o664 if shared else None)
 
 
 def _name(path: Path, state_dir: Path) -> str:

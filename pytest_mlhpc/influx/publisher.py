@@ -97,8 +97,8 @@ def _send(state_dir: Path, environ: Mapping[str, str], tell: Callable[[str], Non
             return
         problems.clear()
         with InfluxSink(server, timeout_s=REQUEST_LIMIT_S) as sink:
-            sender = Sender(sink, rejected_folder(state_dir))
-            push_records(sender, state_dir, start, problems.append)
+            sender = Sender(sink, state_dir)
+            push_records(sender, start, problems.append)
         for text in sender.progress.notes(rejected_folder(state_dir)):
             tell(text)
     except StoreError as error:

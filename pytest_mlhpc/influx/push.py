@@ -27,7 +27,6 @@ from pytest_mlhpc.influx.schema import FORM, lines_of
 from pytest_mlhpc.jobs.ledger import sync_folder
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import NewerSchemaError, SchemaError
-from pytest_mlhpc.store.files import replace_file
 from pytest_mlhpc.store.store import parse_record, read_lines
 from pytest_mlhpc.store.text import count, iso
 
@@ -261,15 +260,15 @@ class Sender:
     """Sends lines to a sink; keeps count in ``progress``. With several *lanes*, so many requests are under way at a time."""
 
     def __init__(
-        self, sink: Sink, rejected: Path, patience: Patience | None = None, *, lanes: int = 1
+        self, sink: Sink, state_dir: Path, patience: Patience | None = None, *, lanes: int = 1
     ) -> None:
-        """Take the sink, and the folder for what it refuses."""
+        """Take the sink, and the state directory, where refused lines are put aside."""
         self.progress = Progress()
         self.lanes = lanes
         self._lock = threading.Lock()  #: of ``progress``
         self._stop = threading.Event()
         self._sink = sink
-        self._rejected = rejected
+        self.state_dir = state_dir
         self._patience = patience or Patience()
 
     def send(self, lines: bytes) -> Path | None:
@@ -362,11 +361,10 @@ class Sender:
         if not bad:
             return None
         name = hashlib.blake2b("\n".join(line for line, _ in bad).encode(), digest_size=12).hexdigest()
-        path = self._rejected / f"{name}.jsonl"
-        replace_file(
-            path, "".join(f"{json.dumps({'reason': why, 'line': line})}\n" for line, why in bad), follow=False
-        )
-        sync_folder(self._rejected)  # before a cursor says that these lines are done with
+        path = cursors.rejected_folder(self.state_dir) / f"{name}.jsonl"
+        rows = (json.dumps({"reason": why, "line": line}) for line, why in bad)
+        cursors.write_file(path, "".join(f"{row}\n" for row in rows), self.state_dir)
+        sync_folder(path.parent)  # before a cursor says that these lines are done with
         with self._lock:
             for _, why in bad:
                 self.progress.reject(why)
@@ -379,7 +377,7 @@ def _settle(done: tuple[Future[object], T], acknowledge: Callable[[T], None]) ->
     acknowledge(chunk)
 
 
-def push_records(sender: Sender, state_dir: Path, start: PushStart, tell: Callable[[str], None]) -> None:
+def push_records(sender: Sender, start: PushStart, tell: Callable[[str], None]) -> None:
     """Send what lies behind the cursors, oldest month first. Each cursor moves when the server has acknowledged what is before it.
 
     A disk that is full keeps nothing from being sent.
@@ -396,13 +394,13 @@ def push_records(sender: Sender, state_dir: Path, start: PushStart, tell: Callab
     def acknowledge(chunk: _Chunk) -> None:
         for name, cursor in chunk.cursors.items():
             try:
-                cursors.write_cursor(state_dir, name, cursor)
+                cursors.write_cursor(sender.state_dir, name, cursor)
             except StoreError as error:
                 troubles.append(error)
 
-    chunks = _chunks(_unsent(state_dir, start, sender.progress, tell))
+    chunks = _chunks(_unsent(sender.state_dir, start, sender.progress, tell))
     sender.in_order(chunks, lambda chunk: sender.send(b"".join(chunk.lines)), acknowledge)
-    cursors.forget_cursors(state_dir)
+    cursors.forget_cursors(sender.state_dir)
     if troubles:
         raise StoreError(f"{troubles[0]}; all was sent, and some of it will be sent again")
 
@@ -476,7 +474,7 @@ def _unsent_of(
         yield cursor, []
 
 
-def retry_rejected(sender: Sender, state_dir: Path) -> int:
+def retry_rejected(sender: Sender) -> int:
     """Send what was refused once more; return how many lines. What is damaged stays where it is.
 
     Raises:
@@ -484,9 +482,8 @@ def retry_rejected(sender: Sender, state_dir: Path) -> int:
         StoreError, OSError: a file cannot be read or removed, or what is refused again not be put aside; all stays.
     """
     number = 0
-    for path in sorted(
-        cursors.rejected_folder(state_dir).glob("[!.]*.jsonl")
-    ):  # the others were never finished
+    folder = cursors.rejected_folder(sender.state_dir)
+    for path in sorted(folder.glob("[!.]*.jsonl")):  # the others were never finished
         if lines := _refused_lines(path):
             if sender.send("".join(f"{line}\n" for line in lines).encode()) != path:
                 path.unlink(missing_ok=True)

@@ -60,11 +60,12 @@ LEFT_AFTER_S = 3600.0
 _SUFFIX = ".part"
 
 
-def replace_file(path: Path, text: str, *, follow: bool = True) -> None:
+def replace_file(path: Path, text: str, *, follow: bool = True, mode: int | None = None) -> None:
     """Replace *path* by *text* in one step: readers see the old file or the new one, whatever dies.
 
     What a writer of the same file that was killed has left beside it is removed. A link stays a link, and what it names is
-    replaced; without *follow* the link itself is, as in a folder where others may put one.
+    replaced; without *follow* the link itself is, as in a folder where others may put one. Without *mode* the file keeps the
+    one that it has, or gets that of a new file.
 
     Raises:
         StoreError: disk full, over quota, not writable; names the path. The old file is left as it was.
@@ -77,7 +78,8 @@ def replace_file(path: Path, text: str, *, follow: bool = True) -> None:
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_left(target)
-        mode = target.stat().st_mode & 0o777 if follow and target.exists() else 0o664 & ~_umask()
+        if mode is None:
+            mode = target.stat().st_mode & 0o777 if follow and target.exists() else 0o664 & ~_umask()
         descriptor, temporary = tempfile.mkstemp(_SUFFIX, f".{target.name}.", target.parent)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)

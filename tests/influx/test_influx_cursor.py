@@ -14,7 +14,7 @@ from pushing import Server, floats, measured, push, start, stored
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.influx import cursor as cursors
 from pytest_mlhpc.influx import schema
-from pytest_mlhpc.influx.cursor import begin, cursor_path, read_start, restart, waiting
+from pytest_mlhpc.influx.cursor import begin, cursor_path, pending, read_start, restart, waiting
 
 
 def now(*numbers, **changes):
@@ -201,7 +201,6 @@ def rewritten(state_dir, **changes):
 
 BROKEN = {
     **{name: text for name, text in DAMAGED.items() if name != "newer"},
-    "huge": " " * 100_000,
     "newer": '{"schema": 99, "first_line": "", "offset": 1, "mtime_ns": 1, "start": 1}',
 }
 
@@ -219,6 +218,15 @@ def test_a_damaged_cursor_is_named_and_its_file_sent_again(state_dir, content):
     assert [len(request) for request in server.requests] == [4, 4]
     assert server.values == floats(1, 2)
     assert push(server, state_dir)[1] == []
+
+
+def test_a_cursor_that_is_too_long_is_damaged_whatever_it_says(state_dir):
+    stored(state_dir, 1)
+    push(Server(), state_dir)
+    path = the_cursor(state_dir)
+    path.write_text(path.read_text() + " " * 5000)
+    _, (said,) = push(Server(), state_dir)
+    assert said.startswith(f"{path}: damaged: longer than 4096 bytes; what ")
 
 
 @pytest.mark.parametrize("offset", [10**9, -1, 5], ids=["beyond the file", "negative", "within a line"])
@@ -277,6 +285,19 @@ def test_a_restored_copy_with_another_inode_and_time_is_not_sent_again(state_dir
     copy.rename(path)
     assert push(server, state_dir)[1] == []
     assert len(server.requests) == 1
+    assert list(pending(state_dir, start(state_dir), print)) == []
+
+
+def test_a_file_that_is_shorter_than_at_the_start_is_another_one(state_dir):
+    store(state_dir, now(1, 2), "s1")
+    begin(state_dir, print)
+    (path,) = state_dir.glob("records/*/s1.jsonl")
+    store(state_dir / "elsewhere", now(3), "s1")
+    (other,) = state_dir.glob("elsewhere/records/*/s1.jsonl")
+    other.rename(path)
+    server = Server()
+    push(server, state_dir)
+    assert server.values == [3.0]
 
 
 def test_a_cursor_of_a_file_that_is_gone_is_forgotten(state_dir):
@@ -356,6 +377,20 @@ def test_users_who_share_a_state_directory_obey_each_others_cursors(state_dir):
     assert len(server.requests) == 1
     folders = [path for path in (state_dir / "influx").rglob("*") if path.is_dir()]
     assert {path.stat().st_mode & 0o7777 for path in folders} == {0o2775}
+
+
+def test_users_who_share_a_state_directory_can_read_each_others_files_whatever_the_umask(state_dir):
+    state_dir.mkdir()
+    state_dir.chmod(0o2770)
+    before = os.umask(0o077)
+    try:
+        stored(state_dir, 1, 2)
+        push(Server(lambda line: " value=2.0," in line), state_dir)
+    finally:
+        os.umask(before)
+    files = [path for path in (state_dir / "influx").rglob("*") if path.is_file()]
+    assert len(files) == 3
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o664}
 
 
 def test_a_folder_in_the_place_of_a_cursor_is_named_and_costs_only_sending(state_dir):

@@ -53,7 +53,7 @@ class WrittenDown(Server):
 def work(state_dir, server):
     """Do what `mlhpc records push` and a session do."""
     begun = begin(state_dir, lambda _text: None)
-    push_records(Sender(server, rejected_folder(state_dir)), state_dir, begun, lambda _text: None)
+    push_records(Sender(server, state_dir), begun, lambda _text: None)
 
 
 def lines_run(action):
@@ -179,7 +179,7 @@ def test_refused_lines_that_are_sent_once_more_outlive_a_kill_at_any_line(world,
         return state_dir, WrittenDown(tmp_path / name / "again", lambda _line: False)
 
     def retry():
-        retry_rejected(Sender(server, rejected_folder(state_dir)), state_dir)
+        retry_rejected(Sender(server, state_dir))
 
     state_dir, server = make("first")
     numbers = moments(lines_run(retry))

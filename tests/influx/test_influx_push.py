@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from pushing import Failing, Server, floats, push, start, stored
+from pushing import Failing, Server, floats, measured, push, start, stored
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.influx import cursor as cursors
 from pytest_mlhpc.influx import push as pushing
-from pytest_mlhpc.influx.cursor import rejected_folder, waiting
+from pytest_mlhpc.influx.cursor import rejected_folder, restart, waiting
 from pytest_mlhpc.influx.push import (
     Patience,
     Sender,
@@ -17,6 +17,7 @@ from pytest_mlhpc.influx.push import (
     push_records,
     retry_rejected,
 )
+from pytest_mlhpc.influx.schema import lines_of
 
 FOREVER = Patience(until=float("inf"))
 
@@ -40,6 +41,20 @@ def test_records_of_many_small_files_share_a_request(state_dir):
     assert len(server.requests) == 1
     assert server.values == floats(*range(30))
     assert waiting(state_dir) == 0
+
+
+def test_no_request_is_larger_than_its_limits(state_dir, monkeypatch):
+    stored(state_dir, *range(40))
+    line = len("".join(lines_of(measured(1)[0]))) // 2
+    for limit, most in ({"CHUNK_LINES": 7}, 6), ({"CHUNK_BYTES": 11 * line}, 10):
+        restart(state_dir, 0)
+        server = Server()
+        with monkeypatch.context() as patch:
+            for name, value in limit.items():
+                patch.setattr(pushing, name, value)
+            push(server, state_dir)
+        assert max(map(len, server.requests)) == most
+        assert server.values == floats(*range(40))
 
 
 def test_what_a_living_session_adds_is_sent_by_the_next_push_alone(state_dir):
@@ -140,7 +155,7 @@ def test_a_server_that_refuses_everything_gets_nothing_put_aside(state_dir):
     stored(state_dir, *range(100))
     with pytest.raises(StuckError, match="every line is refused"):
         push(Server(lambda _line: True), state_dir)
-    assert list(rejected_folder(state_dir).iterdir()) == []
+    assert not rejected_folder(state_dir).exists()
     assert waiting(state_dir) == 100
 
 
@@ -148,10 +163,10 @@ def test_what_was_refused_can_be_sent_again(state_dir):
     stored(state_dir, *range(10))
     push(Server(poisoned(3, 4)), state_dir)
     server = Server(poisoned(4))
-    assert retry_rejected(Sender(server, rejected_folder(state_dir)), state_dir) == 2
+    assert retry_rejected(Sender(server, state_dir)) == 2
     assert server.values == [3.0]
     assert [" value=4.0," in row["line"] for row in aside(state_dir)] == [True]
-    assert retry_rejected(Sender(server, rejected_folder(state_dir)), state_dir) == 1
+    assert retry_rejected(Sender(server, state_dir)) == 1
     assert len(aside(state_dir)) == 1
 
 
@@ -161,7 +176,7 @@ def test_refused_lines_stay_while_the_server_is_away(state_dir):
     server = Server()
     server.away = [UnavailableError("away")]
     with pytest.raises(UnavailableError):
-        retry_rejected(Sender(server, rejected_folder(state_dir)), state_dir)
+        retry_rejected(Sender(server, state_dir))
     assert len(aside(state_dir)) == 1
 
 
@@ -173,12 +188,12 @@ DAMAGED = {
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_file_of_refused_lines_that_is_damaged_stays_and_hides_no_other(state_dir, content):
     folder = rejected_folder(state_dir)
-    stored(state_dir, 1)
+    folder.mkdir(parents=True)
     (folder / "a.jsonl").write_bytes(content)
     row = {"reason": "400: no\u2028wonder", "line": "mlhpc_metric,n=1 value=1.0 1"}
     (folder / "b.jsonl").write_text(json.dumps(row, ensure_ascii=True) + "\n")
     server = Server()
-    assert retry_rejected(Sender(server, folder), state_dir) == 1
+    assert retry_rejected(Sender(server, state_dir)) == 1
     assert server.values == [1.0]
     assert (folder / "a.jsonl").read_bytes() == content
     assert not (folder / "b.jsonl").exists()
@@ -210,7 +225,7 @@ def test_lines_that_cannot_be_put_aside_are_not_passed(state_dir, monkeypatch):
         raise StoreError("rejected: cannot be written: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pushing, "replace_file", full)
+        patch.setattr(cursors, "replace_file", full)
         with pytest.raises(StoreError, match="No space left on device"):
             push(Server(poisoned(2)), state_dir)
     assert waiting(state_dir) == 4
@@ -320,4 +335,4 @@ def test_a_record_store_that_cannot_be_listed_is_named(state_dir, monkeypatch):
 
     monkeypatch.setattr(cursors, "record_files", fail)
     with pytest.raises(StoreError, match="cannot be listed"):
-        push_records(Sender(Server(), rejected_folder(state_dir)), state_dir, begun, print)
+        push_records(Sender(Server(), state_dir), begun, print)

@@ -164,7 +164,7 @@ def test_a_server_that_is_killed_in_mid_write_has_everything_in_the_end(
             self._sink.write(lines)
 
     def push(sink: Sink) -> None:
-        push_records(Sender(sink, rejected_folder(state_dir)), state_dir, start, pytest.fail)
+        push_records(Sender(sink, state_dir), start, pytest.fail)
 
     with InfluxSink(server, timeout_s=600) as sink, pytest.MonkeyPatch.context() as patch:
         patch.setattr("pytest_mlhpc.influx.push.CHUNK_LINES", 20)
@@ -202,7 +202,7 @@ def deadly(*arguments):
 push.CHUNK_LINES, push.cursors.write_cursor = 10, deadly
 state = Path(sys.argv[1])
 with push.InfluxSink(server_of(os.environ), timeout_s=600) as sink:
-    push.push_records(push.Sender(sink, cursor.rejected_folder(state), lanes=2), state, cursor.read_start(state), print)
+    push.push_records(push.Sender(sink, state, lanes=2), cursor.read_start(state), print)
 """
 
 
