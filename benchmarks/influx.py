@@ -134,7 +134,9 @@ def measure(points: int, *, read_back: bool = True) -> list[Row]:
             store(state, points)
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             with InfluxSink(server, timeout_s=600) as sink:
+                cpu = time.process_time()
                 count, seconds = push(sink, state)
+                cpu = time.process_time() - cpu
             rate = count / seconds
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
             back = [_read_back(server)] if read_back else []
@@ -147,6 +149,7 @@ def measure(points: int, *, read_back: bool = True) -> list[Row]:
             f"{rate:,.0f} ({count:,} points)",
             rate >= RATE,
         ),
+        Row("CPU time of the sender for a point", "-", f"{cpu / count * 1e6:.1f} us", None),
         Row("memory that sending takes", "-", f"{grown:.0f} MB", None),
         *back,
     ]

@@ -18,7 +18,7 @@ from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, Neare
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.foreign import DIRECTIONS, READERS, ForeignNames
 from pytest_mlhpc.influx import credentials
-from pytest_mlhpc.influx.cursor import begin, read_start, rejected_folder, restart, waiting
+from pytest_mlhpc.influx.cursor import PushStart, begin, read_start, rejected_folder, restart, waiting
 from pytest_mlhpc.influx.push import (
     InfluxSink,
     Patience,
@@ -322,7 +322,8 @@ def push(*, check: bool, since: str | None, retry_rejected: bool, wait: float, s
         patience = Patience(time.monotonic() + max(0.0, wait))
         sender = Sender(sink, state_dir, patience, lanes=LANES)
         began = time.monotonic()
-        later = _send(sender, state_dir, since_ns, again=retry_rejected)
+        later = "" if since_ns is None else _start_again(sender, since_ns)
+        later = later or _send(sender, begin(state_dir, tell), again=retry_rejected)
     _print(sender.progress, rejected_folder(state_dir), time.monotonic() - began)
     if later:
         tell(
@@ -332,29 +333,31 @@ def push(*, check: bool, since: str | None, retry_rejected: bool, wait: float, s
     return INCOMPLETE if sender.progress.rejected or sender.progress.unread else 0
 
 
-def _send(sender: Sender, state_dir: Path, since_ns: int | None, *, again: bool) -> str:
-    """Send; return why it must be tried again, an empty text if it need not."""
+def _send(sender: Sender, start: PushStart, *, again: bool = False) -> str:
+    """Send what waits, and *again* what was refused; return why it must be tried later, an empty text if it need not."""
     try:
-        if since_ns is not None:
-            _send_waiting(sender, state_dir)
-            restart(state_dir, since_ns)
-        push_records(sender, begin(state_dir, tell), tell)
+        push_records(sender, start, tell)
         if again:
             tell(f"{count(send_rejected(sender), 'refused line')} sent again")
     except (UnavailableError, StuckError, StoreError) as error:
         return str(error)
     except OSError as error:
-        return f"{error.filename or rejected_folder(state_dir)}: {error.strerror}"
+        return f"{error.filename or rejected_folder(sender.state_dir)}: {error.strerror}"
     return ""
 
 
-def _send_waiting(sender: Sender, state_dir: Path) -> None:
-    """Send what waits before a new start forgets it; nobody knows what that is where the present start is damaged."""
+def _start_again(sender: Sender, since_ns: int) -> str:
+    """Write a new start when what waits has been sent, as it would forget older records; return why not, as :func:`_send`.
+
+    Where the present start is damaged, nobody knows what waits.
+    """
     start = None
     with contextlib.suppress(StoreError):
-        start = read_start(state_dir)
-    if start is not None:
-        push_records(sender, start, tell)
+        start = read_start(sender.state_dir)
+    later = _send(sender, start) if start is not None else ""
+    if not later:
+        restart(sender.state_dir, since_ns)
+    return later
 
 
 def _print(progress: Progress, rejected: Path, seconds: float) -> None:

@@ -290,11 +290,12 @@ def waiting(state_dir: Path) -> int:
     """Return how many records wait: whole lines behind the cursors. What cannot be read is not counted."""
     number = 0
     with contextlib.suppress(StoreError):
-        start = read_start(state_dir)
-        for file in pending(state_dir, start, _ignore) if start else ():
+        if (start := read_start(state_dir)) is None:
+            return 0
+        for file in pending(state_dir, start, _ignore):
             with contextlib.suppress(StoreError):
-                cursor = cursor_of(file, start, _ignore) if start else None
-                number += sum(1 for _ in read_lines(file.path, start=cursor.offset)) if cursor else 0
+                if cursor := cursor_of(file, start, _ignore):
+                    number += sum(1 for _ in read_lines(file.path, start=cursor.offset))
     return number
 
 

@@ -98,9 +98,11 @@ def _send(state_dir: Path, environ: Mapping[str, str], tell: Callable[[str], Non
         problems.clear()
         with InfluxSink(server, timeout_s=REQUEST_LIMIT_S) as sink:
             sender = Sender(sink, state_dir)
-            push_records(sender, start, problems.append)
-        for text in sender.progress.notes(rejected_folder(state_dir)):
-            tell(text)
+            try:
+                push_records(sender, start, problems.append)
+            finally:
+                for text in sender.progress.notes(rejected_folder(state_dir)):
+                    tell(text)
     except StoreError as error:
         tell(str(error))
     except (MlhpcError, OSError) as error:

@@ -26,7 +26,7 @@ from pytest_mlhpc.influx.cursor import Cursor, PendingFile, PushStart
 from pytest_mlhpc.influx.schema import FORM, lines_of
 from pytest_mlhpc.jobs.ledger import sync_folder
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.protocol.schema import NewerSchemaError, SchemaError
+from pytest_mlhpc.node.protocol.schema import NewerSchemaError
 from pytest_mlhpc.store.store import parse_record, read_lines
 from pytest_mlhpc.store.text import count, iso
 
@@ -461,7 +461,7 @@ def _unsent_of(
                 lines = lines_of(record)
             else:
                 progress.older += 1
-        except SchemaError as error:
+        except (ValueError, OverflowError) as error:  # as the index of the store has it
             newer = isinstance(error, NewerSchemaError)
             stuck |= newer
             progress.unread += 1

@@ -63,7 +63,7 @@ def test_where_the_start_does_not_fit_nothing_is_sent_and_the_command_is_named(
     with disk.full():
         code = main(["records", "push"])
     said = capsys.readouterr().err
-    assert code == LATER
+    assert code == 4
     assert (
         f"{disk.words}; what is recorded until it can is sent by `mlhpc records push --since DATE` only"
         in said
