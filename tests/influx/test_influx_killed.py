@@ -1,4 +1,4 @@
-"""A push that is killed at any line of sending or of replacing a cursor loses nothing and doubles nothing.
+"""A push that is killed at any line of sending or of replacing a cursor, or is not alone, loses and doubles nothing.
 
 A child process pushes to a sink that writes each request down before it acknowledges it. SIGKILL comes when a line of the product
 is about to run: for each line the first time, and once more the last time.
@@ -7,6 +7,7 @@ is about to run: for each line the first time, and once more the last time.
 import contextlib
 import json
 import os
+import secrets
 import signal
 import sys
 from pathlib import Path
@@ -37,14 +38,13 @@ class WrittenDown(Server):
         folder.mkdir(parents=True)
 
     def write(self, lines):
-        number = len(list(self._folder.iterdir()))
-        (self._folder / f"{number:06d}").write_bytes(lines)
+        (self._folder / secrets.token_hex(8)).write_bytes(lines)
         super().write(lines)
 
     def all_ever(self):
         """Return the server that has taken all that was ever written down."""
         found = Server(self._bad)
-        for path in sorted(self._folder.iterdir()):
+        for path in self._folder.iterdir():
             with contextlib.suppress(pushing.RefusedError):
                 found.write(path.read_bytes())
         return found
@@ -190,3 +190,25 @@ def test_refused_lines_that_are_sent_once_more_outlive_a_kill_at_any_line(world,
         retry()
         assert server.all_ever().values == [4.0]
         assert refused(state_dir) == set()
+
+
+def test_several_processes_that_push_while_records_are_written_lose_and_double_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(pushing, "CHUNK_LINES", 4)
+    state_dir, server = tmp_path / "state", WrittenDown(tmp_path / "server", lambda _line: False)
+    restart(state_dir, 0)
+    children = []
+    for _ in range(3):
+        if not (child := os.fork()):
+            code = 1
+            with contextlib.suppress(Exception):
+                for _ in range(30):
+                    work(state_dir, server)
+                code = 0
+            os._exit(code)
+        children.append(child)
+    for number in range(40):
+        store(state_dir, measured(number), f"s{number % 4}")
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    work(state_dir, server)
+    assert server.all_ever().values == floats(*range(40))
+    assert waiting(state_dir) == 0
