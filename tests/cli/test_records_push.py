@@ -104,6 +104,14 @@ def test_a_server_that_is_away_leaves_the_records_and_their_number(state_dir, pu
     assert sink.values == floats(1, 2)
 
 
+def test_since_forgets_nothing_that_waits_where_the_server_is_away(state_dir, push, sink):
+    begin(state_dir, print)
+    store(state_dir, made(0, 1))
+    sink.away = [UnavailableError("away")]
+    assert push("--wait", "0", "--since", "2100-01-01")[0] == LATER
+    assert push() == (0, "2 points sent\n", "")
+
+
 def test_since_goes_on_by_a_plain_push_where_the_server_went_away(state_dir, push, sink):
     store(state_dir, made(9, 1, 2))
     sink.away = [UnavailableError("away")]

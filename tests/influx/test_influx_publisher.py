@@ -8,11 +8,13 @@ import time
 import pluggy
 import pytest
 from nights_of import store
-from pushing import measured
+from pushing import Server, measured
 
 from pytest_mlhpc.influx import publisher as publishing
+from pytest_mlhpc.influx import push as pushing
 from pytest_mlhpc.influx.cursor import begin, read_start, waiting
 from pytest_mlhpc.influx.publisher import Publisher, register
+from pytest_mlhpc.influx.push import UnavailableError
 
 
 @pytest.fixture
@@ -153,21 +155,22 @@ def test_a_damaged_start_is_told_at_the_end_of_each_session(state_dir, silent, p
         assert "`mlhpc records push --since DATE` says from when on" in note
 
 
-def test_damaged_lines_are_told_in_one_sentence(state_dir, silent, publish, monkeypatch):
-    class Taking:
-        def __init__(self, *_arguments, **_named):
-            pass
+class OpenServer(Server):
+    """A server as a session opens it."""
 
-        def __enter__(self):
-            return self
+    def __call__(self, _server, *, timeout_s):
+        assert timeout_s == publishing.REQUEST_LIMIT_S
+        return self
 
-        def __exit__(self, *_error):
-            pass
+    def __enter__(self):
+        return self
 
-        def write(self, _lines):
-            pass
+    def __exit__(self, *_error):
+        pass
 
-    monkeypatch.setattr(publishing, "InfluxSink", Taking)
+
+def test_damaged_lines_are_named_in_one_sentence(state_dir, silent, monkeypatch):
+    monkeypatch.setattr(publishing, "InfluxSink", OpenServer())
     begin(state_dir, print)
     record_now(state_dir, 1)
     (path,) = state_dir.glob("records/*/s1.jsonl")
@@ -176,3 +179,24 @@ def test_damaged_lines_are_told_in_one_sentence(state_dir, silent, publish, monk
     assert note.startswith(f"InfluxDB: {path}: byte ")
     assert note.endswith("(skipped, left as it is) (and 2 more problems)")
     assert waiting(state_dir) == 0
+
+
+def test_refused_lines_are_named_also_where_the_server_goes_away_after_them(state_dir, silent, monkeypatch):
+    class Dying(OpenServer):
+        def write(self, lines):
+            if b" value=2.0," in lines:
+                raise UnavailableError("it went away")
+            super().write(lines)
+
+    monkeypatch.setattr(pushing, "CHUNK_LINES", 2)
+    monkeypatch.setattr(publishing, "InfluxSink", Dying(lambda line: " value=1.0," in line))
+    begin(state_dir, print)
+    record_now(state_dir, 1, 2, 3)
+    assert end(Publisher(state_dir, {"MLHPC_INFLUX_URL": silent})) == [
+        (
+            "InfluxDB: the server refused 1 line (1: 400: partial write: field type conflict), which lie in "
+            f"{state_dir / 'influx/rejected'}; `mlhpc records push --retry-rejected` sends them once more"
+        ),
+        "InfluxDB: not sent: it went away",
+        "InfluxDB: 2 records wait; `mlhpc records push` sends what waits",
+    ]
