@@ -1,4 +1,4 @@
-"""How fast records get into InfluxDB and back: the real server of `ci/services`, on this machine.
+"""How fast records get into InfluxDB and back: the real server of `ci/services`, on this machine; and a push of nothing new.
 
 `python -m benchmarks.influx --points 10000000 --no-read` does the same with as many points as one likes.
 """
@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
+import json
 import os
 import resource
 import shlex
@@ -18,12 +21,11 @@ from pathlib import Path
 
 from benchmarks.report import Row, table
 from pytest_mlhpc.cli.records import LANES
+from pytest_mlhpc.influx import cursor as cursors
 from pytest_mlhpc.influx.credentials import InfluxServer, server_of
-from pytest_mlhpc.influx.push import InfluxSink, Patience, Sender, push_spool
-from pytest_mlhpc.influx.schema import lines_of
+from pytest_mlhpc.influx.push import InfluxSink, Patience, Sender, Sink, push_records
 from pytest_mlhpc.influx.source import InfluxSource
-from pytest_mlhpc.influx.spool import frame, make_folders, new_name
-from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, to_json
 from pytest_mlhpc.store.record import Record
 
 POINTS = 300_000
@@ -31,7 +33,11 @@ METRICS = 24  #: of one record, as a training has
 BENCHMARKS = 40  #: at least; more where that many nights do not hold all records
 NIGHTS = 365  #: InfluxDB keeps a shard, with a cache of its own, for each week: decades of nights would measure those
 RATE = 50_000
+#: The store of which nothing is new: records, in so many files. Five years of nights have some 2,000 files.
+OLD_RECORDS, OLD_FILES = 1_000_000, 2_000
+NOTHING_NEW_S = 1.0
 DAY_NS = 86400 * 1_000_000_000
+_COMMAND = [sys.executable, "-m", "pytest_mlhpc.cli", "records", "push"]
 _SERVICES = Path(__file__).resolve().parents[1] / "ci/services"
 
 
@@ -55,32 +61,66 @@ def records(count: int) -> Iterator[Record]:
         yield Record(
             id=f"0199{number:08d}-7000-8000-000000000000", session=f"0199{night:08d}-7000-8000-aaaaaaaaaaaa",
             node_id=f"suites/training/test_resnet50.py::test_{benchmark}[mysystem:gpu-4]", benchmark=name, system="mysystem",
-            partition="gpu", environment="default", device_model="NVIDIA H100", attempt=0,
+            partition="gpu", environment="default", definition="resnet50 devices=4 nodes=1", device_model="NVIDIA H100", attempt=0,
             created_ns=1_700_000_000_000_000_000 + night * DAY_NS + benchmark * DAY_NS // benchmarks, verdict="passed",
             purpose="nightly", branch="main", commit="0123456789abcdef", nodes=("n1",), judged=("metric_0",), measurement=measured,
         )  # fmt: skip
 
 
-def spool(state: Path, points: int) -> float:
-    """Fill the spool, a frame for each record; return how many points a second are made."""
+def store(state: Path, points: int) -> None:
+    """Fill the record files, one for the session of each night, without syncing them."""
+    cursors.restart(state, 0)
+    for session, some in itertools.groupby(records(-(-points // (METRICS + 1))), lambda one: one.session):
+        path = state / f"records/2026-01/{session}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(map(_line, some)))
+
+
+def _line(record: Record) -> bytes:
+    return json.dumps(to_json(record), separators=(",", ":")).encode() + b"\n"
+
+
+def push(sink: Sink, state: Path) -> tuple[int, float]:
+    """Send what waits; return how many points, and the seconds that it took."""
+    start = cursors.read_start(state)
+    assert start is not None
+    sender = Sender(sink, state, Patience(time.monotonic() + 600), lanes=LANES)
     began = time.perf_counter()
-    ready = make_folders(state) / "ready"
-    made = 0
-    with (ready / new_name()).open("wb") as file:
-        for record in records(-(-points // (METRICS + 1))):
-            lines = lines_of(record)
-            file.write(frame(lines))
-            made += len(lines)
-    return made / (time.perf_counter() - began)
+    push_records(sender, start, sys.exit)
+    return sender.progress.points, time.perf_counter() - began
 
 
-def push(server: InfluxServer, state: Path) -> tuple[int, float]:
-    """Send the spool; return how many points, and how many a second."""
-    with InfluxSink(server, timeout_s=600) as sink:
-        sender = Sender(sink, state / "influx/rejected", Patience(time.monotonic() + 600), lanes=LANES)
-        began = time.perf_counter()
-        push_spool(sender, state / "influx")
-        return sender.progress.points, sender.progress.points / (time.perf_counter() - began)
+class _Taking:
+    """A server that takes everything at once."""
+
+    def write(self, lines: bytes) -> None:
+        """Take them."""
+
+
+def nothing_new(folder: Path) -> list[Row]:
+    """Push a large store to a sink that takes everything; then push again, and once by the command."""
+    one = dataclasses.replace(next(records(1)), measurement=None, id="@" * 36)
+    head, tail = _line(one).split(b"@" * 36)
+    cursors.restart(folder, 0)
+    each = OLD_RECORDS // OLD_FILES
+    for number in range(OLD_FILES):
+        path = folder / f"records/{number // 30:04d}/{number:08d}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(b"%b%036d%b" % (head, number * each + line, tail) for line in range(each)))
+    _, first = push(_Taking(), folder)
+    _, again = push(_Taking(), folder)
+    environ = {**os.environ, "MLHPC_INFLUX_URL": "http://127.0.0.1:9"}
+    began = time.perf_counter()
+    subprocess.run(
+        [*_COMMAND, "--state-dir", str(folder)], env=environ, check=True, capture_output=True, timeout=600
+    )
+    whole = time.perf_counter() - began
+    size = f"{OLD_RECORDS:,} records in {OLD_FILES:,} files"
+    return [
+        Row(f"first push of {size}, without a server", "-", f"{first:.0f} s", None),
+        Row("push of nothing new", f"<= {NOTHING_NEW_S:g} s", f"{again:.2f} s", again <= NOTHING_NEW_S),
+        Row("the same by `mlhpc records push`, start of Python included", "-", f"{whole:.2f} s", None),
+    ]
 
 
 def measure(points: int, *, read_back: bool = True) -> list[Row]:
@@ -91,21 +131,25 @@ def measure(points: int, *, read_back: bool = True) -> list[Row]:
         try:
             words = (shlex.split(line)[1] for line in _services("env", directory).splitlines())
             server = server_of(dict(word.split("=", 1) for word in words))
-            made = spool(state, points)
+            store(state, points)
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            count, rate = push(server, state)
+            with InfluxSink(server, timeout_s=600) as sink:
+                cpu = time.process_time()
+                count, seconds = push(sink, state)
+                cpu = time.process_time() - cpu
+            rate = count / seconds
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
             back = [_read_back(server)] if read_back else []
         finally:
             _services("down", directory, "--purge")
     return [
-        Row("points made of records, a second", "-", f"{made:,.0f}", None),
         Row(
-            "points sent to a local InfluxDB, a second",
+            "points sent from record files to a local InfluxDB, a second",
             f">= {RATE:,}",
             f"{rate:,.0f} ({count:,} points)",
             rate >= RATE,
         ),
+        Row("CPU time of the sender for a point", "-", f"{cpu / count * 1e6:.1f} us", None),
         Row("memory that sending takes", "-", f"{grown:.0f} MB", None),
         *back,
     ]
@@ -122,7 +166,8 @@ def _read_back(server: InfluxServer) -> Row:
 
 def run() -> list[Row]:
     """Return the figures for the table of docs/performance.md."""
-    return measure(POINTS)
+    with tempfile.TemporaryDirectory(prefix="mlhpc-influx-") as folder:
+        return [*measure(POINTS), *nothing_new(Path(folder))]
 
 
 def _services(command: str, directory: str, *words: str) -> str:

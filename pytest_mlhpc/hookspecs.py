@@ -63,6 +63,11 @@ def mlhpc_workloads() -> tuple[Workload, ...]:  # type: ignore[empty-body]  # a 
 
 
 @hookspec
+def mlhpc_records_begin() -> None:
+    """Prepare for records: none of this session is stored yet. Called once, before the first run. Must not raise."""
+
+
+@hookspec
 def mlhpc_record(record: Record) -> None:
     """Receive every record after it was stored durably. Must not raise and must not block for long."""
 

@@ -6,6 +6,7 @@ takes what its tests need: ``from over_time_services import influx_server, influ
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -24,7 +25,7 @@ import pytest
 from services import LIMIT_S, control, is_alive, needs, required, session_folder, wait_until
 
 from pytest_mlhpc.influx.credentials import server_of
-from pytest_mlhpc.influx.push import InfluxSink, Patience, Sender, push_lines
+from pytest_mlhpc.influx.push import CHUNK_LINES, InfluxSink, Patience, Sender
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,11 @@ class Influx:
 
     def push(self, records: Iterable[Sequence[str]], folder: Path, patience: Patience | None = None) -> None:
         """Send the lines of records; what is refused is put into *folder*."""
+        every = (f"{line}\n".encode() for lines in records for line in lines)
         with InfluxSink(server_of(self.environment), timeout_s=6000) as sink:
-            push_lines(Sender(sink, folder, patience), records, "test")
+            sender = Sender(sink, folder, patience)
+            while chunk := b"".join(itertools.islice(every, CHUNK_LINES)):
+                sender.send(chunk)
 
     def fault(self, words: str) -> None:
         """Let writes fail: ``503``, ``429 3`` (the next three), ``hang``, ``reset``, ``cut``; ``""`` ends it."""

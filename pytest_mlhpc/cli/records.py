@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,10 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, NearestChoice, NounGroup
-from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.foreign import DIRECTIONS, READERS, ForeignNames
 from pytest_mlhpc.influx import credentials
-from pytest_mlhpc.influx import spool as spools
+from pytest_mlhpc.influx.cursor import PushStart, begin, read_start, rejected_folder, restart, waiting
 from pytest_mlhpc.influx.push import (
     InfluxSink,
     Patience,
@@ -26,11 +26,9 @@ from pytest_mlhpc.influx.push import (
     Sender,
     StuckError,
     UnavailableError,
-    push_lines,
-    push_spool,
+    push_records,
 )
-from pytest_mlhpc.influx.push import retry_rejected as requeue
-from pytest_mlhpc.influx.schema import lines_of
+from pytest_mlhpc.influx.push import retry_rejected as send_rejected
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.cost import GROUPS, add_up, text_of
 from pytest_mlhpc.store.index import Index
@@ -288,15 +286,19 @@ LANES = 2
 @command.command(
     "push",
     cls=Command,
-    help="Send what waits in the spool to InfluxDB. MLHPC_INFLUX_URL, _TOKEN or _TOKEN_FILE, _BUCKET and _ORG name the "
-    "server. Exit code 1: some points were refused and lie in the spool's folder `rejected`. 75: try again later, "
-    "nothing is lost.",
+    help="Send to InfluxDB what was recorded since the last push. MLHPC_INFLUX_URL, _TOKEN or _TOKEN_FILE, _BUCKET and _ORG name "
+    "the server. Exit code 1: something could not be read, or was refused and lies in the folder `rejected`. 75: try again "
+    "later, nothing is lost.",
     example="mlhpc records push --check",
 )
 @click.option("--check", is_flag=True, help="Write one point, read it back, say what is wrong.")
-@click.option("--all", "everything", is_flag=True, help="Send the whole store again; equal points stay one.")
+@click.option(
+    "--since",
+    default=None,
+    metavar="TIME",
+    help="Send all that was recorded since then, 30d, 12h or a date, whatever was sent before; equal points stay one.",
+)
 @click.option("--retry-rejected", is_flag=True, help="Send what was refused earlier once more.")
-@options.since()
 @click.option(
     "--wait",
     metavar="SECONDS",
@@ -306,59 +308,60 @@ LANES = 2
     help="How long to go on trying while the server is away.",
 )
 @options.state_dir
-def push(
-    *, check: bool, everything: bool, retry_rejected: bool, since_ns: int, wait: float, state_dir: Path
-) -> int:
+def push(*, check: bool, since: str | None, retry_rejected: bool, wait: float, state_dir: Path) -> int:
     """Send, and say what was sent."""
-    if check + everything + retry_rejected > 1:
-        raise UsageError("--check, --all, --retry-rejected: give one of them")
-    if since_ns and not everything:
-        raise UsageError("--since goes with --all: the spool is always sent whole")
+    if check + (since is not None) + retry_rejected > 1:
+        raise UsageError("--check, --since, --retry-rejected: give one of them")
+    since_ns = None if since is None else options.moment(since, time.time_ns())
     server = credentials.server_of(os.environ)
     if check:
         from pytest_mlhpc.influx.publisher import check as check_server
 
         return check_server(server)
-    spool = spools.make_folders(state_dir)
-    if retry_rejected:
-        sys.stdout.write(f"{requeue(state_dir)} refused points are back in the spool\n")
     with InfluxSink(server, timeout_s=REQUEST_LIMIT_S) as sink:
-        sender = Sender(sink, spool / "rejected", Patience(time.monotonic() + max(0.0, wait)), lanes=LANES)
+        patience = Patience(time.monotonic() + max(0.0, wait))
+        sender = Sender(sink, state_dir, patience, lanes=LANES)
         began = time.monotonic()
-        later = _send(sender, state_dir, whole_store=everything, since_ns=since_ns)
-    _print(sender.progress, spool, time.monotonic() - began)
+        later = "" if since_ns is None else _start_again(sender, since_ns)
+        later = later or _send(sender, begin(state_dir, tell), again=retry_rejected)
+    _print(sender.progress, rejected_folder(state_dir), time.monotonic() - began)
     if later:
-        tell(f"mlhpc records push: {later}\nwhat was not sent stays: try again later")
+        tell(
+            f"mlhpc records push: {later}\n{count(waiting(state_dir), 'record')} left to send: try again later"
+        )
         return LATER
-    return INCOMPLETE if sender.progress.rejected or sender.progress.damaged else 0
+    return INCOMPLETE if sender.progress.rejected or sender.progress.unread else 0
 
 
-def _send(sender: Sender, state_dir: Path, *, whole_store: bool, since_ns: int) -> str:
-    """Send; return why it must be tried again, an empty text if it need not."""
+def _send(sender: Sender, start: PushStart, *, again: bool = False) -> str:
+    """Send what waits, and *again* what was refused; return why it must be tried later, an empty text if it need not."""
     try:
-        if whole_store:
-            push_lines(sender, _stored(state_dir, since_ns), "store")
-        else:
-            push_spool(sender, spools.spool_of(state_dir))
-    except (UnavailableError, StuckError) as error:
+        push_records(sender, start, tell)
+        if again:
+            tell(f"{count(send_rejected(sender), 'refused line')} sent again")
+    except (UnavailableError, StuckError, StoreError) as error:
         return str(error)
     except OSError as error:
-        return f"{error.filename or spools.spool_of(state_dir)}: {error.strerror}"
+        return f"{error.filename or rejected_folder(sender.state_dir)}: {error.strerror}"
     return ""
 
 
-def _stored(state_dir: Path, since_ns: int) -> Iterator[list[str]]:
-    for record in read_records(state_dir, tell):
-        if record.created_ns >= since_ns:
-            yield lines_of(record)
+def _start_again(sender: Sender, since_ns: int) -> str:
+    """Write a new start when what waits has been sent, as it would forget older records; return why not, as :func:`_send`.
+
+    Where the present start is damaged, nobody knows what waits.
+    """
+    start = None
+    with contextlib.suppress(StoreError):
+        start = read_start(sender.state_dir)
+    later = _send(sender, start) if start is not None else ""
+    if not later:
+        restart(sender.state_dir, since_ns)
+    return later
 
 
-def _print(progress: Progress, spool: Path, seconds: float) -> None:
+def _print(progress: Progress, rejected: Path, seconds: float) -> None:
     rate = f", {progress.points / seconds:,.0f} a second" if progress.points and seconds > 1 else ""
-    sys.stdout.write(f"{progress.points} points sent{rate}\n")
-    if progress.adopted:
-        sys.stdout.write(f"{progress.adopted} files of writers that had died were taken over\n")
-    if progress.rejected or progress.damaged:
-        sys.stdout.write(f"{progress.rejected} lines were put aside in {spool / 'rejected'}:\n")
-        for reason, count in progress.reasons.items():
-            sys.stdout.write(f"  {count}: {clean(reason)}\n")
+    sys.stdout.write(f"{count(progress.points, 'point')} sent{rate}\n")
+    for text in progress.notes(rejected):
+        sys.stdout.write(f"{clean(text)}\n")

@@ -1,1 +1,1 @@
-"""Records in InfluxDB: a measurement schema, a durable spool, the sender, and the way back."""
+"""Records in InfluxDB: a measurement schema, a cursor for each record file, the sender, and the way back."""

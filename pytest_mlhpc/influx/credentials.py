@@ -1,13 +1,13 @@
 """Which InfluxDB, and by what right: from the environment, the token also from a file that nobody else can read.
 
 ========================  ==========================================================================================
-``MLHPC_INFLUX_URL``      ``https://influx.example.org:8086``; without it nothing is written for InfluxDB
+``MLHPC_INFLUX_URL``      ``https://influx.example.org:8086``; without it nothing is sent
 ``MLHPC_INFLUX_BUCKET``   bucket of 2.x, database of 3 and (``database`` or ``database/policy``) of 1.8; default ``mlhpc``
 ``MLHPC_INFLUX_ORG``      organisation, needed by 2.x only
 ``MLHPC_INFLUX_TOKEN``    token; of 1.8 ``user:password``
 ``MLHPC_INFLUX_TOKEN_FILE``  file that holds it: a regular file of the user's own, closed to group and others
 ``MLHPC_INFLUX_CA``       file with the certificates of a private authority
-``MLHPC_INFLUX_PUSH``     ``no``: a session fills the spool only, and `mlhpc records push` sends it from elsewhere
+``MLHPC_INFLUX_PUSH``     ``no``: a session sends nothing, and `mlhpc records push` sends its records from elsewhere
 ========================  ==========================================================================================
 
 A token is in no message: errors name its variable or file, and what servers say is searched for it (:meth:`InfluxServer.hide`).

@@ -1,29 +1,28 @@
-"""What a session does for InfluxDB, and ``mlhpc records push --check``: the way to the server and back, step by step."""
+"""What a session does for InfluxDB, and ``mlhpc records push --check``.
+
+Open it when a session says something of InfluxDB at its end, or when `--check` does.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pluggy
 
 from pytest_mlhpc.errors import MlhpcError, StoreError
 from pytest_mlhpc.influx import credentials
 from pytest_mlhpc.influx.credentials import InfluxServer
-from pytest_mlhpc.influx.push import InfluxSink, RefusedError, UnavailableError
-from pytest_mlhpc.influx.schema import RUN, lines_of
+from pytest_mlhpc.influx.cursor import PushStart, begin, draft_start, pending, rejected_folder, waiting
+from pytest_mlhpc.influx.push import InfluxSink, RefusedError, Sender, UnavailableError, push_records
+from pytest_mlhpc.influx.schema import RUN
 from pytest_mlhpc.influx.source import InfluxConnection
-from pytest_mlhpc.influx.spool import Writer, spool_of
-from pytest_mlhpc.store.text import clean
-
-if TYPE_CHECKING:
-    from pytest_mlhpc.store.record import Record
-
+from pytest_mlhpc.store.text import clean, count
 
 hookimpl = pluggy.HookimplMarker("pytest_mlhpc")
 
@@ -39,88 +38,80 @@ def register(manager: pluggy.PluginManager, state_dir: Path, environ: Mapping[st
 
 
 class Publisher:
-    """Receives the records of one session, from any of its threads."""
+    """Sends the records of one session at its end, and whatever else waits in the same state directory."""
 
     def __init__(self, state_dir: Path, environ: Mapping[str, str], limit_s: float = END_LIMIT_S) -> None:
-        """Take what the environment says now; nothing is made before the first record."""
+        """Take what the environment says now; nothing is made before the first run."""
         self._state_dir = state_dir
         self._environ = dict(environ)
         self._limit_s = limit_s
-        self._writer = Writer(state_dir)
-        self._lock = threading.Lock()
-        self._left: list[Record] = []  #: that the spool could not take
-        self._trouble = ""
+        self._notes: list[str] = []
+        self._draft: PushStart | None = None  #: of the begin of this session, where it could not be written
 
     @hookimpl
-    def mlhpc_record(self, record: Record) -> None:
-        """Put it into the spool; what cannot be written now is tried again at the end."""
-        with self._lock:
-            try:
-                self._writer.add(lines_of(record))
-            except StoreError as error:
-                self._left.append(record)
-                self._trouble = str(error)
+    def mlhpc_records_begin(self) -> None:
+        """Make the start before there is a first record: what is recorded from now on is sent, whoever dies."""
+        try:
+            begin(self._state_dir, self._notes.append)
+        except StoreError:
+            with contextlib.suppress(StoreError):  # the end of the session tries again, and says why not
+                self._draft = draft_start(self._state_dir)
 
     @hookimpl
     def mlhpc_records_end(self, tell: Callable[[str], None], hurry: bool) -> None:
-        """Close the spool's file and send what waits, unless the session was told to end."""
-        with self._lock:
-            self._try_again(tell)
-            self._writer.close()
-        if not hurry and credentials.pushes(self._environ) and _anything(self._state_dir):
-            self._push(tell)
-
-    def _try_again(self, tell: Callable[[str], None]) -> None:
-        left = []
-        for record in self._left:
-            try:
-                self._writer.add(lines_of(record))
-            except StoreError as error:
-                left.append(record)
-                self._trouble = str(error)
-        self._left = []
-        if left:
-            tell(
-                f"InfluxDB: {self._trouble}; {len(left)} records are in the store only: "
-                "`mlhpc records push --all` sends them"
-            )
+        """Send what waits, unless the session was told to end."""
+        try:
+            begin(self._state_dir, self._notes.append, self._draft)
+        except StoreError as error:
+            self._notes.append(f"not sent: {error}")
+        else:
+            if not hurry and credentials.pushes(self._environ):
+                self._push(self._notes.append)
+        for note in self._notes:
+            tell(f"InfluxDB: {note}")
 
     def _push(self, tell: Callable[[str], None]) -> None:
-        """Send in a thread that nobody waits for longer than the limit: what it leaves, and how, `mlhpc records push` can take up."""
-        told: list[str] = []
+        """Send in a thread that nobody waits for longer than the limit: what it leaves waits for the next push."""
+        notes: list[str] = []
         sender = threading.Thread(
-            target=_send, args=(self._state_dir, self._environ, told.append), name="influx", daemon=True
+            target=_send, args=(self._state_dir, self._environ, notes.append), name="influx", daemon=True
         )
         sender.start()
         sender.join(self._limit_s)
         if sender.is_alive():
-            told.append(f"not all records were sent within {self._limit_s:g} s")
-        for text in told:
-            tell(f"InfluxDB: {text}; `mlhpc records push` sends what waits in {spool_of(self._state_dir)}")
-
-
-def _anything(state_dir: Path) -> bool:
-    folders = (spool_of(state_dir) / name for name in ("open", "ready"))
-    return any(folder.is_dir() and any(folder.iterdir()) for folder in folders)
+            notes.append(f"not all records were sent within {self._limit_s:g} s")
+        for note in notes:
+            tell(note)
+        if notes and (left := waiting(self._state_dir)):
+            tell(
+                f"{count(left, 'record')} {'wait' if left > 1 else 'waits'}; `mlhpc records push` sends what waits"
+            )
 
 
 def _send(state_dir: Path, environ: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    problems: list[str] = []
     try:
-        from pytest_mlhpc.influx.push import InfluxSink, Sender, push_spool
-
-        with InfluxSink(credentials.server_of(environ), timeout_s=REQUEST_LIMIT_S) as sink:
-            sender = Sender(sink, spool_of(state_dir) / "rejected")
-            push_spool(sender, spool_of(state_dir))
-        if sender.progress.rejected:
-            tell(f"{sender.progress.rejected} points were refused ({_first(sender.progress.reasons)})")
+        server = credentials.server_of(environ)
+        start = begin(state_dir, tell)
+        if not any(pending(state_dir, start, problems.append)):  # the client is not even imported
+            return
+        problems.clear()
+        with InfluxSink(server, timeout_s=REQUEST_LIMIT_S) as sink:
+            sender = Sender(sink, state_dir)
+            try:
+                push_records(sender, start, problems.append)
+            finally:
+                for text in sender.progress.notes(rejected_folder(state_dir)):
+                    tell(text)
+    except StoreError as error:
+        tell(str(error))
     except (MlhpcError, OSError) as error:
         tell(f"not sent: {error}")
     except BaseException as error:  # noqa: BLE001 - a thread of a session that must not fail by it
         tell(f"not sent: {error!r}")
-
-
-def _first(reasons: Mapping[str, int]) -> str:
-    return next(iter(reasons), "no reason given")
+    if problems:
+        more = f" (and {count(len(problems) - 1, 'more problem')})" if len(problems) > 1 else ""
+        tell(f"{problems[0]}{more}")
 
 
 #: A measurement of its own: dashboards and history never see it.

@@ -1,4 +1,7 @@
-"""Send what waits in the spool to InfluxDB: chunks of whole lines in order, until each is acknowledged."""
+"""Send records to InfluxDB: from the cursor of each record file on, in chunks, until each chunk is acknowledged.
+
+Open it when a push loses, doubles or refuses something, or takes too long.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,19 @@ import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-from pytest_mlhpc.errors import MlhpcError, UsageError
-from pytest_mlhpc.influx import spool as spools
+from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
+from pytest_mlhpc.influx import cursor as cursors
 from pytest_mlhpc.influx.credentials import InfluxServer
-from pytest_mlhpc.influx.spool import Frame
-from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.influx.cursor import Cursor, PendingFile, PushStart
+from pytest_mlhpc.influx.schema import FORM, lines_of
+from pytest_mlhpc.node.files import read_json, sync_folder
+from pytest_mlhpc.node.protocol.schema import NewerSchemaError
+from pytest_mlhpc.store.store import parse_record, read_lines
+from pytest_mlhpc.store.text import count, iso
 
 #: What a server answers when it does not take what was sent, as it is: line protocol it cannot read, a type that does not fit,
 #: a body that is too large, a time outside of the retention. Anything else may be different tomorrow.
@@ -107,7 +114,7 @@ class InfluxSink:
         except library.failure as error:
             raise self._failure(error) from None  # the library's error holds the whole answer
         except (library.transport, OSError, UnicodeDecodeError) as error:
-            raise UnavailableError(f"{server.url} does not answer: {self._words(error)}") from None
+            raise UnavailableError(f"{server.url} does not answer: {self._text_of(error)}") from None
         if status != _NO_CONTENT:  # a portal that wants a password answers 200 and a page
             raise UnavailableError(
                 f"{server.url} answered {status} to a write, as InfluxDB never does; check the address",
@@ -134,7 +141,7 @@ class InfluxSink:
             text = str(read_json(text).get("message") or text)
         return self._server.hide(" ".join(text.split()))[:_LONGEST_REASON] or "no reason given"
 
-    def _words(self, error: Exception) -> str:
+    def _text_of(self, error: Exception) -> str:
         text = " ".join(str(error).split())
         return self._server.hide(text.rpartition("Caused by ")[2])[:_LONGEST_REASON] or type(error).__name__
 
@@ -192,7 +199,7 @@ ALL_REFUSED = 50
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 
 
-Part = TypeVar("Part")
+T = TypeVar("T")
 
 
 class StuckError(MlhpcError):
@@ -205,9 +212,10 @@ class Progress:
 
     points: int = 0  #: acknowledged
     rejected: int = 0  #: put aside, with the server's reason
-    damaged: int = 0  #: frames of the spool that were not what had been written
-    files: int = 0  #: of the spool, sent whole
-    adopted: int = 0  #: of dead writers
+    unread: int = 0  #: records or files that could not be read
+    older: int = 0  #: records from before ``since_ns``
+    since_ns: int = 0
+    reformed: int = 0  #: files of which earlier records were sent in another form
     reasons: dict[str, int] = field(default_factory=dict)  #: of what was rejected
 
     def reject(self, reason: str, count: int = 1) -> None:
@@ -215,6 +223,28 @@ class Progress:
         self.rejected += count
         if reason in self.reasons or len(self.reasons) < 20:
             self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+    def notes(self, rejected: Path) -> list[str]:
+        """Return what the user has to know of it, a sentence each; *rejected* is where refused lines lie."""
+        found = []
+        if self.rejected:
+            first, *more = (f"{times}: {why}" for why, times in self.reasons.items())
+            others = f", and {len(more)} other reasons" if more else ""
+            found.append(
+                f"the server refused {count(self.rejected, 'line')} ({first}{others}), which lie in {rejected}; "
+                "`mlhpc records push --retry-rejected` sends them once more"
+            )
+        if self.older:
+            found.append(
+                f"not sent: {count(self.older, 'record')} from before {iso(self.since_ns)}; "
+                "`mlhpc records push --since DATE` sends older ones"
+            )
+        if self.reformed:
+            found.append(
+                f"records are written as points of form {FORM} now; earlier points of {count(self.reformed, 'file')} stay in "
+                "InfluxDB as they are"
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -229,72 +259,66 @@ class Sender:
     """Sends lines to a sink; keeps count in ``progress``. With several *lanes*, so many requests are under way at a time."""
 
     def __init__(
-        self, sink: Sink, rejected: Path, patience: Patience | None = None, *, lanes: int = 1
+        self, sink: Sink, state_dir: Path, patience: Patience | None = None, *, lanes: int = 1
     ) -> None:
-        """Take the sink, and the folder for what it refuses."""
+        """Take the sink, and the state directory, where refused lines are put aside."""
         self.progress = Progress()
         self.lanes = lanes
         self._lock = threading.Lock()  #: of ``progress``
         self._stop = threading.Event()
         self._sink = sink
-        self._rejected = rejected
+        self.state_dir = state_dir
         self._patience = patience or Patience()
 
-    def send(self, lines: bytes, name: str) -> None:
-        """Send whole lines; put those that are refused into the file *name* of the folder, durably.
+    def send(self, lines: bytes) -> Path | None:
+        """Send whole lines; put those that are refused aside, durably, and return their file.
 
         Raises:
             UnavailableError: not all were acknowledged; send all again later.
             StuckError: every line is refused, which is not the lines' fault; send all again later.
-            OSError: what was refused cannot be put aside; send all again later.
+            StoreError, OSError: what was refused cannot be put aside; send all again later.
         """
         if not lines:
-            return
+            return None
         every = lines.splitlines(keepends=True)
-        bad = []
+        bad, aside = [], None
         try:
             self._write(lines)
         except RefusedError as error:
             bad = self._halve(every, error)
-            self._put_aside(bad, name)
+            aside = self._put_aside(bad)
         with self._lock:
             self.progress.points += len(every) - len(bad)
+        return aside
 
     def in_order(
         self,
-        parts: Iterable[Part],
-        send: Callable[[Part], None],
-        note: Callable[[Part], None] = lambda _: None,
+        chunks: Iterable[T],
+        send: Callable[[T], object],
+        acknowledge: Callable[[T], None],
     ) -> None:
-        """Call *send* for each part, in as many threads as there are lanes, and *note* in this one, in the parts' order.
+        """Call *send* for each chunk, in as many threads as there are lanes. Call *acknowledge* in this one, in their order.
 
         A server spends most of its time for a request in one thread of its own: two at a time are almost twice as fast.
         """
         if self.lanes == 1:
-            for part in parts:
-                send(part)
-                note(part)
+            for chunk in chunks:
+                send(chunk)
+                acknowledge(chunk)
             return
-        under_way: collections.deque[tuple[Future[None], Part]] = collections.deque()
+        under_way: collections.deque[tuple[Future[object], T]] = collections.deque()
         with ThreadPoolExecutor(self.lanes, "influx") as pool:
             try:
-                for part in parts:
-                    under_way.append((pool.submit(send, part), part))
+                for chunk in chunks:
+                    under_way.append((pool.submit(send, chunk), chunk))
                     if len(under_way) > self.lanes:
-                        _settle(under_way.popleft(), note)
+                        _settle(under_way.popleft(), acknowledge)
                 while under_way:
-                    _settle(under_way.popleft(), note)
+                    _settle(under_way.popleft(), acknowledge)
             except BaseException:
                 self._stop.set()  # whoever waits for the server
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-
-    def put_damage_aside(self, frame: Frame, name: str) -> None:
-        """Keep what a bad disk left of a frame."""
-        with self._lock:
-            self.progress.damaged += 1
-        text = frame.lines.decode("utf-8", "replace")
-        self._put_aside([(text, "damaged in the spool: the checksum does not fit")], name)
 
     def _write(self, lines: bytes) -> None:
         wait_s = _FIRST_WAIT_S
@@ -331,149 +355,145 @@ class Sender:
                     todo.append((half, error))
         return bad
 
-    def _put_aside(self, bad: list[tuple[str, str]], name: str) -> None:
+    def _put_aside(self, bad: list[tuple[str, str]]) -> Path | None:
+        """Store refused lines in a file that is named after them, so that the same ones replace it."""
         if not bad:
-            return
-        rows = (json.dumps({"reason": why, "line": line}, ensure_ascii=False) for line, why in bad)
-        spools.replace_file(
-            self._rejected / name, "".join(f"{row}\n" for row in rows).encode("utf-8", "replace")
-        )
+            return None
+        name = hashlib.blake2b("\n".join(line for line, _ in bad).encode(), digest_size=12).hexdigest()
+        path = cursors.rejected_folder(self.state_dir) / f"{name}.jsonl"
+        rows = (json.dumps({"reason": why, "line": line}) for line, why in bad)
+        cursors.write_file(path, "".join(f"{row}\n" for row in rows), self.state_dir)
+        sync_folder(path.parent)  # before a cursor says that these lines are done with
         with self._lock:
             for _, why in bad:
                 self.progress.reject(why)
+        return path
 
 
-def _settle(done: tuple[Future[None], Part], note: Callable[[Part], None]) -> None:
-    future, part = done
+def _settle(done: tuple[Future[object], T], acknowledge: Callable[[T], None]) -> None:
+    future, chunk = done
     future.result()
-    note(part)
+    acknowledge(chunk)
 
 
-def push_spool(sender: Sender, spool: Path) -> None:
-    """Send all that waits, oldest first, that of living writers too.
+def push_records(sender: Sender, start: PushStart, tell: Callable[[str], None]) -> None:
+    """Send what lies behind the cursors, oldest month first. Each cursor moves when the server has acknowledged what is before it.
 
-    A disk that is full keeps nothing from being sent: sending is what makes room on it.
+    A disk that is full keeps nothing from being sent.
 
     Raises:
-        UnavailableError: the server is away, slow, full, or does not know us; what was not sent stays.
-        StuckError: it refuses everything; all stays.
-        OSError: the spool cannot be read; or all was sent, but not noted, and some of it will be sent again.
+        UnavailableError: the server is away, slow, full, or does not know us; what was not sent waits.
+        StuckError: it refuses everything; all waits.
+        StoreError, OSError: records cannot be listed or refused lines not put aside; or all was sent, but a cursor cannot be
+            written.
     """
-    sender.progress.adopted += len(spools.adopt(spool))
-    troubles = [trouble for path in spools.waiting(spool) if (trouble := _push_file(sender, spool, path))]
-    spools.forget_marks(spool)
+    sender.progress.since_ns = start.since_ns
+    troubles: list[StoreError] = []
+
+    def acknowledge(chunk: _Chunk) -> None:
+        for name, cursor in chunk.cursors.items():
+            try:
+                cursors.write_cursor(sender.state_dir, name, cursor)
+            except StoreError as error:
+                troubles.append(error)
+
+    chunks = _chunks(_unsent(sender.state_dir, start, sender.progress, tell))
+    sender.in_order(chunks, lambda chunk: sender.send(b"".join(chunk.lines)), acknowledge)
+    cursors.forget_cursors(sender.state_dir)
     if troubles:
-        raise troubles[0]
-
-
-def _push_file(sender: Sender, spool: Path, path: Path) -> OSError | None:
-    """Send a file; return why it could not be noted how far it was sent, if that is still of interest."""
-    start = spools.sent(spool, path.name)
-    troubles: list[OSError] = []
-
-    def send(chunk: _Chunk) -> None:
-        name = f"{path.name}.{chunk.start}.jsonl"
-        sender.send(b"".join(chunk.lines), name)
-        for number, frame in enumerate(chunk.damaged):
-            sender.put_damage_aside(frame, f"{name}.damaged{number}")
-
-    def note(chunk: _Chunk) -> None:
-        try:
-            spools.note_sent(spool, path.name, chunk.end)
-        except OSError as error:
-            troubles.append(error)
-
-    try:
-        sender.in_order(_chunks(spools.frames(path, start), start), send, note)
-    except FileNotFoundError:  # it has just moved, or another sender has sent and removed it
-        moved = spool / "ready" / path.name
-        return _push_file(sender, spool, moved) if path != moved and moved.exists() else None
-    if path.parent.name == "ready":
-        sender.progress.files += 1
-        spools.remove_sent(spool, path.name)
-    return troubles[0] if troubles and path.exists() else None
+        raise StoreError(f"{troubles[0]}; all was sent, and some of it will be sent again")
 
 
 @dataclass
 class _Chunk:
-    """Frames that are sent in one request: bytes [start, end) of their file."""
+    """Lines that are sent in one request, and how far each record file was sent when the server has acknowledged it."""
 
-    start: int
-    end: int
     lines: list[bytes] = field(default_factory=list)
-    damaged: list[Frame] = field(default_factory=list)
+    cursors: dict[str, Cursor] = field(default_factory=dict)
+    count: int = 0  #: of lines, and of records that have none
+    size: int = 0
 
 
-def _chunks(frames: Iterable[Frame], start: int) -> Iterator[_Chunk]:
-    chunk = _Chunk(start, start)
-    lines = size = 0
-    for frame in frames:
-        count = frame.lines.count(b"\n")
-        if chunk.end > chunk.start and (lines + count > CHUNK_LINES or size + len(frame.lines) > CHUNK_BYTES):
+def _chunks(records: Iterable[tuple[str, Cursor, list[str]]]) -> Iterator[_Chunk]:
+    chunk = _Chunk()
+    for name, cursor, lines in records:
+        data = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+        number = max(1, len(lines))
+        if chunk.count and (chunk.count + number > CHUNK_LINES or chunk.size + len(data) > CHUNK_BYTES):
             yield chunk
-            chunk, lines, size = _Chunk(chunk.end, chunk.end), 0, 0
-        if frame.whole:
-            chunk.lines.append(frame.lines)
-        else:
-            chunk.damaged.append(frame)
-        chunk.end = frame.end
-        lines, size = lines + count, size + len(frame.lines)
-    if chunk.end > chunk.start:
+            chunk = _Chunk()
+        chunk.lines.append(data)
+        chunk.cursors[name] = cursor
+        chunk.count += number
+        chunk.size += len(data)
+    if chunk.cursors:
         yield chunk
 
 
-def push_lines(sender: Sender, records: Iterable[list[str]], name: str) -> None:
-    """Send the lines of records that are stored elsewhere; nothing is noted, as all can be sent again.
+def _unsent(
+    state_dir: Path, start: PushStart, progress: Progress, tell: Callable[[str], None]
+) -> Iterator[tuple[str, Cursor, list[str]]]:
+    """Yield, for each record that waits: its file, the cursor behind it, and its lines."""
+    for file in cursors.pending(state_dir, start, tell):
+        try:
+            cursor = cursors.cursor_of(file, start, tell)
+            for reached, lines in _unsent_of(file, cursor, start, progress, tell) if cursor else ():
+                yield file.name, reached, lines
+        except StoreError as error:
+            progress.unread += 1
+            tell(str(error))
+
+
+def _unsent_of(
+    file: PendingFile, cursor: Cursor, start: PushStart, progress: Progress, tell: Callable[[str], None]
+) -> Iterator[tuple[Cursor, list[str]]]:
+    """Yield the same for one file. A torn last line waits for its end; damaged lines are passed over.
+
+    The cursor stays before a record of a newer schema, which a newer version can send; what follows it is sent each time.
+    """
+    stuck = False
+    for offset, line in read_lines(file.path, start=cursor.offset):
+        lines: list[str] = []
+        try:
+            record = parse_record(line)
+            if record.created_ns >= start.since_ns:
+                lines = lines_of(record)
+            else:
+                progress.older += 1
+        except (ValueError, OverflowError) as error:  # as the index of the store has it
+            newer = isinstance(error, NewerSchemaError)
+            stuck |= newer
+            progress.unread += 1
+            tell(f"{file.path}: byte {offset}: {error} ({'waits' if newer else 'skipped, left as it is'})")
+        if not stuck:
+            progress.reformed += cursor.form != FORM
+            cursor = replace(cursor, offset=offset + len(line), form=FORM)
+        yield cursor, lines
+    if cursor != file.cursor:
+        yield cursor, []
+
+
+def retry_rejected(sender: Sender) -> int:
+    """Send what was refused once more; return how many lines. What is damaged stays where it is.
 
     Raises:
-        UnavailableError: as :func:`push_spool`.
-        StuckError: as :func:`push_spool`.
-        OSError: what was refused cannot be put aside.
+        UnavailableError, StuckError: as :func:`push_records`; all stays.
+        StoreError, OSError: a file cannot be read or removed, or what is refused again not be put aside; all stays.
     """
-
-    def send(data: bytes) -> None:
-        digest = hashlib.blake2b(data, digest_size=6).hexdigest()
-        sender.send(data, f"{name}-{digest}.jsonl")  # the same lines again replace the same file
-
-    sender.in_order(_batches(records), send)
-
-
-def _batches(records: Iterable[list[str]]) -> Iterator[bytes]:
-    batch: list[str] = []
-    size = 0
-    for lines in records:
-        batch += lines
-        size += sum(map(len, lines))
-        if len(batch) >= CHUNK_LINES or size >= CHUNK_BYTES:
-            yield "".join(f"{line}\n" for line in batch).encode("utf-8", "replace")
-            batch, size = [], 0
-    yield "".join(f"{line}\n" for line in batch).encode("utf-8", "replace")
-
-
-def retry_rejected(state_dir: Path) -> int:
-    """Put what was refused back into the spool; return how many lines. What is damaged stays where it is.
-
-    Raises:
-        OSError: the spool cannot be read or written; nothing is lost.
-    """
-    folder = spools.make_folders(state_dir) / "rejected"
-    count = 0
-    for path in sorted(folder.glob("[!.]*.jsonl*")):  # the others were never finished
-        lines = _refused_lines(path)
-        if not lines:
-            continue
-        spools.replace_file(folder.parent / "ready" / spools.new_name(), spools.frame(lines))
-        path.unlink(missing_ok=True)
-        count += len(lines)
-    return count
+    number = 0
+    folder = cursors.rejected_folder(sender.state_dir)
+    for path in sorted(folder.glob("[!.]*.jsonl")):  # the others were never finished
+        if lines := _refused_lines(path):
+            if sender.send("".join(f"{line}\n" for line in lines).encode()) != path:
+                path.unlink(missing_ok=True)
+            number += len(lines)
+    return number
 
 
 def _refused_lines(path: Path) -> list[str]:
-    """Return the lines of a file of :meth:`Sender._put_aside`; none where it is damaged, or holds what a bad disk left."""
-    # Not splitlines(): JSON leaves U+2028 and its like as they are, which are no ends of rows.
-    rows = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    """Return the lines of a file of refused ones; none where it is damaged."""
     try:
-        plain = [json.loads(row) for row in rows if row]
-        return [str(row["line"]) for row in plain if not str(row["reason"]).startswith("damaged")]
+        rows = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()]
+        return [str(row["line"]) for row in rows]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import math
@@ -19,6 +20,10 @@ from pytest_mlhpc.store.record import Record
 
 #: Version of what is defined here; field ``schema`` of ``mlhpc_run``. Readers take this one.
 SCHEMA = 2
+
+#: Version of the form of lines: which points a record becomes, with which tags and time. What is sent again in the same form
+#: replaces itself; in another form it would be there twice. Cursors say in which form a file was sent. A test pins the lines.
+FORM = 1
 
 SECOND_NS = 1_000_000_000
 
@@ -259,12 +264,12 @@ def lines_of(record: Record) -> list[str]:
     lines = [f"{_key(RUN, tags)} {_fields(RUN, _run_values(record, night))} {moment}"]
     metrics = record.measurement.metrics if record.measurement else ()
     if metrics:
-        common = _fields_of_every_metric(night)
+        common = _written_of_every_metric(night)
         # What is the same in all of them is escaped once: a record has some two dozen metrics.
         start = _key(METRIC, {**series, **origin}, only=len(series) + len(origin))
         lines += [
             f"{start},metric={_tag(one.name)},unit={_tag(one.unit)},better={_tag(one.better)} "
-            f"{_fields(METRIC, {**common, **_metric_values(one, night)})} {moment}"
+            f"{_fields(METRIC, _metric_values(one, night), common)} {moment}"
             for one in metrics
         ]
     return lines
@@ -298,13 +303,14 @@ def _run_values(record: Record, night: Night) -> Mapping[str, object]:
     }
 
 
-def _fields_of_every_metric(night: Night) -> dict[str, object]:
+def _written_of_every_metric(night: Night) -> dict[str, str]:
     nodes = ",".join(night.nodes)
     if len(nodes) > NODES_CHARACTERS:
         nodes = f"{nodes[:NODES_CHARACTERS]}…"
-    return {
+    values = {
         "id": night.id, "verdict": night.verdict, "branch": night.branch, "commit": night.commit, "nodes": nodes,
     }  # fmt: skip
+    return {name: _written(METRIC.field(name), value) for name, value in values.items()}
 
 
 def _metric_values(metric: MetricValue, night: Night) -> Mapping[str, object]:
@@ -316,12 +322,20 @@ def _key(definition: MeasurementDefinition, values: Mapping[str, str], only: int
     return definition.name + "".join(f",{name}={_tag(values[name])}" for name in definition.tag_names[:only])
 
 
+@functools.lru_cache(maxsize=4096)  # the same names stand in every night
 def _tag(text: str) -> str:
     return tag_of(text).translate(_TAG_ESCAPES)
 
 
-def _fields(definition: MeasurementDefinition, values: Mapping[str, object]) -> str:
-    found = ((field.name, _written(field, values[field.name])) for field in definition.fields)
+def _fields(
+    definition: MeasurementDefinition, values: Mapping[str, object], written: Mapping[str, str] | None = None
+) -> str:
+    """Return the fields of a point; those of *written* are line protocol already."""
+    ready = written or {}
+    found = (
+        (field.name, ready[field.name] if field.name in ready else _written(field, values[field.name]))
+        for field in definition.fields
+    )
     return ",".join(f"{name}={text}" for name, text in found if text)
 
 

@@ -198,11 +198,12 @@ def replace_file(
 
 
 def _mode_of(path: Path) -> int:
-    """Return the mode of *path*, and of a file that is not there 0664 less the umask."""
-    try:
-        return stat.S_IMODE(path.stat().st_mode)
-    except FileNotFoundError:
-        return 0o664 & ~_umask()
+    """Return the mode of the file *path*; where none is there, or a link, 0664 less the umask."""
+    with contextlib.suppress(FileNotFoundError):
+        found = path.lstat().st_mode
+        if stat.S_ISREG(found):
+            return stat.S_IMODE(found)
+    return 0o664 & ~_umask()
 
 
 def _umask() -> int:

@@ -169,6 +169,7 @@ class BenchmarkSession:
         for job, previous in zip(jobs[1:], jobs, strict=False):
             job.previous = previous
         self.jobs = {job.spec.node_id: job for job in jobs}
+        self._begin_records()
         self._make_drivers(adopted, spending)
         self._books.note({"node_hours_at_most": spending.bounds, "budget": self.settings.budget})
         self._start()
@@ -404,6 +405,12 @@ class BenchmarkSession:
         durable = partition.scheduler != "local" and not here
         most = 1 if here else most  # one allocation, whose nodes each run owns
         return Driver(partition.id, provisioner, most, callbacks, pack=self.settings.pack, durable=durable)
+
+    def _begin_records(self) -> None:
+        try:
+            self._manager.hook.mlhpc_records_begin()
+        except BaseException as error:  # noqa: BLE001 - as in _publish
+            self.trouble.append(f"a receiver of records failed at the beginning: {error!r}")
 
     def _publish(self, record: Any) -> None:
         try:

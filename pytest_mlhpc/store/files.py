@@ -57,22 +57,24 @@ def index_path(state_dir: Path, mounts: Path = MOUNTS) -> Path:
 LEFT_AFTER_S = 3600.0
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str, *, follow: bool = True, mode: int | None = None) -> None:
     """Replace *path* by *text* in one step: readers see the old file or the new one, whatever dies.
 
-    What a writer of the same file that was killed has left beside it is removed.
+    What a writer of the same file that was killed has left beside it is removed. A link stays a link, and what it names is
+    replaced; without *follow* the link itself is, as in a folder where others may put one. Without *mode* the file keeps the
+    one that it has, or gets that of a new file.
 
     Raises:
         StoreError: disk full, over quota, not writable; names the path. The old file is left as it was.
     """
-    target = path.resolve()  # a link stays a link
+    target = path.resolve() if follow else path
     try:
-        if path.exists() and not path.is_file():  # a device or a pipe stays one
+        if follow and path.exists() and not path.is_file():  # a device or a pipe stays one
             path.write_text(text, encoding="utf-8")
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_left(target)
-        files.replace_file(target, text.encode("utf-8"))
+        files.replace_file(target, text.encode("utf-8"), mode=mode)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -116,6 +116,8 @@ def read_lines(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, line) of the whole lines of *path* from byte *start* on; a torn last one is told and left out.
 
+    Nothing is read behind a torn line: its writer may be about to end it, and the rest of a line is none.
+
     Raises:
         StoreError: the file cannot be read.
     """
@@ -127,10 +129,13 @@ def read_lines(
                 if line.endswith(b"\n"):
                     if line.strip():
                         yield offset, line
-                elif on_problem is not None:
-                    on_problem(
-                        f"{path}: byte {offset}: unfinished last line of {len(line)} bytes (left as it is)"
-                    )
+                else:
+                    if on_problem is not None:
+                        on_problem(
+                            f"{path}: byte {offset}: unfinished last line of {len(line)} bytes (left as it is)"
+                        )
+                    if len(line) < MAX_LINE:
+                        return
                 offset += len(line)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error

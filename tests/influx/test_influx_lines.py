@@ -10,6 +10,7 @@ from worlds import measurement, record
 from pytest_mlhpc.influx import schema
 from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.node.protocol.schema import MetricValue
+from pytest_mlhpc.store.record import RecordedVetting
 
 ANY_TEXT = st.text(st.characters(categories=["L", "N", "P", "S", "Z", "C"]), max_size=30)
 
@@ -94,3 +95,42 @@ def test_no_tag_has_the_name_of_a_field():
         fields = {field.name for field in definition.fields}
         assert not fields & set(definition.tag_names)
         assert "time" not in fields
+
+
+#: Points of one record in form 1. Another text here needs another FORM: what is sent again must replace itself.
+FORM_1 = (
+    (
+        "mlhpc_run,system=a\\ b,partition=standard,environment=default,fingerprint=-,"
+        "benchmark=suites/test_a.py::test_a,definition=4e70cbab9d5a,device_model=EPYC,purpose=nightly,attempt=0,"
+        'verdict=passed schema=2i,id="01890000-0000-7000-8000-000000000001",created_ns=1800000001000000000i,'
+        'session="01890000-0000-7000-8000-aaaaaaaaaaaa",node_id="suites/test_a.py::test_a[cirrus:standard]",'
+        'definition_text="resnet50 devices=1 nodes=1 preset=smoke steps=10",branch="main",commit="c0ffee",'
+        'preset="smoke",account="cirrus:z01",job_id="7",failure="one␊two",nodes="[\\"n1\\",\\"n2\\"]",'
+        'unfit="{\\"n3\\":\\"slow\\"}",judged="[\\"rate\\"]",changes="{\\"driver\\":\\"570\\"}",node_hours=0.5,queue_s=0.0,'
+        "run_s=0.0,node_count=2i,unfit_count=1i,energy_j=5.0,calibration=3.0 1800000001094598008"
+    ),
+    (
+        "mlhpc_metric,system=a\\ b,partition=standard,environment=default,fingerprint=-,"
+        "benchmark=suites/test_a.py::test_a,definition=4e70cbab9d5a,device_model=EPYC,purpose=nightly,attempt=0,"
+        "metric=rate,unit=samples/s,better=higher value=100.0,judged=true,"
+        'id="01890000-0000-7000-8000-000000000001",verdict="passed",branch="main",commit="c0ffee",nodes="n1,'
+        'n2" 1800000001094598008'
+    ),
+    (
+        "mlhpc_metric,system=a\\ b,partition=standard,environment=default,fingerprint=-,"
+        "benchmark=suites/test_a.py::test_a,definition=4e70cbab9d5a,device_model=EPYC,purpose=nightly,attempt=0,"
+        'metric=loss,unit=1,better=lower value=1.5,judged=false,id="01890000-0000-7000-8000-000000000001",'
+        'verdict="passed",branch="main",commit="c0ffee",nodes="n1,n2",first=2.0,last=1.0 1800000001094598008'
+    ),
+)
+
+
+def test_the_lines_of_a_record_are_pinned_by_the_version_of_their_form():
+    metric = MetricValue("loss", 1.5, "1", "lower", first=2.0, last=1.0)
+    measured = measurement(more=(metric,), environment={"driver": "570"}, calibration_before=3.0)
+    made = record(
+        1, system="a b", commit="c0ffee", failure="one\ntwo", nodes=("n1", "n2"), energy_j=5.0, node_hours=0.5, measurement=measured,
+        vetting=RecordedVetting("quick", 1.0, unfit={"n3": "slow"}), account="cirrus:z01", job_id="7", preset="smoke",
+    )  # fmt: skip
+    assert schema.FORM == 1
+    assert lines_of(made) == list(FORM_1)

@@ -1,302 +1,338 @@
-"""Sending, against a sink that does what servers do: refuse, be away, take half, die."""
+"""Sending, against a sink that does what servers do: refuse, be away, take half."""
 
-import errno
 import json
-import os
 
 import pytest
+from pushing import Failing, Server, floats, measured, push, start, stored
 
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.influx import cursor as cursors
 from pytest_mlhpc.influx import push as pushing
-from pytest_mlhpc.influx import spool as spools
+from pytest_mlhpc.influx.cursor import rejected_folder, restart, waiting
 from pytest_mlhpc.influx.push import (
     Patience,
-    RefusedError,
     Sender,
     StuckError,
     UnavailableError,
-    push_lines,
-    push_spool,
+    push_records,
     retry_rejected,
 )
-from pytest_mlhpc.influx.spool import Writer, spool_of
+from pytest_mlhpc.influx.schema import lines_of
 
-
-class Server:
-    """Keeps points by key and time, as InfluxDB does; takes the good lines of a request even if it refuses it."""
-
-    def __init__(self, bad=lambda _line: False, limit=1 << 30):
-        self.points: dict[str, str] = {}
-        self.requests = 0
-        self.away: list[UnavailableError] = []
-        self._bad, self._limit = bad, limit
-
-    def write(self, lines):
-        self.requests += 1
-        if self.away:
-            raise self.away.pop(0)
-        if len(lines) > self._limit:
-            raise RefusedError(413, "request too large")
-        every = lines.decode().splitlines()
-        for line in every:
-            if not self._bad(line):
-                key, value, moment = line.split(" ")
-                self.points[f"{key} {moment}"] = value
-        if any(map(self._bad, every)):
-            raise RefusedError(400, "partial write: field type conflict")
-
-
-def spool(state_dir, count):
-    writer = Writer(state_dir)
-    for number in range(count):
-        writer.add([f"run,n={number} v=1i 1", f"metric,n={number} v=2i 1"])
-    writer.close()
-    return spool_of(state_dir)
-
-
-def send(server, folder, patience=None, *, lanes=1):
-    sender = Sender(server, folder / "rejected", patience, lanes=lanes)
-    push_spool(sender, folder)
-    return sender
-
-
-def waiting_bytes(folder):
-    return sum(path.stat().st_size - spools.sent(folder, path.name) for path in spools.waiting(folder))
+FOREVER = Patience(until=float("inf"))
 
 
 @pytest.mark.parametrize(
-    ("count", "limit"), [(10, 1 << 30), (300, 2000)], ids=["at once", "halved until it fits"]
+    ("count", "limit"), [(5, 1 << 30), (150, 2000)], ids=["at once", "halved until it fits"]
 )
-def test_all_is_sent_and_the_spool_is_empty(state_dir, count, limit):
-    server, folder = Server(limit=limit), spool(state_dir, count)
-    sender = send(server, folder)
-    assert len(server.points) == sender.progress.points == 2 * count
-    assert sender.progress.rejected == 0
-    assert [path for path in folder.rglob("*") if path.is_file()] == []
+def test_all_is_sent_and_nothing_waits(state_dir, count, limit):
+    server = Server(limit=limit)
+    stored(state_dir, *range(count))
+    progress, said = push(server, state_dir)
+    assert len(server.points) == progress.points == 2 * count
+    assert (progress.rejected, said, waiting(state_dir)) == (0, [], 0)
 
 
-def test_what_a_living_writer_adds_is_sent_and_its_file_stays(state_dir):
-    writer, server = Writer(state_dir), Server()
-    writer.add(["a v=1i 1"])
-    send(server, spool_of(state_dir))
-    writer.add(["b v=1i 1"])
-    send(server, spool_of(state_dir))
-    assert sorted(server.points) == ["a 1", "b 1"]
-    assert server.requests == 2
-    assert writer.path.exists()
-    writer.close()
+def test_records_of_many_small_files_share_a_request(state_dir):
+    for number in range(30):
+        stored(state_dir, number, session=f"s{number}")
+    server = Server()
+    push(server, state_dir)
+    assert len(server.requests) == 1
+    assert server.values == floats(*range(30))
+    assert waiting(state_dir) == 0
+
+
+def test_no_request_is_larger_than_its_limits(state_dir, monkeypatch):
+    stored(state_dir, *range(40))
+    line = len("".join(lines_of(measured(1)[0]))) // 2
+    for limit, most in ({"CHUNK_LINES": 7}, 6), ({"CHUNK_BYTES": 11 * line}, 10):
+        restart(state_dir, 0)
+        server = Server()
+        with monkeypatch.context() as patch:
+            for name, value in limit.items():
+                patch.setattr(pushing, name, value)
+            push(server, state_dir)
+        assert max(map(len, server.requests)) == most
+        assert server.values == floats(*range(40))
+
+
+def test_what_a_living_session_adds_is_sent_by_the_next_push_alone(state_dir):
+    server = Server()
+    for number in (1, 2):
+        stored(state_dir, number)
+        push(server, state_dir)
+    assert server.values == floats(1, 2)
+    assert [len(request) for request in server.requests] == [2, 2]
 
 
 def test_nothing_is_lost_while_the_server_is_away(state_dir):
-    server, folder = Server(), spool(state_dir, 5)
+    server = Server()
+    stored(state_dir, *range(5))
     server.away = [UnavailableError("away", 503)]
     with pytest.raises(UnavailableError):
-        send(server, folder)
+        push(server, state_dir)
     assert server.points == {}
-    assert waiting_bytes(folder) > 0
-    send(server, folder)
-    assert len(server.points) == 10
+    assert waiting(state_dir) == 5
+    push(server, state_dir)
+    assert server.values == floats(*range(5))
 
 
 def test_a_server_that_comes_back_in_time_is_waited_for_as_long_as_it_asks(state_dir):
     waits = []
-    server, folder = Server(), spool(state_dir, 1)
+    server = Server()
+    stored(state_dir, 1)
     server.away = [UnavailableError("busy", 429, retry_after_s=7.0), UnavailableError("away")]
-    send(server, folder, Patience(until=float("inf"), wait=waits.append))
+    push(server, state_dir, Patience(until=float("inf"), wait=waits.append))
     assert waits == [7.0, 2.0]
-    assert len(server.points) == 2
+    assert server.values == [1.0]
 
 
-def aside(folder):
+def aside(state_dir):
     """Return what was put aside, as rows."""
-    texts = [path.read_text() for path in (folder / "rejected").iterdir()]
+    texts = [path.read_text() for path in rejected_folder(state_dir).iterdir()]
     return [json.loads(row) for text in texts for row in text.splitlines()]
 
 
-@pytest.mark.parametrize("bad", [{3}, {0, 999}, {500, 501, 502, 503}])
+def poisoned(*numbers):
+    """Return whether a line is that of a figure which the server refuses."""
+    return lambda line: any(f" value={number}.0," in line for number in numbers)
+
+
+@pytest.mark.parametrize("bad", [{3}, {0, 199}, {100, 101, 102, 103}])
 def test_poison_lines_are_put_aside_with_the_servers_reason(state_dir, bad):
-    server = Server(lambda line: any(line.startswith(f"metric,n={number} ") for number in bad))
-    folder = spool(state_dir, 1000)
-    sender = send(server, folder)
-    assert len(server.points) == 2000 - len(bad) == sender.progress.points
-    assert sender.progress.rejected == len(bad)
-    rows = aside(folder)
-    assert {row["line"] for row in rows} == {f"metric,n={number} v=2i 1" for number in bad}
+    server = Server(poisoned(*bad))
+    stored(state_dir, *range(200))
+    progress, _ = push(server, state_dir)
+    assert server.values == floats(*(number for number in range(200) if number not in bad))
+    assert (progress.points, progress.rejected) == (400 - len(bad), len(bad))
+    rows = aside(state_dir)
+    assert sorted(row["line"].partition(" value=")[2].partition(",")[0] for row in rows) == sorted(
+        f"{number}.0" for number in bad
+    )
     assert {row["reason"] for row in rows} == {"400: partial write: field type conflict"}
-    assert spools.waiting(folder) == []
+    assert waiting(state_dir) == 0
 
 
 @pytest.fixture
 def chunked(state_dir, monkeypatch):
-    """A spool that is sent in ten requests."""
+    """A store that is sent in ten requests."""
     monkeypatch.setattr(pushing, "CHUNK_LINES", 20)
-    return spool(state_dir, 100)
+    stored(state_dir, *range(100))
+    return state_dir
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 def test_several_requests_at_a_time_send_all_and_put_the_same_lines_aside(chunked, lanes):
-    server = Server(lambda line: "n=33 " in line)
-    sender = send(server, chunked, lanes=lanes)
-    assert len(server.points) == sender.progress.points == 198
-    assert sender.progress.rejected == 2
-    assert spools.waiting(chunked) == []
+    server = Server(poisoned(33))
+    progress, _ = push(server, chunked, lanes=lanes)
+    assert len(server.points) == progress.points == 199
+    assert progress.rejected == 1
+    assert waiting(chunked) == 0
 
 
-class Failing(Server):
-    """Raises what a function makes of a request, if that is an error."""
-
-    def __init__(self, error_of):
-        super().__init__()
-        self._error_of = error_of
-
-    def write(self, lines):
-        if error := self._error_of(lines):
-            raise error
-        super().write(lines)
-
-
-def test_several_requests_at_a_time_note_only_what_was_acknowledged_in_order(chunked):
+def test_the_cursor_moves_only_behind_what_was_acknowledged_in_order(chunked):
     """The third of ten requests finds the server away: what came behind it may be there or not, and is sent again."""
-    away = Failing(lambda lines: UnavailableError("away") if b"n=25 " in lines else None)
+    away = Failing(lambda lines: UnavailableError("away") if b" value=25.0," in lines else None)
     with pytest.raises(UnavailableError):
-        send(away, chunked, lanes=2)
-    (path,) = spools.waiting(chunked)
-    left = b"".join(frame.lines for frame in spools.frames(path, spools.sent(chunked, path.name)))
-    assert left.startswith((b"run,n=0 ", b"run,n=10 ", b"run,n=20 "))
+        push(away, chunked, lanes=2)
+    assert waiting(chunked) in {80, 90, 100}
     server = Server()
-    send(server, chunked, lanes=2)
-    assert {f"metric,n={number} 1" for number in range(20, 100)} <= set(server.points)
+    push(server, chunked, lanes=2)
+    assert set(floats(*range(20, 100))) <= set(server.values)
+    assert waiting(chunked) == 0
 
 
 def test_whoever_waits_for_the_server_is_told_when_another_request_has_failed(chunked):
     away = UnavailableError("away", retry_after_s=3600)
-    broken = Failing(lambda lines: ZeroDivisionError() if b"n=0 " in lines else away)
+    broken = Failing(lambda lines: ZeroDivisionError() if b" value=0.0," in lines else away)
     with pytest.raises(ZeroDivisionError):
-        send(broken, chunked, Patience(until=float("inf")), lanes=2)
-    assert waiting_bytes(chunked) > 0
+        push(broken, chunked, FOREVER, lanes=2)
+    assert waiting(chunked) == 100
 
 
 def test_a_server_that_refuses_everything_gets_nothing_put_aside(state_dir):
-    server, folder = Server(lambda _line: True), spool(state_dir, 100)
+    stored(state_dir, *range(100))
     with pytest.raises(StuckError, match="every line is refused"):
-        send(server, folder)
-    assert list((folder / "rejected").iterdir()) == []
-    assert waiting_bytes(folder) > 0
+        push(Server(lambda _line: True), state_dir)
+    assert not rejected_folder(state_dir).exists()
+    assert waiting(state_dir) == 100
 
 
 def test_what_was_refused_can_be_sent_again(state_dir):
-    server, folder = Server(lambda line: "n=3 " in line), spool(state_dir, 10)
-    send(server, folder)
-    assert retry_rejected(state_dir) == 2
-    assert list((folder / "rejected").iterdir()) == []
-    better = Server()
-    send(better, folder)
-    assert len(better.points) == 2
+    stored(state_dir, *range(10))
+    push(Server(poisoned(3, 4)), state_dir)
+    server = Server(poisoned(4))
+    assert retry_rejected(Sender(server, state_dir)) == 2
+    assert server.values == [3.0]
+    assert [" value=4.0," in row["line"] for row in aside(state_dir)] == [True]
+    assert retry_rejected(Sender(server, state_dir)) == 1
+    assert len(aside(state_dir)) == 1
 
 
-def test_a_damaged_record_is_put_aside_and_the_others_are_sent(state_dir):
-    folder = spool(state_dir, 3)
-    (path,) = spools.waiting(folder)
-    path.write_bytes(path.read_bytes().replace(b"metric,n=1 v=2i", b"metric,n=1 v=9i"))
+def test_refused_lines_stay_while_the_server_is_away(state_dir):
+    stored(state_dir, *range(3))
+    push(Server(poisoned(1)), state_dir)
     server = Server()
-    sender = send(server, folder)
-    assert len(server.points) == 4
-    assert sender.progress.damaged == 1
-    (damaged,) = (folder / "rejected").iterdir()
-    assert "checksum" in damaged.read_text()
-    assert retry_rejected(state_dir) == 0  # damage is never sent
-    assert damaged.exists()
+    server.away = [UnavailableError("away")]
+    with pytest.raises(UnavailableError):
+        retry_rejected(Sender(server, state_dir))
+    assert len(aside(state_dir)) == 1
 
 
 DAMAGED = {
-    "empty": b"", "torn": b"{", "a list": b"[]\n", "no reason": b'{"line": "a v=1 1"}\n', "no text": b"\xff\xfe\n",
-    "deep": b"[" * 100_000,
+    "empty": b"", "torn": b"{", "a list": b"[]\n", "no text": b"\xff\xfe\n", "deep": b"[" * 100_000,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_file_of_refused_lines_that_is_damaged_stays_and_hides_no_other(state_dir, content):
-    folder = spools.make_folders(state_dir) / "rejected"
+    folder = rejected_folder(state_dir)
+    folder.mkdir(parents=True)
     (folder / "a.jsonl").write_bytes(content)
-    row = {"reason": "400: no\u2028wonder", "line": "run,n=1 v=1i 1"}
-    (folder / "b.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n")
-    assert retry_rejected(state_dir) == 1
+    row = {"reason": "400: no\u2028wonder", "line": "mlhpc_metric,n=1 value=1.0 1"}
+    (folder / "b.jsonl").write_text(json.dumps(row, ensure_ascii=True) + "\n")
+    server = Server()
+    assert retry_rejected(Sender(server, state_dir)) == 1
+    assert server.values == [1.0]
     assert (folder / "a.jsonl").read_bytes() == content
     assert not (folder / "b.jsonl").exists()
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_what_cannot_be_noted_is_sent_all_the_same_and_told_of_living_writers_only(
-    state_dir, monkeypatch, lanes
-):
-    folder = spool(state_dir, 3)
-    living = Writer(state_dir)
-    living.add(["run,n=7 v=1i 1"])
+def test_all_is_sent_though_no_cursor_can_be_written_and_sent_again_later(chunked, monkeypatch, lanes):
+    def full(*_arguments, **_named):
+        raise StoreError("cursor: cannot be written: No space left on device")
 
-    def full(*_arguments):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "sent"))
-
-    monkeypatch.setattr(spools, "note_sent", full)
-    monkeypatch.setattr(pushing, "CHUNK_LINES", 2)
     server = Server()
-    with pytest.raises(OSError, match="No space left on device"):
-        send(server, folder, lanes=lanes)
-    assert len(server.points) == 7
-    assert spools.waiting(folder) == [living.path]
-    living.close()
-    send(server, folder, lanes=lanes)
-    assert spools.waiting(folder) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(cursors, "replace_file", full)
+        with pytest.raises(
+            StoreError, match="No space left on device; all was sent, and some of it will be sent again"
+        ):
+            push(server, chunked, lanes=lanes)
+    assert server.values == floats(*range(100))
+    assert waiting(chunked) == 100
+    push(server, chunked, lanes=lanes)
+    assert server.values == floats(*range(100))
+    assert waiting(chunked) == 0
 
 
-def test_two_at_once_send_everything_and_break_nothing(state_dir):
+def test_lines_that_cannot_be_put_aside_are_not_passed(state_dir, monkeypatch):
+    stored(state_dir, *range(4))
+
+    def full(*_arguments, **_named):
+        raise StoreError("rejected: cannot be written: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cursors, "replace_file", full)
+        with pytest.raises(StoreError, match="No space left on device"):
+            push(Server(poisoned(2)), state_dir)
+    assert waiting(state_dir) == 4
+    push(Server(poisoned(2)), state_dir)
+    assert len(aside(state_dir)) == 1
+
+
+def test_two_pushes_at_once_send_everything_and_break_nothing(state_dir, monkeypatch):
     """The second one runs whenever the first one has just been acknowledged."""
-    folder = spool(state_dir, 20)
+    monkeypatch.setattr(pushing, "CHUNK_LINES", 4)
+    stored(state_dir, *range(20))
     outer = Server()
 
     class Racing(Server):
         def write(self, lines):
             super().write(lines)
-            send(outer, folder)
+            push(outer, state_dir)
 
     inner = Racing()
-    send(inner, folder)
-    assert len(inner.points) == len(outer.points) == 40
-    assert spools.waiting(folder) == []
+    push(inner, state_dir)
+    assert inner.values == outer.values == floats(*range(20))
+    assert waiting(state_dir) == 0
 
 
-STEPS = ("write", "note_sent", "remove_sent", "forget_marks", "replace_file")
-
-
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_sender_that_dies_at_any_step_loses_nothing(state_dir, monkeypatch, step, when):
-    class KilledError(BaseException):
-        pass
-
-    server = Server(lambda line: "n=4 " in line)
-    folder = spool(state_dir, 8)
-    target = server if step == "write" else spools
-    real = getattr(target, step)
-
-    def deadly(*arguments):
-        if when == "after":
-            real(*arguments)
-        raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(target, step, deadly)
-        with pytest.raises(KilledError):
-            send(server, folder)
-    send(server, folder)
-    assert len(server.points) == 14
-    assert len({row["line"] for row in aside(folder)}) == 2
-    assert spools.waiting(folder) == []
-
-
-def test_the_store_is_sent_in_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr(pushing, "CHUNK_LINES", 10)
+def test_a_slow_push_that_puts_a_cursor_back_costs_nothing_but_sending(state_dir, monkeypatch):
+    monkeypatch.setattr(pushing, "CHUNK_LINES", 4)
+    stored(state_dir, *range(6))
     server = Server()
-    records = [[f"a,n={number} v=1i 1", f"b,n={number} v=1i 1"] for number in range(33)]
-    sender = Sender(server, tmp_path)
-    push_lines(sender, records, "store")
-    assert len(server.points) == sender.progress.points == 66
-    assert server.requests == 7
+    slow = pushing._unsent(state_dir, start(state_dir), pushing.Progress(), print)
+    name, early, _ = next(slow)
+    push(server, state_dir)
+    cursors.write_cursor(state_dir, name, early)
+    assert waiting(state_dir) == 5
+    push(server, state_dir)
+    assert server.values == floats(*range(6))
+    assert waiting(state_dir) == 0
+
+
+def test_a_torn_last_line_is_sent_when_it_ends(state_dir):
+    path = stored(state_dir, 1, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    server = Server()
+    progress, said = push(server, state_dir)
+    assert (server.values, progress.unread, said) == ([1.0], 0, [])
+    path.write_bytes(whole)
+    push(server, state_dir)
+    assert server.values == floats(1, 2)
+
+
+def test_a_damaged_line_is_passed_over_once_and_named_with_its_place(state_dir):
+    path = stored(state_dir, 1, 2, 3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"{damaged\n" + lines[2])
+    server = Server()
+    progress, (said,) = push(server, state_dir)
+    assert said.startswith(f"{path}: byte {len(lines[0])}: damaged line: ")
+    assert progress.unread == 1
+    assert server.values == floats(1, 3)
+    assert push(server, state_dir)[1] == []
+
+
+def test_a_record_of_a_newer_version_waits_for_it_and_is_named_each_time(state_dir):
+    path = stored(state_dir, 1, 2, 3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    newer = json.dumps({**json.loads(lines[1]), "schema": 99}).encode() + b"\n"
+    path.write_bytes(lines[0] + newer + lines[2])
+    server = Server()
+    for _ in range(2):
+        progress, (said,) = push(server, state_dir)
+        assert "schema 99 is newer than 2" in said
+        assert said.endswith("(waits)")
+        assert progress.unread == 1
+        assert waiting(state_dir) == 2
+    assert server.values == floats(1, 3)
+    path.write_bytes(b"".join(lines))  # stands for the version that reads it
+    assert push(server, state_dir)[1] == []
+    assert server.values == floats(1, 2, 3)
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_others_are_sent(state_dir, monkeypatch):
+    stored(state_dir, 1, session="s1")
+    broken = stored(state_dir, 2, session="s2")
+    real = cursors.read_lines
+
+    def read(path, *arguments, **named):
+        if path == broken:
+            raise StoreError(f"{path}: cannot be read: Input/output error")
+        return real(path, *arguments, **named)
+
+    server = Server()
+    with monkeypatch.context() as patch:
+        patch.setattr(cursors, "read_lines", read)
+        progress, said = push(server, state_dir)
+    assert (server.values, progress.unread) == ([1.0], 1)
+    assert said == [f"{broken}: cannot be read: Input/output error"]
+    push(server, state_dir)
+    assert server.values == floats(1, 2)
+
+
+def test_a_record_store_that_cannot_be_listed_is_named(state_dir, monkeypatch):
+    stored(state_dir, 1)
+    begun = start(state_dir)
+
+    def fail(_state_dir):
+        raise StoreError("records: cannot be listed: Permission denied")
+
+    monkeypatch.setattr(cursors, "record_files", fail)
+    with pytest.raises(StoreError, match="cannot be listed"):
+        push_records(Sender(Server(), state_dir), begun, print)

@@ -84,6 +84,15 @@ def test_a_receiver_of_records_that_fails_costs_no_record_and_ends_nothing(suite
     assert len(suite.records()) == 2
 
 
+def test_receivers_begin_before_the_first_record_and_one_that_fails_there_costs_no_record(suite):
+    hooks = "@hookimpl\ndef mlhpc_records_begin(): raise RuntimeError('no network')\n"
+    suite.file("conftest.py", f"import sys, pytest\n{CONFTEST}\n{hooks}")
+    suite.write(TWO_JOBS)
+    text = "a receiver of records failed at the beginning: *no network*"
+    suite.run("-o", "mlhpc_infra_exit_code=75", "-o", "mlhpc_max_jobs=1").expect(75, text, passed=2)
+    assert len(suite.records()) == 2
+
+
 def test_a_disk_that_is_full_when_a_job_ends_costs_no_other_job(suite, monkeypatch):
     write = os.write
 

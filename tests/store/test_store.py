@@ -1,6 +1,7 @@
 """The record store: what survives torn lines, kills, full disks and several writers."""
 
 import dataclasses
+import io
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from worlds import record
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.protocol.schema import SchemaError, to_json
 from pytest_mlhpc.store.record import Record
-from pytest_mlhpc.store.store import Store, parse_record, read_records
+from pytest_mlhpc.store.store import Store, parse_record, read_lines, read_records
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -100,6 +101,24 @@ def test_a_newer_schema_is_refused_by_name(stored, read):
     assert "schema 99 is newer than 2" in problem
 
 
+def test_the_rest_of_a_line_that_is_written_while_it_is_read_is_no_line(stored, monkeypatch):
+    path = stored(record(1), record(2))
+    whole = path.read_bytes()
+
+    class Growing(io.BytesIO):
+        """A file of which half a line is there at first, and the rest at the next look."""
+
+        def readline(self, _most):
+            return next(pieces, b"")
+
+    first, second = whole.splitlines(keepends=True)
+    pieces = iter([first, second[:50], second[50:]])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda _path, _mode: Growing(whole))
+        assert list(read_lines(path)) == [(0, first)]
+    assert list(read_lines(path, start=len(first))) == [(len(first), second)]
+
+
 def test_a_session_that_goes_on_after_a_torn_line_keeps_its_own_line_whole(stored, read):
     path = stored(record(1))
     path.write_bytes(path.read_bytes()[:-40])
@@ -179,7 +198,7 @@ import os, resource, sys
 from pathlib import Path
 from worlds import rank, record, measurement
 from pytest_mlhpc.node.protocol.schema import SchemaError, to_json
-from pytest_mlhpc.store.store import Store, parse_record, read_records
+from pytest_mlhpc.store.store import Store, parse_record, read_lines, read_records
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 state = Path(sys.argv[1])
 store = Store(state, "s1")

@@ -70,6 +70,10 @@ class SchemaError(ValueError):
     """A JSON object is not what the schema says; the text names the field and what was wrong."""
 
 
+class NewerSchemaError(SchemaError):
+    """A JSON object was written by a newer version of this program, which can read it."""
+
+
 @dataclass(frozen=True)
 class MetricValue:
     """One named figure of a run.
@@ -269,41 +273,56 @@ def from_json(cls: Type[T], data: Any, where: str = "") -> T:
     """Build the dataclass *cls* from parsed JSON, strictly.
 
     Raises:
-        SchemaError: a field is unknown, missing, of the wrong type or not finite, or ``schema`` is newer than ours.
+        NewerSchemaError: ``schema`` is newer than ours.
+        SchemaError: a field is unknown, missing, of the wrong type or not finite.
     """
     where = where or cls.__name__
     if not isinstance(data, dict):
         raise SchemaError(f"{where}: expected an object, got {type(data).__name__}")
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # cls is a dataclass
-    found = data.get("schema", SCHEMA) if "schema" in fields else SCHEMA
+    hints, required = _fields_of(cls)  # type: ignore[arg-type]  # classes are hashable, mypy does not see it for a TypeVar
+    found = data.get("schema", SCHEMA) if "schema" in hints else SCHEMA
     if not isinstance(found, int) or isinstance(found, bool):
         raise SchemaError(f"{where}: schema is {found!r}, not an integer")
     if found > SCHEMA:
-        raise SchemaError(f"{where}: schema {found} is newer than {SCHEMA}, the newest this version reads")
-    unknown = sorted(set(data) - set(fields))
+        raise NewerSchemaError(
+            f"{where}: schema {found} is newer than {SCHEMA}, the newest this version reads"
+        )
+    unknown = sorted(data.keys() - hints.keys())
     if unknown:
         raise SchemaError(f"{where}: unknown field {', '.join(map(repr, unknown))}")
-    hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable, mypy does not see it for a TypeVar
-    values = {name: _convert(hints[name], value, f"{where}.{name}") for name, value in data.items()}
-    missing = [
-        name
-        for name, field in fields.items()
-        if name not in values
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-    ]
+    values = {name: _field(hints[name], value, where, name) for name, value in data.items()}
+    missing = [name for name in required if name not in values]
     if missing:
         raise SchemaError(f"{where}: missing field {', '.join(map(repr, missing))}")
     return cls(**values)
 
 
 @functools.cache  # one entry for each dataclass; evaluating annotations is most of the reading
-def _hints(cls: Type[Any]) -> Mapping[str, Any]:
-    return typing.get_type_hints(cls)
+def _fields_of(cls: Type[Any]) -> Tuple[Mapping[str, Any], Tuple[str, ...]]:
+    """Return the types of all fields, and the names of those without a default."""
+    required = [
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}, tuple(required)
+
+
+@functools.cache  # one entry for each type of a field
+def _generic(hint: Any) -> Tuple[Any, Tuple[Any, ...]]:
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
+def _field(hint: Any, value: Any, where: str, name: str) -> Any:
+    """Convert a field; most are plain, and what is exactly of their type needs neither conversion nor the text of its place."""
+    if type(value) is hint and hint is not float:
+        return value
+    return _convert(hint, value, f"{where}.{name}")
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin, arguments = _generic(hint)
     if origin in _UNIONS:
         if value is None:
             return None

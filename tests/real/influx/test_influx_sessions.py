@@ -7,8 +7,7 @@ from over_time_services import Influx
 from running_suites import Suite
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.influx import spool as spools
-from pytest_mlhpc.influx.spool import spool_of
+from pytest_mlhpc.influx.cursor import waiting
 
 pytestmark = pytest.mark.servers
 
@@ -38,7 +37,7 @@ def test_a_session_sends_its_records_measured_and_failed(suite: Suite, influxdb:
     assert [row["value"] for row in influxdb.ask("SELECT value FROM mlhpc_metric WHERE metric = 'rate'")] == [
         4
     ]
-    assert spools.waiting(spool_of(suite.state)) == []
+    assert waiting(suite.state) == 0
     assert "InfluxDB" not in result.text
 
 
@@ -50,10 +49,11 @@ def test_a_session_without_its_server_is_the_same_and_says_how_to_send(
     result = suite.run("--mlhpc-reruns=0", "-k", "test_a", environment=dead)
     assert (result.code, result.counts()["passed"]) == (without.code, 1)
     assert "InfluxDB: not sent: http://127.0.0.1:9 does not answer" in result.text
-    assert "`mlhpc records push` sends what waits" in result.text
+    assert "InfluxDB: 1 record waits; `mlhpc records push` sends what waits" in result.text
+    assert "what was in 1 record file before is sent by `mlhpc records push --since DATE` only" in result.text
     for name, value in influxdb.environment.items():
         monkeypatch.setenv(name, value)
     assert main(["records", "push"]) == 0
     assert influxdb.count("mlhpc_run") == 1
-    assert main(["records", "push", "--all"]) == 0  # that of the session that knew no InfluxDB, too
+    assert main(["records", "push", "--since", "1d"]) == 0  # that of the session that knew no InfluxDB, too
     assert influxdb.count("mlhpc_run") == 2

@@ -28,7 +28,7 @@ def filled(server: Influx, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, value)
     environments = [{"driver": "570"}] * 30 + [{"driver": "580"}]
     store(state_dir, nights([*quiet(30), *quiet(10, 93.0, 2)], environments=environments))
-    assert main(["records", "push", "--all"]) == 0
+    assert main(["records", "push", "--since", "2000-01-01"]) == 0
 
 
 @pytest.mark.parametrize(
