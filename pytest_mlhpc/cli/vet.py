@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -22,11 +22,12 @@ from pytest_mlhpc.config.policy import OF_NODES, PROPERTIES, trouble
 from pytest_mlhpc.errors import Problem, UsageError
 from pytest_mlhpc.node.protocol.plan import BUDGET_S, VetSettings
 from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
-from pytest_mlhpc.store.record import user_name
 from pytest_mlhpc.store.text import iso, minutes, one_line, table
 from pytest_mlhpc.store.text import tell as say
-from pytest_mlhpc.vetting.history import EXCLUDE_S, Offender, forget, offenders, unfit_now
-from pytest_mlhpc.vetting.journal import EpochEntry, JournalQuery, NodeEntry, node_entries_since
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.vetting.history import Offender
+    from pytest_mlhpc.vetting.journal import NodeEntry
 
 EXAMPLE = """\
 srun -N8 --ntasks-per-node=1 mlhpc vet quick --need 6 --output vet || exit $?
@@ -333,9 +334,6 @@ def _from_outside(args: SimpleNamespace) -> int:
 #: Longest reason in the table, in characters; --json has all of it.
 MOST_REASON = 100
 
-#: What "kept out" means: descriptions of partitions are not read here.
-KEPT_OUT = f"kept out: of later runs, for {EXCLUDE_S / 3600:.0f} h unless the partition's exclude_for says otherwise\n"
-
 
 @command.command(
     "history",
@@ -356,6 +354,9 @@ KEPT_OUT = f"kept out: of later runs, for {EXCLUDE_S / 3600:.0f} h unless the pa
 @options.state_dir
 def history(place: str, since_ns: int, forget_figures: str, state_dir: Path) -> CommandReport:
     """Return a row for each."""
+    from pytest_mlhpc.vetting.history import offenders
+    from pytest_mlhpc.vetting.journal import JournalQuery, node_entries_since
+
     now_ns = time.time_ns()
     if forget_figures:
         return _forget(state_dir, place, forget_figures, now_ns)
@@ -372,6 +373,10 @@ def _forget(state_dir: Path, place: str, reason: str, now_ns: int) -> CommandRep
     system, colon, partition = place.partition(":")
     if not colon or not reason.strip():
         raise UsageError("--forget-figures needs a reason, and --system NAME:PARTITION for whose figures")
+    from pytest_mlhpc.store.record import user_name
+    from pytest_mlhpc.vetting.history import forget
+    from pytest_mlhpc.vetting.journal import EpochEntry
+
     forget(state_dir, EpochEntry(now_ns, system, partition, reason.strip(), user_name()))
     since = {"system": place, "learned_anew_since": iso(now_ns)}
     return CommandReport(f"figures of {place} are learned anew from {minutes(now_ns)} on\n", since)
@@ -391,12 +396,21 @@ def text_of(bad: Sequence[Offender], good: int, out: set[tuple[str, str, str]], 
             minutes(node.last_ns), "kept out" if _key(node) in out else "", checks, one_line(node.last_reason, MOST_REASON),
         ))  # fmt: skip
     rest = f"{good} other {'node was' if good == 1 else 'nodes were'} never unfit\n"
-    meant = KEPT_OUT if any(_key(node) in out for node in bad) else ""
+    meant = _meaning_of_kept_out() if any(_key(node) in out for node in bad) else ""
     return f"since {minutes(since_ns)}\n{table(rows)}{meant}{rest}"
+
+
+def _meaning_of_kept_out() -> str:
+    """Return what "kept out" means: descriptions of partitions are not read here."""
+    from pytest_mlhpc.vetting.history import EXCLUDE_S
+
+    return f"kept out: of later runs, for {EXCLUDE_S / 3600:.0f} h unless the partition's exclude_for says otherwise\n"
 
 
 def _excluded(entries: Sequence[NodeEntry], now_ns: int) -> set[tuple[str, str, str]]:
     """Return the nodes that are kept out of submissions now, each with its system and partition."""
+    from pytest_mlhpc.vetting.history import EXCLUDE_S, unfit_now
+
     groups: dict[tuple[str, str], list[NodeEntry]] = {}
     for entry in entries:
         if entry.at_ns >= now_ns - int(EXCLUDE_S * 1e9):
