@@ -91,6 +91,25 @@ def canonical_budget(value: object) -> str:
     return f"{amount:g} {what}-hours"
 
 
+#: Months in what a rate may be said of: 30 days, as limits of the judge count them.
+_MONTHS: Final = {"night": 1 / 30, "week": 7 / 30, "month": 1.0, "year": 365 / 30}
+_RATE = re.compile(rf"([0-9]{{1,6}}(?:\.[0-9]{{1,6}})?) per ({'|'.join(_MONTHS)})\Z")
+
+
+def parse_rate(value: object) -> float:
+    """Return how often a month. Takes ``1 per month``, ``1 per week``, ``4 per year`` or ``0.1 per night``.
+
+    Raises:
+        ValueError: anything else, or zero.
+    """
+    match = _RATE.match(value.strip()) if isinstance(value, str) else None
+    if match is None or not float(match[1]):
+        raise ValueError(
+            f"{_short(value)} is not a rate above 0; write it like '1 per month' or '4 per year'"
+        )
+    return float(match[1]) / _MONTHS[match[2]]
+
+
 def format_size(size: int) -> str:
     """Return *size* bytes as a text for people that :func:`parse_size` reads, exact or with one decimal."""
     for unit in ("PiB", "TiB", "GiB", "MiB", "KiB"):

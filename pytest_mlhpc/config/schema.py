@@ -11,7 +11,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from pytest_mlhpc.config.quantities import canonical_budget, parse_duration, parse_memory, parse_size
+from pytest_mlhpc.config.quantities import (
+    canonical_budget,
+    parse_duration,
+    parse_memory,
+    parse_rate,
+    parse_size,
+)
 
 #: C0 and C1 control characters, line breaks among them, and lone surrogates, which no file can hold.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -139,6 +145,11 @@ Budget = Annotated[
     str,
     BeforeValidator(canonical_budget),
     WithJsonSchema({"type": "string", "description": "20 node-hours"}),
+]
+Rate = Annotated[
+    float,
+    BeforeValidator(parse_rate),
+    WithJsonSchema({"type": "string", "description": "1 per month, 1 per week, 4 per year"}),
 ]
 AsOf = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}(-[0-9]{2})?$")]
 Digest = Annotated[str, Field(pattern=r"^(sha256:)?[0-9a-f]{64}$")]
@@ -273,6 +284,9 @@ class SystemsFile(_Closed):
     include: list[Line] = Field([], description="more such files, relative to this one")
     defaults: dict[str, Any] = Field(
         {}, description="merged into every partition of this and the included files"
+    )
+    false_alarms: Rate = Field(
+        1.0, description="losses that may fail a test falsely, all series of the site together: 1 per month"
     )
     systems: dict[Name, SystemModel] = {}
 

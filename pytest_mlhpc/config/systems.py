@@ -87,6 +87,7 @@ class Systems:
     machine: Callable[[], LocalMachine] = read_machine
     probe: Callable[[str, Path | None, Mapping[str, str]], Accelerators] | None = None
     built_in: Mapping[str, SystemEntry] = field(default_factory=dict)
+    false_alarms: float = 1.0  #: losses a month that may fail a test falsely, all series of the site together
 
     @property
     def known(self) -> Mapping[str, SystemEntry]:
@@ -347,12 +348,16 @@ def load_systems(
     words = InstalledTypes(schedulers, launchers)
     tree = read_tree(path, schedulers)
     problems = list(tree.problems)
+    rates: list[float] = []  # of the file itself before those of included ones
     for file in tree.files:
         systems = file.get("systems")
         if systems is not None and isinstance(systems.value, dict):
             own = {key: child for key, child in file.items() if key != "systems"}
             file = YamlNode(own, file.where, file.key)  # noqa: PLW2901 - its systems follow below, with their defaults
-        problems.extend(validate(SystemsFile, file)[1])
+        model, found = validate(SystemsFile, file)
+        problems.extend(found)
+        if model is not None and "false_alarms" in model.model_fields_set:
+            rates.append(model.false_alarms)
     if tree.files and not tree.systems and not problems:
         problems.append(Problem(str(path), "systems", "no system is defined"))
     entries = _entries(tree)
@@ -362,7 +367,9 @@ def load_systems(
         raise ConfigError(sorted_problems(problems))
     others = _entries(read_tree(BUILT_IN, schedulers))
     built_in = {name: entry for name, entry in others.items() if name not in entries}
-    return Systems(path, entries, words, environ, state_dir, built_in=built_in)
+    return Systems(
+        path, entries, words, environ, state_dir, built_in=built_in, false_alarms=next(iter(rates), 1.0)
+    )
 
 
 def _entries(tree: Tree) -> dict[str, SystemEntry]:

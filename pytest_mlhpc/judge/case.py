@@ -58,6 +58,7 @@ class Setting:
     epoch: Epoch  #: of the run
     reruns_broken: int = 0
     series: int = 1  #: that the site judges: with more of them, more certainty is asked of each
+    false_alarms: float = 1.0  #: a month in all of them, that the site accepts
     nightly: bool = True  #: whether the run will be a night of its series
 
 
@@ -88,7 +89,7 @@ class Case:
     @property
     def limits(self) -> LossLimits:
         """What a loss must be for the test to fail."""
-        return limits_for(self.setting.series, self.entry.tolerance)
+        return limits_for(self.setting.series, self.entry.tolerance, self.setting.false_alarms)
 
     @property
     def reference(self) -> float | None:

@@ -37,6 +37,7 @@ def judge(
     reruns_broken: int = 0,
     accept_options: Sequence[str] = (),
     series: int = 1,
+    false_alarms: float = 1.0,
     nightly: bool = True,
 ) -> Judgement:
     """Judge one run.
@@ -54,7 +55,8 @@ def judge(
         commit: the commit under test, for the explanation.
         reruns_broken: re-runs that ended badly and are not among *attempts*; after two more than four tries it is over.
         accept_options: what the command that accepts the value needs to find state and baselines.
-        series: how many the site judges; of all of them together one false loss a month is accepted.
+        series: how many the site judges.
+        false_alarms: how many false losses a month the site accepts in all of them together.
         nightly: whether the run will be a night of its series, as sessions of developers are not.
 
     Returns:
@@ -64,7 +66,15 @@ def judge(
         return Judgement(Verdict.UNJUDGED)
     epoch = Epoch(spec.definition, attempts[0].device_model if attempts else "")
     setting = Setting(
-        local, mode, reruns_allowed, calibration_reference, epoch, reruns_broken, series, nightly
+        local,
+        mode,
+        reruns_allowed,
+        calibration_reference,
+        epoch,
+        reruns_broken,
+        series,
+        false_alarms,
+        nightly,
     )
     rulings = [
         _ruling(name, attempts, spec, baselines, history=history, setting=setting) for name in spec.judged

@@ -66,6 +66,7 @@ class Bench:
     deselected: list[str] = field(default_factory=list)
     #: Of the selected systems, as the systems file has them: system -> partition -> names of its environments.
     places: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
+    false_alarms: float = 1.0  #: a month, as the systems file says
     sweep: Sweep | None = None  #: with --mlhpc-each-node; not in workers of pytest-xdist
 
     def spec_of(self, item: pytest.Item) -> JobSpec | None:
@@ -111,7 +112,17 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
         for name, entry in systems.known.items()
         if name in {one.partition.system for one in targets}
     }
-    bench = Bench(settings, targets, workloads, launchers, models, manager, places=places, sweep=sweep)
+    bench = Bench(
+        settings,
+        targets,
+        workloads,
+        launchers,
+        models,
+        manager,
+        places=places,
+        false_alarms=systems.false_alarms,
+        sweep=sweep,
+    )
     config.stash[BENCH] = bench
     return bench
 
@@ -138,7 +149,9 @@ def start_session(bench: Bench, config: pytest.Config) -> None:
         from pytest_mlhpc.influx.publisher import register
 
         register(bench.manager, bench.settings.state_dir, os.environ)
-    session = BenchmarkSession(bench.settings, bench.manager, dict(bench.workloads), config.rootpath)
+    session = BenchmarkSession(
+        bench.settings, bench.manager, dict(bench.workloads), config.rootpath, bench.false_alarms
+    )
     bench.session = bench.source = session
 
 

@@ -50,6 +50,7 @@ class JobFinisher:
         *,
         spending: Spending,
         readiness: Readiness,
+        false_alarms: float = 1.0,
         source: Source | None = None,
         tell: Callable[[str], None] = lambda _text: None,
     ) -> None:
@@ -61,6 +62,7 @@ class JobFinisher:
         self._readiness = readiness
         self._lock = threading.Lock()
         self._reruns_left = settings.reruns
+        self._false_alarms = false_alarms
         self._store: Store | None = None
         self._index: Index | None = None
         # `mlhpc` looks for baselines in the folder it is called in; found out now, as tests may change theirs.
@@ -172,6 +174,7 @@ class JobFinisher:
                 commit=self._provenance.commit,
                 accept_options=self.accept_options,
                 series=self.book.count(),
+                false_alarms=self._false_alarms,
                 nightly=self._purpose == "nightly"
                 and self._provenance.branch == self._provenance.default_branch,
             )

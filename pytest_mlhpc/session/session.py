@@ -109,6 +109,7 @@ class BenchmarkSession:
         manager: pluggy.PluginManager,
         workloads: dict[str, Workload],
         root: Path,
+        false_alarms: float = 1.0,
     ) -> None:
         self.id = uuid7()
         self.settings = settings
@@ -122,6 +123,7 @@ class BenchmarkSession:
         self.notes: list[str] = []  #: what receivers of records have to say; no fault of this session
         self._manager = manager
         self._root = root
+        self._false_alarms = false_alarms
         self._drivers: dict[str, Driver] = {}
         self._books = LedgerWriter(settings, self.id, workloads, self.trouble)
         self._concluder: JobFinisher | None = None
@@ -153,6 +155,7 @@ class BenchmarkSession:
             self._publish,
             spending=spending,
             readiness=self._books.readiness,
+            false_alarms=self._false_alarms,
             source=self._source_of_history(),
             tell=self.trouble.append,
         )

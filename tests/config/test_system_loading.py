@@ -436,3 +436,18 @@ def test_the_example_of_the_documentation_is_valid(tmp_path: Path):
     first, second = systems.select("workstation:cpu", "all")
     assert first.partition.max_jobs == 4
     assert second.environment.variables["HF_HOME"] == "/scratch/hf"
+
+
+# --- the whole site
+
+
+def test_a_site_says_how_many_false_alarms_it_accepts(tmp_path):
+    assert load(tmp_path, partition(scheduler="local")).false_alarms == 1.0
+    assert load(tmp_path, f"false_alarms: 2 per week\n{partition(scheduler='local')}").false_alarms == 60 / 7
+    (tmp_path / "more.yaml").write_text("false_alarms: 9 per month\n")
+    text = f"include: [more.yaml]\nfalse_alarms: 2 per month\n{partition(scheduler='local')}"
+    assert load(tmp_path, text).false_alarms == 2.0
+    (problem,) = refused(tmp_path, f"false_alarms: often\n{partition(scheduler='local')}")
+    assert problem.startswith(
+        "systems.yaml:1: false_alarms: 'often' is not a rate above 0; write it like '1 per month'"
+    )

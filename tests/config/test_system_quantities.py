@@ -9,6 +9,7 @@ from pytest_mlhpc.config.quantities import (
     format_size,
     parse_budget,
     parse_duration,
+    parse_rate,
     parse_size,
 )
 
@@ -93,6 +94,10 @@ def test_sizes_are_bytes_and_durations_seconds(parse, text, figure):
             )
         ),
         *(
+            (parse_rate, text, "is not a rate above 0; write it like '1 per month' or '4 per year'")
+            for text in (1, "1", "0 per month", "-1 per month", "1 per century", "one per month", None)
+        ),
+        *(
             (parse_budget, text, "is not a budget")
             for text in ("20", 20, "20 hours", "node-hours", "-1 node-hours", None)
         ),
@@ -101,6 +106,14 @@ def test_sizes_are_bytes_and_durations_seconds(parse, text, figure):
 def test_what_is_none_is_refused(parse, text, why):
     with pytest.raises(ValueError, match=why):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "a_month"),
+    [("1 per month", 1.0), ("3 per night", 90.0), ("7 per week", 30.0), ("365 per year", 30.0)],
+)
+def test_a_rate_is_counted_in_months_of_thirty_days(text, a_month):
+    assert parse_rate(text) == pytest.approx(a_month)
 
 
 def test_a_budget_has_an_amount_and_what_is_counted():

@@ -79,6 +79,15 @@ def test_a_night_is_judged(figures, history, verdict, reruns, words):
     )
 
 
+@pytest.mark.parametrize(
+    ("false_alarms", "verdict"), [(1.0, Verdict.SUSPECT), (30.0, Verdict.REGRESSED), (0.1, Verdict.SUSPECT)]
+)
+def test_a_site_that_accepts_more_false_alarms_is_told_of_less_certain_losses(false_alarms, verdict):
+    history = [Attempts(value) for value in noise(0.02, 40)]
+    judgement = judged(*[90.0] * 5, history=history, false_alarms=false_alarms)
+    assert judgement.verdict is verdict
+
+
 LOST = quiet() + slow(90.0, 5, regressed=True)
 
 

@@ -33,15 +33,16 @@ _SERIES_S, _MANY = 0.5, 20
 
 @dataclass(frozen=True)
 class AssumedChange:
-    """What shall be tried in place of what is: another tolerance (share), another noise (factor of what it is)."""
+    """What is tried in place of what is: another tolerance (share), noise (factor of it), or false alarms (a month, of the site)."""
 
     tolerance: float | None
     noise: float | None
+    false_alarms: float | None
 
     @property
     def any(self) -> bool:
         """Whether something shall be tried."""
-        return self.tolerance is not None or self.noise is not None
+        return any(one is not None for one in (self.tolerance, self.noise, self.false_alarms))
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,10 @@ class SeriesRow:
     "--noise", type=click.FloatRange(0, 10, min_open=True), metavar="FACTOR",
     help="Try so many times the noise: 0.5 is half of it.",
 )  # fmt: skip
+@click.option(
+    "--false-alarms", metavar="RATE", help="Try so many false losses of the whole site: '1 per week'."
+)
+@options.systems_file
 @options.system
 @options.branch
 @options.baselines_dir
@@ -81,6 +86,8 @@ def command(
     benchmark: str,
     tolerance: float | None,
     noise: float | None,
+    false_alarms: str | None,
+    systems_file: str | None,
     system: str,
     branch: str,
     baselines_dir: Path,
@@ -88,6 +95,8 @@ def command(
     state_dir: Path,
 ) -> CommandReport:
     """Return a row for each series, that in which least is found first."""
+    site = options.chosen_systems(systems_file).false_alarms
+    what_if = AssumedChange(tolerance, noise, _rate(false_alarms))
     look = look_of(system, branch, judged_only=True)
     with chosen(source, state_dir) as opened:
         every = [watched_part(one, look.default_branch) for one in opened.series(system=system) if one.judged]
@@ -97,7 +106,7 @@ def command(
             f"{count(len(wanted), 'series')} are simulated, which takes about {_SERIES_S * len(wanted):.0f} s"
         )
     book = BaselineBook(baselines_dir, state_dir)
-    found = [row for one in wanted if (row := _row(one, book, AssumedChange(tolerance, noise)))]
+    found = [row for one in wanted if (row := _row(one, book, site, what_if))]
     found.sort(key=lambda one: (*(-(size or 1.0) for size in reversed(one.now.smallest)), one.key))
     young = [one for one in wanted if one.series.key not in {row.key for row in found}]
     return CommandReport(text_of(found, young), _json(found, young))
@@ -114,17 +123,28 @@ def _matching(every: Sequence[WatchedSeries], benchmark: str) -> list[WatchedSer
     return wanted
 
 
-def _row(one: WatchedSeries, book: BaselineBook, what_if: AssumedChange) -> SeriesRow | None:
+def _rate(text: str | None) -> float | None:
+    if text is None:
+        return None
+    from pytest_mlhpc.config.quantities import parse_rate
+
+    try:
+        return parse_rate(text)
+    except ValueError as error:
+        raise UsageError(f"--false-alarms {error}") from error
+
+
+def _row(one: WatchedSeries, book: BaselineBook, site: float, what_if: AssumedChange) -> SeriesRow | None:
     series = one.series
     entry = book.lookup(series.key)
     tolerance = entry.tolerance if entry else LOCAL_TOLERANCE if series.key.fingerprint else TOLERANCE
     values = [point.value for point in series.points]
-    now = sensitivity(values, series.better, limits_for(book.count(), tolerance))
+    now = sensitivity(values, series.better, limits_for(book.count(), tolerance, site))
     if now is None:
         return None
     then = None
     if what_if.any:
-        limits = limits_for(book.count(), what_if.tolerance or tolerance)
+        limits = limits_for(book.count(), what_if.tolerance or tolerance, what_if.false_alarms or site)
         then = sensitivity(values, series.better, limits, noise=what_if.noise or 1.0)
     hours = statistics.median(point.night.node_hours for point in series.points[-_RECENT:])
     return SeriesRow(series.key, tolerance, hours, now, then)

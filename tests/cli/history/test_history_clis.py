@@ -220,3 +220,20 @@ def test_the_tolerance_is_that_of_the_baseline_file(watched, mlhpc, tmp_path):
         "series"
     ]
     assert (row["tolerance"], row["now"]["smallest"]["1"] > 0.69) == (0.5, True)
+
+
+def test_the_false_alarms_of_the_systems_file_are_those_of_the_site_and_others_can_be_tried(
+    watched, mlhpc, tmp_path
+):
+    path = tmp_path / "systems.yaml"
+    system = "systems: {cirrus: {partitions: {standard: {scheduler: local}}}}\n"
+
+    def smallest(rate, *options):
+        path.write_text(f"false_alarms: {rate}\n{system}")
+        found = mlhpc("history", "sensitivity", "noisy", "--systems-file", path, *options, "--json").out
+        (row,) = json.loads(found)["series"]
+        return row["now"]["smallest"]["1"], row["then"] and row["then"]["smallest"]["1"]
+
+    strict, tried = smallest("0.001 per year", "--false-alarms", "1 per night")
+    loose, _ = smallest("1 per night")
+    assert strict > loose == tried
