@@ -16,7 +16,7 @@ ROUNDS = 7
 
 PROGRAM = """
 import torch
-from pytest_mlhpc.node.worker import lazy_dynamo
+from pytest_mlhpc.node.worker import main as rank
 {install}
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -27,7 +27,7 @@ optimizer.step()
 
 def run() -> list[Row]:
     """Return the medians of both and their ratio."""
-    sides = {"with": PROGRAM.format(install=""), "without": PROGRAM.format(install="lazy_dynamo.install({})")}
+    sides = {"with": PROGRAM.format(install=""), "without": PROGRAM.format(install="rank.install({})")}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(ROUNDS):
         for name, text in sides.items():

@@ -138,7 +138,7 @@ class JudgeHistory:
 def nights_of(
     series: Series, epoch: Epoch, default_branch: str = "main", reference: float | None = None
 ) -> list[Attempts]:
-    """Return what :meth:`Past.nights` returns of a series. A machine that was busy says nothing about its night."""
+    """Return what :meth:`JudgeHistory.nights` returns of a series. A machine that was busy says nothing about its night."""
     points = [point for point in series.points if point.night.epoch == epoch]
 
     def figure(point: Point) -> float:

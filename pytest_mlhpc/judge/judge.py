@@ -46,17 +46,15 @@ def judge(
         attempts: valid measurements, attempt 0 first, then the re-runs that ended well.
         spec: what the test declared; ``spec.judged`` are the metrics to judge.
         baselines: metric -> entry (:meth:`BaselineBook.for_spec`).
-        history: metric -> the nights of its present epoch, oldest first (:meth:`Past.nights`), tonight not among them.
+        history: metric -> the nights of its present epoch, oldest first (:meth:`JudgeHistory.nights`), tonight not among them.
         local: whether the system is `local`: provisional baselines, wider tolerance, calibration.
         mode: what becomes of a metric without baseline: ``fail``, ``record`` (it is new), or ``update`` (it is accepted).
         reruns_allowed: how many more re-runs can be had now; 0 = none (``--mlhpc-reruns=0``, or the session's are used up).
         calibration_reference: rate of the calibration kernel when the baseline was taken, where the entry has none.
-        last_good: the last record of this benchmark that passed, for the explanation.
-        commit: the commit under test, for the explanation.
+        last_good: the last record of this benchmark that passed, for the explanation, as is *commit*, the one under test.
         reruns_broken: re-runs that ended badly and are not among *attempts*; after two more than four tries it is over.
         accept_options: what the command that accepts the value needs to find state and baselines.
-        series: how many the site judges.
-        false_alarms: how many false losses a month the site accepts in all of them together.
+        series: how many the site judges; *false_alarms* is how many false losses a month it accepts in all of them together.
         nightly: whether the run will be a night of its series, as sessions of developers are not.
 
     Returns:

@@ -147,7 +147,7 @@ LOOKING = """
 import sys
 from pytest_mlhpc.screen import watchers
 srun = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
-watchers.look([[sys.executable, "-c", srun, sys.argv[1]]], 600.0, 0.5)
+watchers.watch([[sys.executable, "-c", srun, sys.argv[1]]], 600.0, 0.5)
 """
 
 

@@ -120,7 +120,7 @@ class LinesFolder:
                 os.utime(str(path))
 
     def _put(self, suffix: str, content: Dict[str, Any], *, first: bool = False) -> None:
-        """Write a file that is there whole or not at all; *first*: raise Begun if there is one."""
+        """Write a file that is there whole or not at all; *first*: raise AlreadyStarted if there is one."""
         target = self._folder / f"{self._id}.{suffix}"
         descriptor, name = tempfile.mkstemp(dir=str(self._folder), prefix=f".{self._id}.{suffix}-")
         try:
@@ -146,7 +146,7 @@ def _link(name: str, target: Path, content: Mapping[str, Any]) -> None:
     """Rename *name*, whose content is *content*, unless *target* exists; of several that try it one succeeds.
 
     Raises:
-        Begun: *target* exists.
+        AlreadyStarted: *target* exists.
     """
     try:
         os.link(name, str(target))
@@ -257,7 +257,7 @@ class Lines(Protocol):
         """Send one message of *run*.
 
         Raises:
-            ControllerGone: nobody will read it.
+            ControllerLost: nobody will read it.
         """
 
     def log(self, run: RunPlan, number: int, log: CappedLog) -> None:
@@ -275,7 +275,7 @@ class Relay:
         """Send one message of *run*.
 
         Raises:
-            ControllerGone: the channel is closed.
+            ControllerLost: the channel is closed.
             CannotWrite: a file system is full or read-only. The line may be there in part, which its reader sees.
         """
         for line in encode(Message(run.run_id, run.nonce, kind, body), self._seq):

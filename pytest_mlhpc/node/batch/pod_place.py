@@ -186,7 +186,7 @@ def meet(plan: Plan, place: PodPlace, signals: BatchSignals) -> Optional[Wire]:
     """Return the proved connection to the first pod's hub; None if a signal said to end.
 
     Raises:
-        NotMet: it was not found within ``place.meet_s``, or refused us.
+        FirstPodNotFound: it was not found within ``place.meet_s``, or refused us.
     """
     deadline = time.monotonic() + place.meet_s
     trouble = ""

@@ -78,7 +78,7 @@ def build_all(
     Two batches may build the same at once, each in a folder of its own: the first that ends gives its folder the name.
 
     Raises:
-        ControllerGone: the batch has to end; nothing is left of a build that had begun.
+        ControllerLost: the batch has to end; nothing is left of a build that had begun.
     """
     for build in run.builds:
         if (root / build.key / COMPLETE).exists():
@@ -198,7 +198,7 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: EndSigna
     """Do one run and report it, whatever happens: started, progress, measurement or failed, and end.
 
     Raises:
-        ControllerGone: nobody listens any more, or a signal said to end.
+        ControllerLost: nobody listens any more, or a signal said to end.
     """
     directory = Path(plan.directory) / run.run_id
     if Path(f"{directory}.skip").exists():
@@ -243,7 +243,7 @@ def prepare(
     """Build what *run* needs; return the failure (outcome, text) that it is, or None.
 
     Raises:
-        ControllerGone: nobody listens any more, or a signal said to end.
+        ControllerLost: nobody listens any more, or a signal said to end.
     """
 
     def supervise(book: RankBook, folder: Path, relay: Lines) -> Supervisor:

@@ -74,7 +74,7 @@ class Supervisor:
         """Start *argv* and stay until nothing of it is left. *behind*: the ranks are children of a launcher.
 
         Raises:
-            ControllerGone: the batch has to end; everything of this run is ended already.
+            ControllerLost: the batch has to end; everything of this run is ended already.
         """
         deadline = time.monotonic() + self.book.run.time_limit_s
         self.logs.own = LAUNCHER if behind else 0
@@ -115,7 +115,7 @@ class Supervisor:
         """Give a signal *seconds* to arrive.
 
         Raises:
-            ControllerGone: it came, and said to end.
+            ControllerLost: it came, and said to end.
         """
         deadline = time.monotonic() + seconds
         while not self._stop() and time.monotonic() < deadline:

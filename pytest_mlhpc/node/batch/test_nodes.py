@@ -179,7 +179,7 @@ def hold(plan: Plan, run: RunPlan, relay: Lines, signals: EndSignals, *, site: S
     """Say that the nodes are there, and do what is asked until they are released or the time is over.
 
     Raises:
-        ControllerGone: nobody listens any more, or a signal said to end; no program is left.
+        ControllerLost: nobody listens any more, or a signal said to end; no program is left.
     """
     directory = Path(plan.directory) / run.run_id
     good = site.nodes[: run.nodes]
@@ -301,7 +301,7 @@ class RequestServer:
         """Give a signal to the whole job time to arrive, which is sent to its steps first: then there is no answer.
 
         Raises:
-            ControllerGone: it came.
+            ControllerLost: it came.
         """
         until = time.monotonic() + SIGNAL_LAG_S
         while time.monotonic() < until:
@@ -328,7 +328,7 @@ class RequestServer:
         """Wait until something is to be done.
 
         Raises:
-            ControllerGone: a signal, or the end of our lifeline, says to end.
+            ControllerLost: a signal, or the end of our lifeline, says to end.
         """
         watched = [self._signals.wakeup, *([0] if self._site.lifeline else []), *outputs]
         poll = select.poll()  # not select(): descriptors may be beyond 1,024

@@ -96,7 +96,7 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: EndSignals, *, site: Site
     """Vet the nodes and tell the runs; where too few are fit, tell their end too.
 
     Raises:
-        ControllerGone: nobody listens any more, or a signal said to end.
+        ControllerLost: nobody listens any more, or a signal said to end.
     """
     run = vet_run(plan)
     if run is None:

@@ -289,7 +289,7 @@ class Search:
         """Return the proved connection to the leader.
 
         Raises:
-            NotMet: it was not reached within *limit_s* seconds, *stop* said so, or it refuses us.
+            FirstNodeNotReached: it was not reached within *limit_s* seconds, *stop* said so, or it refuses us.
         """
         deadline = time.monotonic() + limit_s
         while not stop() and time.monotonic() < deadline:

@@ -183,7 +183,7 @@ def _by_state(job: SlurmJob, steps: Sequence[SlurmStep], what: str, quoted: str)
     if job.state is SlurmState.OUT_OF_MEMORY or any(step.state is SlurmState.OUT_OF_MEMORY for step in steps):
         return RunFailure("out_of_memory", f"{what}{_oom_text(steps)}{quoted}")
     if job.state is SlurmState.CANCELLED:
-        return ProvisionError("cancelled_outside", f"{what}somebody else cancelled it{quoted}")
+        return ProvisionError("cancelled_outside", f"{what}it was cancelled from outside{quoted}")
     return None
 
 

@@ -106,7 +106,7 @@ def test_a_pod_that_nobody_tells_where_the_first_is_says_so(pods):
     group = pods(both("true"), pods=2, MLHPC_MEET_S="0", MLHPC_LEADER="")
     group.start(1)
     assert group.ends() == {1: 71}
-    text = "the first pod was not found within 0 s: nobody has told its address"
+    text = "the first pod was not found within 0 s: its address is missing"
     assert f"pod 1 ({P1}): {text}" in group.errors(1)
 
 

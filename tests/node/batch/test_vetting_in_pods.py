@@ -79,7 +79,7 @@ def test_a_pod_whose_vetting_dies_is_named_and_the_other_is_not_blamed(start):
     assert group.ends() == {0: 0, 1: 0}
     failure = group.failure()
     assert (failure["outcome"], failure["nodes"]) == ("unfit_nodes", ["node1"])
-    assert "p-1 (node node1): [node_problem] the node did not say all" in failure["text"]
+    assert "p-1 (node node1): [node_problem] the node's answers are incomplete" in failure["text"]
     assert group.bodies("vetted")[0]["fit"] == ["node0"]
 
 

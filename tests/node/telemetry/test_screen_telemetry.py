@@ -169,7 +169,7 @@ def test_one_more_look_is_awaited_while_the_file_is_cut(beside, tmp_path, monkey
             file.flush()
             seen, newest = queue.Queue(), beside._newest
             monkeypatch.setattr(beside, "_newest", lambda file: seen.put(found := newest(file)) or found)
-            waiting = threading.Thread(target=beside.await_look, args=(file, watcher))
+            waiting = threading.Thread(target=beside.await_interval, args=(file, watcher))
             waiting.start()
             assert seen.get() == 49.0
             merged, begun = text_of(Interval(49.0, 1.0, 1.0, 1)), b'{"time_s": 50.0'
@@ -188,11 +188,11 @@ def test_one_more_look_is_awaited_while_the_file_is_cut(beside, tmp_path, monkey
 #: A rank with the sampler beside it, as far as the sampler can tell; its words say how long it waits for the first look.
 RANK = """
 import sys, tempfile, time
-from pytest_mlhpc.node.telemetry import beside
+from pytest_mlhpc.node.telemetry import sidecar as beside
 with tempfile.TemporaryFile() as file:
     watcher = beside.start(file)
     if sys.argv[1] == "looked":
-        beside.await_look(file, watcher)
+        beside.await_interval(file, watcher)
     print(watcher.pid, flush=True)
     time.sleep(600)
 """
@@ -220,7 +220,7 @@ def test_a_sampler_that_died_is_not_waited_for(beside, tmp_path, monkeypatch):
     with (tmp_path / "looks").open("w+b") as file:
         file.write(b"{}\n" * 3)
         file.flush()
-        beside.await_look(file, dead)
+        beside.await_interval(file, dead)
         assert file.tell() == 9
 
 

@@ -86,6 +86,6 @@ def test_nothing_is_bound_unless_asked():
 @pytest.mark.servers
 def test_a_real_rank_computes_on_its_share_with_the_threads_that_were_asked_for(ranks):
     run = run_plan(parameters={"global_batch": 8, "binding": "cores", "threads": 1}, steps=2, warmup_steps=0)
-    environment = ranks(run).measurement.environment
-    assert environment["bound_to"] == environment.ranges(os.sched_getaffinity(0))
-    assert environment["torch_threads"] == "1"
+    found = ranks(run).measurement.environment
+    assert found["bound_to"] == environment.ranges(os.sched_getaffinity(0))
+    assert found["torch_threads"] == "1"

@@ -25,7 +25,7 @@ OOM = SlurmStep("0", "run-1", SlurmState.OUT_OF_MEMORY, nodes=("node2",))
         (SlurmState.TIMEOUT, "time_limit", "the allocation reached its time limit"),
         (SlurmState.DEADLINE, "time_limit", "the allocation reached its time limit"),
         (SlurmState.OUT_OF_MEMORY, "out_of_memory", "a step ran out of memory"),
-        (SlurmState.CANCELLED, "cancelled_outside", "somebody else cancelled it"),
+        (SlurmState.CANCELLED, "cancelled_outside", "it was cancelled from outside"),
         (SlurmState.NODE_FAIL, "node_failure", "on node1, node2, which respond again"),
         (SlurmState.BOOT_FAIL, "node_failure", "on node1, node2, which respond again"),
         (SlurmState.COMPLETED, "channel_broken", "the results file lacks the end of its runs"),

@@ -20,7 +20,7 @@ def test_what_ends_badly_is_named_and_what_others_cancel_is_not_the_tests_fault(
     result = session.end()
     result.expect(1, passed=1, failed=3, error=3)
     (bad,) = [record for record in result.records if "::test_bad[" in record["node_id"]]
-    outside = "somebody else cancelled it"
+    outside = "it was cancelled from outside"
     check_faults(result, [
         Fault("bad", "worker_exit", ["exit code 3", f"ran on: {bad['nodes'][0]} (job {bad['job_id']}"]),
         Fault("endless", "time_limit", ["3 s"]),

@@ -89,7 +89,7 @@ def test_ctrl_c_twice_leaves_nothing_that_the_next_session_does_not_end(suite):
     session.signal(signal.SIGINT)
     result = session.end()
     result.expect(
-        2, f"not sure that these jobs are gone: {suite.jobs()[0].id}; the next session or `mlhpc reap`"
+        2, f"these jobs may still be running: {suite.jobs()[0].id}; the next session or `mlhpc reap`"
     )
     assert "Traceback" not in result.text
     suite.tests(OTHER, "test_other.py")

@@ -134,7 +134,7 @@ def carry_out(order: Order, node: Any, answers: Answers) -> None:
     """Do what an order says, and answer it.
 
     Raises:
-        Gone: the answer cannot be written.
+        ReaderLost: the answer cannot be written.
     """
     if order.problem:
         answers.error(order.id, order.problem, "usage")

@@ -156,7 +156,7 @@ class Answers:
         """Write one line.
 
         Raises:
-            Gone: nobody reads any more.
+            ReaderLost: nothing reads them any more.
         """
         text = json.dumps(answer, allow_nan=False, separators=(",", ":"))
         view = memoryview(text.encode("utf-8") + b"\n")

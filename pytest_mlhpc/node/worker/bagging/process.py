@@ -169,7 +169,7 @@ class EnsembleStore:
         return self._store.get(f"bagging/{key}").decode()
 
 
-_CHILD = "pytest_mlhpc.node.worker.bagging.child"
+_CHILD = "pytest_mlhpc.node.worker.bagging.process"
 
 #: Seconds between SIGTERM and SIGKILL of a child whose base model has failed elsewhere.
 _GRACE_S = 2.0

@@ -84,7 +84,7 @@ class Probe(Protocol):
         """Leave nothing behind. Called whatever happened."""
 
 
-#: Figures of other programs' processor time, see :class:`pytest_mlhpc.node.worker.probes.base.Probe`.
+#: Figures of other programs' processor time, see :class:`pytest_mlhpc.node.worker.probes.measure.Probe`.
 _OF_PROCESSORS = ("busy_cores", "own_cores")
 
 
