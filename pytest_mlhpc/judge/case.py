@@ -57,8 +57,9 @@ class Setting:
     calibration_reference: float | None
     epoch: Epoch  #: of the run
     reruns_broken: int = 0
-    series: int = 1  #: that the site judges: with more of them, more certainty is asked of each
-    false_alarms: float = 1.0  #: a month in all of them, that the site accepts
+    series: float = (
+        1  #: that the site judges for each false loss a month: with more, more certainty is asked of each
+    )
     nightly: bool = True  #: whether the run will be a night of its series
 
 
@@ -89,7 +90,7 @@ class Case:
     @property
     def limits(self) -> LossLimits:
         """What a loss must be for the test to fail."""
-        return limits_for(self.setting.series, self.entry.tolerance, self.setting.false_alarms)
+        return limits_for(self.setting.series, self.entry.tolerance)
 
     @property
     def reference(self) -> float | None:

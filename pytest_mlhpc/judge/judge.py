@@ -36,8 +36,7 @@ def judge(
     commit: str = "",
     reruns_broken: int = 0,
     accept_options: Sequence[str] = (),
-    series: int = 1,
-    false_alarms: float = 1.0,
+    series: float = 1,
     nightly: bool = True,
 ) -> Judgement:
     """Judge one run.
@@ -51,10 +50,11 @@ def judge(
         mode: what becomes of a metric without baseline: ``fail``, ``record`` (it is new), or ``update`` (it is accepted).
         reruns_allowed: how many more re-runs can be had now; 0 = none (``--mlhpc-reruns=0``, or the session's are used up).
         calibration_reference: rate of the calibration kernel when the baseline was taken, where the entry has none.
-        last_good: the last record of this benchmark that passed, for the explanation, as is *commit*, the one under test.
+        last_good: the last record of this benchmark that passed, for the explanation.
+        commit: the commit under test, for the explanation.
         reruns_broken: re-runs that ended badly and are not among *attempts*; after two more than four tries it is over.
         accept_options: what the command that accepts the value needs to find state and baselines.
-        series: how many the site judges; *false_alarms* is how many false losses a month it accepts in all of them together.
+        series: how many the site judges for each false loss a month that it accepts.
         nightly: whether the run will be a night of its series, as sessions of developers are not.
 
     Returns:
@@ -64,15 +64,7 @@ def judge(
         return Judgement(Verdict.UNJUDGED)
     epoch = Epoch(spec.definition, attempts[0].device_model if attempts else "")
     setting = Setting(
-        local,
-        mode,
-        reruns_allowed,
-        calibration_reference,
-        epoch,
-        reruns_broken,
-        series,
-        false_alarms,
-        nightly,
+        local, mode, reruns_allowed, calibration_reference, epoch, reruns_broken, series, nightly
     )
     rulings = [
         _ruling(name, attempts, spec, baselines, history=history, setting=setting) for name in spec.judged

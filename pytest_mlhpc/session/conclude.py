@@ -173,8 +173,7 @@ class JobFinisher:
                 last_good=last_good,
                 commit=self._provenance.commit,
                 accept_options=self.accept_options,
-                series=self.book.count(),
-                false_alarms=self._false_alarms,
+                series=self.book.count() / self._false_alarms,
                 nightly=self._purpose == "nightly"
                 and self._provenance.branch == self._provenance.default_branch,
             )

@@ -84,7 +84,7 @@ def test_a_night_is_judged(figures, history, verdict, reruns, words):
 )
 def test_a_site_that_accepts_more_false_alarms_is_told_of_less_certain_losses(false_alarms, verdict):
     history = [Attempts(value) for value in noise(0.02, 40)]
-    judgement = judged(*[90.0] * 5, history=history, false_alarms=false_alarms)
+    judgement = judged(*[90.0] * 5, history=history, series=600 / false_alarms)
     assert judgement.verdict is verdict
 
 
