@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
 from pytest_mlhpc.errors import Problem, UsageError
 from pytest_mlhpc.options import Settings
+from pytest_mlhpc.session.owners import CodeOwners, read_code_owners
 
 if TYPE_CHECKING:
     import pluggy
@@ -67,6 +69,14 @@ class Bench:
     #: Of the selected systems, as the systems file has them: system -> partition -> names of its environments.
     places: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
     sweep: Sweep | None = None  #: with --mlhpc-each-node; not in workers of pytest-xdist
+    code_owners: CodeOwners = field(default_factory=CodeOwners)
+    owners: dict[Path, str] = field(default_factory=dict)  #: of files of tests, as CODEOWNERS says
+
+    def owner_of(self, path: Path) -> str:
+        """Return who owns a file of tests, empty where CODEOWNERS does not say."""
+        if path not in self.owners:
+            self.owners[path] = self.code_owners.of(path)
+        return self.owners[path]
 
     def spec_of(self, item: pytest.Item) -> JobSpec | None:
         """Return the job that *item* declared, if any."""
@@ -112,6 +122,7 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
         if name in {one.partition.system for one in targets}
     }
     bench = Bench(settings, targets, workloads, launchers, models, manager, places=places, sweep=sweep)
+    bench.code_owners = read_code_owners(config.rootpath)
     config.stash[BENCH] = bench
     return bench
 
@@ -139,6 +150,7 @@ def start_session(bench: Bench, config: pytest.Config) -> None:
 
         register(bench.manager, bench.settings.state_dir, os.environ)
     session = BenchmarkSession(bench.settings, bench.manager, dict(bench.workloads), config.rootpath)
+    session.notes += bench.code_owners.problems
     bench.session = bench.source = session
 
 

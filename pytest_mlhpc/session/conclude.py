@@ -298,6 +298,8 @@ class Concluder:
             purpose=purpose,
             branch=branch,
             commit=commit,
+            owner=spec.owner,
+            partition_owner=partition.owner,
             root=self._provenance.root,
             preset=spec.preset,
             asked=to_json(spec.asked),
