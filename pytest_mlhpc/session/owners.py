@@ -21,14 +21,15 @@ from pytest_mlhpc.store.text import one_line
 
 #: Where it is looked for, below pytest's root directory; the first one counts.
 PLACES: Final = ("CODEOWNERS", ".gitlab/CODEOWNERS", ".github/CODEOWNERS", "docs/CODEOWNERS")
-#: A larger file is not read; GitHub takes 3 MB. More rules would make collection slow.
-MOST_BYTES, MOST_RULES = 3 << 20, 10_000
+#: A larger file is not read; GitHub takes 3 MB. More rules, or longer lines, would make collection slow.
+MOST_BYTES, MOST_RULES, MOST_LINE = 3 << 20, 10_000, 4096
 #: Mistakes that are named.
 MOST_PROBLEMS = 3
 
 _HEADING: Final = re.compile(r"\^?\[(?P<name>[^\]]+)\](?:\[\d+\])?(?:\s+(?P<owners>.*))?")
 _PATTERN: Final = re.compile(r"(?P<pattern>(?:\\.|[^\s\\])+)(?P<owners>.*)")
-_ESCAPED: Final = re.compile(r"\\(.)")
+#: What fnmatch would read in another way: no page of the two says that brackets are ranges.
+_LITERAL: Final = re.compile(r"\\(.)|\[")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class OwnerRule:
     def matches(self, names: Sequence[str]) -> bool:
         """Whether the path *names* matches: all of it, or a folder on it where the pattern ends with a plain name."""
         last = len(self.pattern)
-        plain = not any(sign in self.pattern[-1] for sign in "*?[")
+        plain = not any(sign in self.pattern[-1] for sign in "*?")
         places = {0}  # in the pattern
         for at, name in enumerate(names, 1):
             places |= {place + 1 for place in places if self.pattern[place] == "**"}
@@ -133,7 +134,7 @@ def parse_code_owners(text: str, name: str, root: Path = Path()) -> CodeOwners:
             rules.append(_rule(line, section, default))
         except ValueError as error:
             problems.append(f"{name}:{number}: {error}")
-        if len(rules) > MOST_RULES:
+        if len(rules) + len(problems) > MOST_RULES:
             problem = f"{name}: has more than {MOST_RULES:,} rules; it names no owner"
             return CodeOwners(root, problems=(problem,))
     if len(problems) > MOST_PROBLEMS:
@@ -147,6 +148,8 @@ def _rule(line: str, section: str, default: str) -> OwnerRule:
     Raises:
         ValueError: what is wrong with it.
     """
+    if len(line) > MOST_LINE:
+        raise ValueError(f"the line is longer than {MOST_LINE} characters; it is not used")
     found = _PATTERN.fullmatch(line.removeprefix("!"))
     pattern = _names(found["pattern"]) if found else ()
     if found is None or not pattern:
@@ -160,7 +163,7 @@ def _rule(line: str, section: str, default: str) -> OwnerRule:
 
 def _names(pattern: str) -> tuple[str, ...]:
     """Return what a pattern says of each folder and of the file, ``**`` once where several follow one another."""
-    plain = _ESCAPED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
+    plain = _LITERAL.sub(_as_it_is, pattern)
     if not plain.strip("/"):
         return ()
     parts = ["**"] if not plain.startswith("/") else []
@@ -168,6 +171,11 @@ def _names(pattern: str) -> tuple[str, ...]:
     if plain.endswith("/") or parts[-1] == "**":
         parts += ["**", "*"]
     return tuple(part for at, part in enumerate(parts) if part != "**" or parts[at - 1 : at] != ["**"])
+
+
+def _as_it_is(found: re.Match[str]) -> str:
+    sign = found[1] or "["
+    return f"[{sign}]" if sign in "*?[" else sign
 
 
 def _owners(text: str) -> Iterator[str]:
