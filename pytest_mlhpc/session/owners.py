@@ -166,11 +166,11 @@ def _names(pattern: str) -> tuple[str, ...]:
     plain = _LITERAL.sub(_as_it_is, pattern)
     if not plain.strip("/"):
         return ()
-    parts = ["**"] if not plain.startswith("/") else []
-    parts += [part for part in plain.split("/") if part]
-    if plain.endswith("/") or parts[-1] == "**":
-        parts += ["**", "*"]
-    return tuple(part for at, part in enumerate(parts) if part != "**" or parts[at - 1 : at] != ["**"])
+    names = ["**"] if not plain.startswith("/") else []
+    names += [name for name in plain.split("/") if name]
+    if plain.endswith("/") or names[-1] == "**":
+        names += ["**", "*"]
+    return tuple(name for at, name in enumerate(names) if name != "**" or names[at - 1 : at] != ["**"])
 
 
 def _as_it_is(found: re.Match[str]) -> str:

@@ -146,7 +146,7 @@ def test_without_a_file_there_is_no_owner_and_nothing_to_say(tmp_path):
         (b"#" * (MOST_BYTES + 1), "is larger than 3 MiB"),
     ],
 )
-def test_a_file_that_is_no_text_is_named_and_names_nobody(tmp_path, content, problem):
+def test_a_file_that_is_no_text_is_named_and_names_no_owner(tmp_path, content, problem):
     write(tmp_path, ".gitlab/CODEOWNERS", content)
     found = read_code_owners(tmp_path)
     assert found.problems == (f".gitlab/CODEOWNERS: {problem}; it names no owner",)
