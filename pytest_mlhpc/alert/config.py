@@ -11,6 +11,7 @@
         type: smtp                   # smtp, webhook, alertmanager, gitlab_issue, apprise
         kinds: [stale, nodes]        # default: all incidents; morning is the page of the night
         systems: [cirrus]            # default: all
+        owners: ["@hpc/operators"]   # default: all, and what has no owner
         ...                          # what this type needs; ${NAME} is a variable of the environment
 
 All that is wrong is said at once, with file and line; what a variable holds is never shown.
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, Kind
-from pytest_mlhpc.alert.model import NIGHT_NS, Incident
+from pytest_mlhpc.alert.model import NIGHT_NS, Incident, owner_names
 from pytest_mlhpc.alert.slower import Rules
 from pytest_mlhpc.config.build import resolve
 from pytest_mlhpc.config.quantities import parse_duration
@@ -45,6 +46,7 @@ class Route:
 
     kinds: frozenset[Kind] = frozenset()
     systems: frozenset[str] = frozenset()
+    owners: frozenset[str] = frozenset()
 
     def takes(self, what: AlertMessage | Incident) -> bool:
         """Whether it is told of this."""
@@ -52,7 +54,8 @@ class Route:
             what.systems if isinstance(what, Incident) else what.labels.get("system", "").split(",")
         )
         wanted = what.kind in self.kinds or (not self.kinds and what.kind is not Kind.MORNING)
-        return wanted and (not self.systems or bool(self.systems & systems))
+        owned = not self.owners or bool(self.owners.intersection(owner_names(what.owners)))
+        return wanted and owned and (not self.systems or bool(self.systems & systems))
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,8 @@ class _Reader:
 
     def channel(self, name: str, node: YamlNode) -> tuple[Sequence[Channel], Route]:
         kinds = self.words(node.get("kinds"), [kind.value for kind in Kind])
-        route = Route(frozenset(map(Kind, kinds)), frozenset(self.words(node.get("systems"), None)))
+        systems, owners = (frozenset(self.words(node.get(name), None)) for name in ("systems", "owners"))
+        route = Route(frozenset(map(Kind, kinds)), systems, owners)
         type_node = node.get("type")
         module = self.types.get(type_node.value) if type_node and isinstance(type_node.value, str) else None
         if module is None:
@@ -157,7 +161,7 @@ class _Reader:
 
         from pytest_mlhpc.config.validation import validate
 
-        common = {"type", "kinds", "systems"}
+        common = {"type", "kinds", "systems", "owners"}
         rest = {key: child for key, child in node.items() if key not in common}
         hints = typing.get_type_hints(cls)
         fields: dict[str, Any] = {

@@ -6,11 +6,12 @@ import html
 import re
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from pytest_mlhpc.alert.channels.base import Affected, AlertMessage, IncidentState, Kind
 from pytest_mlhpc.alert.incidents import benchmarks, place
-from pytest_mlhpc.alert.model import Bad, Incident, Member
+from pytest_mlhpc.alert.model import Bad, Incident, Member, owner_names
 from pytest_mlhpc.alert.observe import NOT_RUN
 from pytest_mlhpc.store.text import clean, count, minutes, one_line
 
@@ -20,6 +21,8 @@ MOST = 40
 TITLE = 160
 #: Longest name of a benchmark in a title.
 NAME = 60
+#: Owners that are named with a count, and the longest name of one.
+MOST_OWNERS, OWNER = 3, 80
 #: Words for a state at the head of a title.
 HEADS = {
     IncidentState.NEW: "new",
@@ -60,6 +63,7 @@ def message_of(incident: Incident, state: IncidentState, now_ns: int, report: st
         created_ns=incident.changed_ns or now_ns,
         ended_ns=max(now_ns, incident.started_ns + 1) if state is IncidentState.RESOLVED else None,
         problems=tuple(_affected(member, incident) for member in incident.members),
+        owners=owner_names(incident.owners),
     )
 
 
@@ -127,9 +131,20 @@ def short(benchmark: str) -> str:
     return one_line(test.rpartition("::")[2] + bracket + parameters, NAME)
 
 
+def owners_text(owners: Iterable[str]) -> str:
+    """Return the one owner, or of several ``ada (3), grace (2), joan (1) and 2 more``; empty where none is known."""
+    counts = sorted(Counter(filter(None, owners)).items(), key=lambda one: (-one[1], one[0]))
+    if len(counts) == 1:
+        return one_line(counts[0][0], OWNER)
+    named = [f"{one_line(name, OWNER)} ({number})" for name, number in counts]
+    return _some(named, MOST_OWNERS)
+
+
 def _facts(incident: Incident, state: IncidentState) -> list[str]:
-    """Return what is known of the whole: since when, what changed then, who knows of it."""
+    """Return what is known of the whole: since when, who owns it, what changed then, who knows of it."""
     facts = [f"Since {_since(incident)}; alert {incident.id}."]
+    if owner := owners_text(incident.owners):
+        facts.append(f"Owner: {owner}")
     if state is IncidentState.RESOLVED:
         reasons = sorted({member.reason for member in incident.members if member.reason})
         facts.append(f"Over: {'; '.join(reasons)}." if reasons else _over(incident.kind))
@@ -232,6 +247,7 @@ def _affected(member: Member, incident: Incident) -> Affected:
         reason=member.reason or bad.reason,
         state=IncidentState.RESOLVED if not member.open else incident.state,
         hint="; ".join(bad.causes[:3]),
+        owner=bad.owner,
     )
 
 

@@ -6,8 +6,8 @@ gives a :class:`Bad` for each bad one. Bads with one cause are one :class:`Incid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from pytest_mlhpc.alert.channels.base import AlertMessage, IncidentState, Kind
 from pytest_mlhpc.node.protocol.schema import SCHEMA
@@ -45,6 +45,7 @@ class Bad:
     nodes: tuple[str, ...] = ()  #: of all nights since then
     reason: str = ""
     causes: tuple[str, ...] = ()  #: what else changed in that time, as text
+    owner: str = ""  #: who is asked about the benchmark or node; several are one text with commas
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,20 @@ class Incident:
         return any(member.open for member in self.members)
 
     @property
+    def owners(self) -> tuple[str, ...]:
+        """The owner of each benchmark or node that is bad, of all of them where none is; empty texts for those without."""
+        members = [member.now for member in self.members if member.open] or [one.now for one in self.members]
+        return tuple({replace(bad.subject, environment="", metric=""): bad.owner for bad in members}.values())
+
+    @property
     def announced_as(self) -> IncidentState:
         """The state that its newest message gives; new, where there was none."""
         return IncidentState(self.message_id.rpartition("-")[2]) if self.message_id else IncidentState.NEW
+
+
+def owner_names(owners: Iterable[str]) -> tuple[str, ...]:
+    """Return each name in *owners* once, sorted; commas separate several names of one text."""
+    return tuple(sorted({name.strip() for owner in owners for name in owner.split(",") if name.strip()}))
 
 
 @dataclass(frozen=True)

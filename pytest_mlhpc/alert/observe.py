@@ -264,12 +264,30 @@ def observe(source: Source, book: Book, question: Question) -> Observed:
     for one in book.accepted:
         if one.subject in bad and bad[one.subject].last_ns <= one.at_ns:
             gone[one.subject] = f"accepted by {one.by}: {one.reason}"
-    bad = {subject: one for subject, one in bad.items() if subject not in gone}
+    owners = _Owners(nights, question.branch)
+    bad = {subject: owners.named(one) for subject, one in bad.items() if subject not in gone}
     measured = _measured(watched, seen, now_ns)
     observation = Observation(now_ns, bad, frozenset(subjects), gone, measured)
-    return Observed(
-        observation, _Companions(watched, question.rules.smallest), empty=not watched and not nights
-    )
+    companions = _Companions(watched, question.rules.smallest, owners)
+    return Observed(observation, companions, empty=not watched and not nights)
+
+
+class _Owners:
+    """Who owns benchmarks and nodes, as the newest nightly record of each says."""
+
+    def __init__(self, nights: Iterable[Night], branch: str) -> None:
+        found = [night for night in nights if feeds(night, branch)]
+        self._tests = {(one.system, one.partition, one.benchmark): one.owner for one in found}
+        self._partitions = {(one.system, one.partition): one.partition_owner for one in found}
+
+    def named(self, bad: Bad) -> Bad:
+        """Return *bad* with its owner; where no record names one, the owner that it had."""
+        one = bad.subject
+        if one.kind is Kind.NODES:
+            owner = self._partitions.get((one.system, one.partition))
+        else:
+            owner = self._tests.get((one.system, one.partition, one.benchmark))
+        return replace(bad, owner=owner or bad.owner)
 
 
 def _gone(watched: Sequence[WatchedSeries], known: Collection[Subject], now_ns: int) -> dict[Subject, str]:
@@ -329,8 +347,9 @@ class _Tee:
 class _Companions:
     """What became slower with what, among all series of tonight."""
 
-    def __init__(self, watched: Sequence[WatchedSeries], smallest: float) -> None:
+    def __init__(self, watched: Sequence[WatchedSeries], smallest: float, owners: _Owners) -> None:
         self._watched = watched
+        self._owners = owners
         self._smallest = smallest
 
     def __call__(self, bads: Sequence[Bad]) -> Sequence[Bad]:
@@ -352,4 +371,4 @@ class _Companions:
                 more = companion(one, min(first_ns, last_ns - 1), last_ns, least, sigmas)
                 if more is not None and more.subject not in known:
                     found.setdefault(more.subject, more)
-        return list(found.values())
+        return [self._owners.named(one) for one in found.values()]

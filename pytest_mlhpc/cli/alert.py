@@ -26,7 +26,7 @@ from pytest_mlhpc.alert.book import (
 )
 from pytest_mlhpc.alert.channels.base import AlertMessage, as_json
 from pytest_mlhpc.alert.incidents import advance
-from pytest_mlhpc.alert.messages import message_of
+from pytest_mlhpc.alert.messages import message_of, owners_text
 from pytest_mlhpc.alert.model import Book, Incident
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, NearestChoice, NounGroup
@@ -244,10 +244,11 @@ def list_(state_dir: Path) -> CommandReport:
 def _alerts(book: Book) -> str:
     if not book.incidents:
         return "no alert is open\n"
-    rows = [("alert", "since", "state", "what")]
+    rows = [("alert", "since", "state", "owner", "what")]
     for one in book.incidents:
         title = message_of(one, one.state, one.changed_ns).title.partition(": ")[2]
-        rows.append((one.id, minutes(one.started_ns), _state(one), title))
+        owner = owners_text(one.owners) or "-"
+        rows.append((one.id, minutes(one.started_ns), _state(one), owner, title))
     return table(rows)
 
 

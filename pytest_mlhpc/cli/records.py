@@ -69,10 +69,10 @@ def list_(session: str, test: str, limit: int, state_dir: Path) -> CommandReport
     data = {"records": [to_json(record) for record in records]}
     if not records:
         return CommandReport(f"nothing is recorded in {state_dir} that is asked for\n", data)
-    rows = [("recorded", "id", "verdict", "attempt", "test", "judged")]
+    rows = [("recorded", "id", "verdict", "attempt", "owner", "test", "judged")]
     for record in records:
-        row = minutes(record.created_ns), record.id, record.verdict, str(record.attempt), record.node_id
-        rows.append((*row, _figures(record)))
+        row = minutes(record.created_ns), record.id, record.verdict, str(record.attempt), record.owner or "-"
+        rows.append((*row, record.node_id, _figures(record)))
     return CommandReport(table(rows), data)
 
 

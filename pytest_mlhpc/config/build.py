@@ -404,6 +404,7 @@ def make_partition(
         vet=_vet(found.vet, source),
         time_limit_s=found.time_limit,
         budget=found.budget or "",
+        owner=found.owner or "",
         scheduler_options=options,
     )
 

@@ -62,7 +62,7 @@ def read_tree(path: Path, schedulers: Collection[str]) -> Tree:
     """Read *path* and all that it includes.
 
     A key with the name of a scheduler holds that scheduler's options; of those in ``defaults:`` a partition gets its
-    own scheduler's only. Nothing is validated here but includes, and systems that are defined twice.
+    own scheduler's only. The ``owner`` of a system is a default of its partitions. Nothing is validated here but includes, and systems that are defined twice.
     """
     tree = Tree()
     reader = _Reader(tree)
@@ -72,6 +72,7 @@ def read_tree(path: Path, schedulers: Collection[str]) -> Tree:
     expanded = 0
     for name, (system, defaults, source) in reader.found.items():
         partitions = system.get("partitions")
+        defaults = _with_owner(system, defaults)  # noqa: PLW2901 - the same, completed
         # Counted before it is written out: at least as many as there will be.
         expanded += system.size + len(_partitions(system)) * defaults.size
         if expanded > MAX_EXPANDED:
@@ -150,6 +151,13 @@ def scheduler_of(partition: YamlNode) -> str:
     """Return the name under ``scheduler:``, empty if there is none or it is no text."""
     scheduler = partition.get("scheduler")
     return scheduler.value if scheduler is not None and isinstance(scheduler.value, str) else ""
+
+
+def _with_owner(system: YamlNode, defaults: YamlNode) -> YamlNode:
+    owner = system.get("owner")
+    return (
+        defaults if owner is None else merge(YamlNode({"owner": owner}, system.where, system.key), defaults)
+    )
 
 
 def _with_defaults(partition: YamlNode, defaults: YamlNode, foreign: frozenset[str]) -> YamlNode:

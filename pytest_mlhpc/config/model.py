@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
+
+#: Longest text that names an owner, in characters.
+MOST_OWNER: Final = 200
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ class Partition:
 
     ``accelerator`` is cpu, cuda, rocm, xpu, ipu or wse. ``scheduler_options`` is the mapping under the scheduler's own
     name (``slurm:``, ``kubernetes:``), validated by that scheduler's own model. ``preset`` is what ``--mlhpc-preset``
-    overrides. ``max_jobs`` is how many jobs are kept in the queue.
+    overrides. ``max_jobs`` is how many jobs are kept in the queue. ``owner`` is asked about its nodes, and about tests that
+    have no owner of their own.
     """
 
     system: str
@@ -91,6 +95,7 @@ class Partition:
     vet: Vet = Vet()
     time_limit_s: float = 3600.0
     budget: str = ""
+    owner: str = ""
     scheduler_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  #: may hold secrets
 
     @property

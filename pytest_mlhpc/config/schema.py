@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from pytest_mlhpc.config.model import MOST_OWNER
 from pytest_mlhpc.config.quantities import (
     canonical_budget,
     parse_duration,
@@ -42,6 +43,7 @@ def _word(value: str) -> str:
 
 #: One line of text that is not empty.
 Text = Annotated[str, BeforeValidator(_text), AfterValidator(_word), Field(max_length=4096)]
+Owner = Annotated[str, BeforeValidator(_text), AfterValidator(_word), Field(max_length=MOST_OWNER)]
 
 
 #: Version of the file; readers refuse newer ones by name.
@@ -265,6 +267,9 @@ class PartitionModel(BaseModel):
     )
     time_limit: Duration = 3600.0
     budget: Budget | None = None
+    owner: Owner | None = Field(
+        None, description="who is asked about its nodes, and about tests that have no owner of their own"
+    )
 
 
 class SystemModel(_Closed):
@@ -273,6 +278,7 @@ class SystemModel(_Closed):
     description: str = ""
     status: Literal["live", "archived"] = "live"
     as_of: AsOf | None = Field(None, description="when these facts were last checked, 2026-11 or 2026-11-21")
+    owner: Owner | None = Field(None, description="of each partition that names none")
     partitions: dict[Name, PartitionModel] = Field(min_length=1)
     datasets: dict[Name, DatasetModel] = {}
 

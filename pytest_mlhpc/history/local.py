@@ -107,6 +107,8 @@ class LocalSource:
             unfit=rest.get("unfit", {}),
             judged=tuple(rest.get("judged", ())),
             changes=self._environment(text or "{}"),
+            owner=rest.get("owner", ""),
+            partition_owner=rest.get("partition_owner", ""),
         )
 
     def _environment(self, text: str) -> Mapping[str, str]:

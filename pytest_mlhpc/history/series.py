@@ -48,6 +48,8 @@ class Night:
     node_hours: float = 0.0
     judged: tuple[str, ...] = ()
     changes: Mapping[str, str] = field(default_factory=dict)
+    owner: str = ""  #: who is asked about the test, and about the nodes; empty in InfluxDB
+    partition_owner: str = ""
     calibration: float | None = None  #: rate of the calibration kernel around the run (1/s), where it was run
 
     def series(self, metric: str) -> SeriesKey:
@@ -151,6 +153,8 @@ def night_of(record: Record) -> Night:
         node_hours=record.node_hours,
         judged=record.judged,
         changes=environment_of(record),
+        owner=record.owner,
+        partition_owner=record.partition_owner,
         calibration=calibration_rate(measurement) if measurement else None,
     )
 

@@ -122,6 +122,7 @@ class Declaration:
     decorator: str = ""  #: that declares it; unset: any
     line: str = ""  #: file:line of the test, for messages; unset: its node id
     identity: str = ""  #: of the test (pytest_mlhpc/session/collection.py); unset: its node id
+    owner: str = ""  #: of the test's file
     builds: Mapping[str, tuple[Build, Path]] = field(
         default_factory=dict
     )  #: name -> declaration, folder of its file
@@ -346,6 +347,7 @@ def _spec(
         folder="" if partition.scheduler == "kubernetes" else str(declared.folder),
         node=declared.target.node,
         requires=as_list(values["requires"]),
+        owner=values["owner"].strip() or declared.owner or partition.owner,
         **(_program_fields(declared, values, metrics, judged) if command else {}),
     )
 

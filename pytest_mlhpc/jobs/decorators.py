@@ -108,8 +108,8 @@ def train(
     """Train *workload* on the selected system, and judge what was measured.
 
     Fields of every test: ``nodes``, ``devices_per_node``, ``time_limit`` (seconds, or a text such as ``"30m"``),
-    ``judge`` (False, or names of metrics), ``name``, ``requires``, ``launcher``, ``exclusive``, and of its software ``env``,
-    ``environment``, ``modules``, ``image``; ``slurm`` and ``kubernetes`` are options of the scheduler. Fields of
+    ``judge`` (False, or names of metrics), ``name``, ``owner`` (who is asked about it), ``requires``, ``launcher``,
+    ``exclusive``, and of its software ``env``, ``environment``, ``modules``, ``image``; ``slurm`` and ``kubernetes`` are options of the scheduler. Fields of
     trainings: ``steps`` and ``warmup`` (counts), ``data``, ``cache``, ``global_batch`` (samples), ``precision``, and what
     ``mlhpc data workloads NAME`` lists. A parameter of the test that is named like a field sets that field.
     """
@@ -211,6 +211,7 @@ class Fields(TypedDict, total=False):
     exclusive: bool | None
     judge: bool | Sequence[str]
     name: str
+    owner: str
     time_limit: str | float | None
     requires: str | Sequence[str]
     env: Mapping[str, str | int | float] | None

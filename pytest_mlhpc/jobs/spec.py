@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_mlhpc.config.model import Environment, Partition, Target
+from pytest_mlhpc.config.model import MOST_OWNER, Environment, Partition, Target
 from pytest_mlhpc.config.quantities import parse_duration, parse_size
 from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.node.files import may_be_secret
@@ -100,6 +100,9 @@ class JobSpec:
     scheduler_options: Mapping[str, Any] = field(
         default_factory=dict, repr=False
     )  #: put over the partition's, already checked; no part of the definition
+    owner: str = (
+        ""  #: who is asked about the test; several are one text with commas; no part of the definition
+    )
     benchmark: str = ""  #: the test's identity: its `name=`, else see :mod:`pytest_mlhpc.session.collection`
     definition: str = ""  #: what is computed, as canonical text (:mod:`pytest_mlhpc.store.definition`)
 
@@ -237,6 +240,7 @@ UNIVERSAL: Mapping[str, Field] = {
     "exclusive": Field(None, "whether nothing else may run beside it on its devices", "bool"),
     "judge": Field(default=True, help="False, or the names of the metrics to judge", type="judge"),
     "name": Field("", "the test's identity, default: its node id without the target", "str"),
+    "owner": Field("", "who is asked about the test, default: as CODEOWNERS or the partition says", "line"),
     "time_limit": Field(None, "30m, 1h30m, or seconds", "duration", minimum=0.001),
     "requires": Field(
         (), "features that the partition must have, with a minus must not: '+cuda -hip'", "words"
@@ -258,9 +262,9 @@ SCHEDULERS = frozenset({"kubernetes", "slurm"})
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "list": (list, tuple),
     "mapping": (Mapping,), "judge": (bool, list, tuple), "duration": (int, float, str), "size": (int, str),
-    "sizes": (list, tuple), "words": (str, list, tuple),
+    "sizes": (list, tuple), "words": (str, list, tuple), "line": (str,),
 }  # fmt: skip
-_KINDS = {"judge": "True, False or a list of metrics", "duration": "a time like '30m', or seconds",
+_KINDS = {"line": "a text", "judge": "True, False or a list of metrics", "duration": "a time like '30m', or seconds",
           "words": "a text or a list of words", "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
 
 
@@ -286,11 +290,23 @@ def wrong_value(field: Field, value: Any) -> str:
     names = value if field.type == "judge" and isinstance(value, (list, tuple)) else ()
     if not all(isinstance(name, str) for name in names):
         return f"expected {_KINDS['judge']}, found {value!r}"
-    if field.type in {"duration", "size", "sizes"}:
-        return _wrong_duration(value) if field.type == "duration" else wrong_sizes(value, field.minimum)
+    if field.type in {"duration", "line", "size", "sizes"}:
+        return _wrong_form(field, value)
     if field.choices and value not in field.choices:
         return f"{value!r} is not one of {', '.join(map(repr, field.choices))}"
     return _out_of_range(field, value) if isinstance(value, (int, float)) else ""
+
+
+def _wrong_form(field: Field, value: Any) -> str:
+    if field.type == "line":
+        return _wrong_line(value)
+    return _wrong_duration(value) if field.type == "duration" else wrong_sizes(value, field.minimum)
+
+
+def _wrong_line(value: str) -> str:
+    if not value.isprintable():
+        return f"{value!r:.80} is not one line of printable text"
+    return f"is longer than {MOST_OWNER} characters" if len(value) > MOST_OWNER else ""
 
 
 def _out_of_range(field: Field, value: float) -> str:

@@ -55,7 +55,7 @@ def limits_for(series: float, matters: float) -> LossLimits:
     On 17,220 nights of 82 series of public records that did not change, a score of 4 was reached falsely twice, 4.5 once, 5
     never; each decade of series asks for one more.
     """
-    return LossLimits(matters, max(3.5, 4.5 + math.log10(max(series, 1e-9) / 600)))
+    return LossLimits(matters, max(3.5, 4.5 + math.log10(series / 600)))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pytest_mlhpc.alert.channels.base import AlertMessage, IncidentState, Kind
-from pytest_mlhpc.alert.messages import short
+from pytest_mlhpc.alert.messages import owners_text, short
+from pytest_mlhpc.alert.model import owner_names
 from pytest_mlhpc.jobs.budget import hours_text
 from pytest_mlhpc.store.record import INFRASTRUCTURE, Record, SeriesKey, unfit_of
 from pytest_mlhpc.store.text import count as counted
@@ -47,6 +48,7 @@ class MorningItem:
     """An incident, or tests with one cause: what happened, why as far as is known, and what to type next.
 
     ``name`` is the part of ``what`` that names the ``series``. ``tests`` are node ids, or benchmarks of an incident.
+    ``owners`` are one text for each test, empty where it has none.
     """
 
     what: str
@@ -60,6 +62,7 @@ class MorningItem:
     alert: str = ""
     name: str = ""
     series: tuple[SeriesKey, ...] = ()
+    owners: tuple[str, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """Return it for programs."""
@@ -73,6 +76,7 @@ class MorningItem:
             "partition": self.partition,
             "environment": self.environment,
             "alert": self.alert,
+            "owners": list(owner_names(self.owners)),
         }
 
     def links(self) -> tuple[tuple[str, Target], ...]:
@@ -90,16 +94,26 @@ def system_target(system: str) -> SeriesKey:
 
 @dataclass(frozen=True)
 class OpenAlert:
-    """An alert that has not ended, or ended tonight; ``since_ns`` UTC, ``by`` who acknowledged it, or empty."""
+    """An alert that has not ended, or ended tonight; ``since_ns`` UTC, ``by`` who acknowledged it, or empty.
+
+    ``owners`` are as in :class:`MorningItem`.
+    """
 
     id: str
     since_ns: int
     what: str
     by: str = ""
+    owners: tuple[str, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """Return it for programs."""
-        return {"alert": self.id, "since": iso(self.since_ns), "what": self.what, "acknowledged_by": self.by}
+        return {
+            "alert": self.id,
+            "since": iso(self.since_ns),
+            "what": self.what,
+            "acknowledged_by": self.by,
+            "owners": list(owner_names(self.owners)),
+        }
 
 
 @dataclass(frozen=True)
@@ -109,7 +123,7 @@ class MorningLine:
     style: Literal["head", "note", "what", "why", "next", "more", "count", "report"]
     text: str
     links: tuple[tuple[str, Target], ...] = ()
-    command: str = ""  #: behind the text, where there is room for it
+    command: str = ""  #: behind the text, where there is room for it; always at the end of ``next``
 
 
 @dataclass(frozen=True)
@@ -223,16 +237,21 @@ class Morning:
         if not self.still_open:
             return None
         oldest = min(self.still_open, key=lambda one: (one.since_ns, one.id))
-        owner = f"acknowledged by {oldest.by}" if oldest.by else "not acknowledged"
+        known = f"acknowledged by {oldest.by}" if oldest.by else "not acknowledged"
+        if owner := owners_text(oldest.owners):
+            known = f"owned by {owner}, {known}"
         number = len(self.still_open)
-        first = f": {counted(number, 'alert')}, the oldest {owner}" if number > 1 else f", {owner}"
+        first = f": {counted(number, 'alert')}, the oldest {known}" if number > 1 else f", {known}"
         return MorningLine("count", f"still open{first}: {oldest.what}", command=self.alerts)
 
 
 def _lines_of(item: MorningItem) -> list[MorningLine]:
     lines = [MorningLine("what", item.what, item.links())]
     lines += [MorningLine("why", item.why)] if item.why else []
-    lines += [MorningLine("next", f"next: {item.command}")] if item.command else []
+    owner = f"owner {owners_text(item.owners)}; " if any(item.owners) else ""
+    lines += (
+        [MorningLine("next", f"{owner}next: {item.command}", command=item.command)] if item.command else []
+    )
     return lines
 
 
@@ -277,7 +296,8 @@ def as_html(lines: Sequence[MorningLine], address: Callable[[Target], str] = lam
 def _html_of_line(line: MorningLine, address: Callable[[Target], str]) -> str:
     text = line.text.strip()
     if line.style == "next":
-        return f"next: <code>{html.escape(text.removeprefix('next: '))}</code>"
+        command = one_line(line.command, None)
+        return f"{html.escape(text.removesuffix(command))}<code>{html.escape(command)}</code>"
     if line.style == "report":
         url = text.removeprefix("report: ")
         return "report: " + _anchor(url, url if url.startswith(("https://", "http://")) else "")
@@ -299,6 +319,8 @@ def message_of_morning(morning: Morning, now_ns: int) -> AlertMessage:
     """Return the page as a message for channels. A night has one key, by which a second copy is known."""
     lines = morning.page()
     day = iso(now_ns)[:10]
+    owners = [owner for item in morning.act_now for owner in item.owners]
+    owners += [owner for alert in morning.still_open for owner in alert.owners]
     urgent = f"; act now: {len(morning.act_now)}" if morning.act_now else ""
     return AlertMessage(
         id=f"morning-{day}",
@@ -311,6 +333,7 @@ def message_of_morning(morning: Morning, now_ns: int) -> AlertMessage:
         labels={"kind": Kind.MORNING.value, "system": ",".join(morning.systems)},
         started_ns=now_ns,
         created_ns=now_ns,
+        owners=owner_names(owners),
     )
 
 
@@ -389,6 +412,7 @@ def _record_item(record: Record, options: Sequence[str], roots: Mapping[str, str
         tests=(record.node_id,),
         name=short(node_id),
         series=(record.series(),),
+        owners=(record.owner,),
     )
 
 

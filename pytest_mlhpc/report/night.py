@@ -266,6 +266,7 @@ def _incident_item(incident: Incident, asked: MorningQuery) -> MorningItem:
         alert=incident.id,
         name=benchmarks_text(incident),
         series=tuple(sorted(series, key=str)),
+        owners=incident.owners,
     )
 
 
@@ -303,6 +304,7 @@ def _judged_item(
         tests=tuple(one.node_id for one in newest),
         name=name,
         series=tuple(keys),
+        owners=tuple(one.owner for one in newest),
     )
 
 
@@ -357,6 +359,7 @@ def _cause_item(
         tests=tuple(one.node_id for one in newest),
         name=name,
         series=tuple(keys),
+        owners=tuple(one.owner for one in newest),
     )
 
 
@@ -400,12 +403,14 @@ def _test_items(keys: Iterable[SeriesKey], tonight: _Tonight) -> Iterable[Mornin
             tests=(night.node_id,),
             name=short(night.node_id),
             series=(key,),
+            owners=(night.owner,),
         )
 
 
 def _open_alert(incident: Incident) -> OpenAlert:
     what = headline(incident, incident.state)
-    return OpenAlert(incident.id, incident.started_ns, what, incident.ack.by if incident.ack else "")
+    by = incident.ack.by if incident.ack else ""
+    return OpenAlert(incident.id, incident.started_ns, what, by, incident.owners)
 
 
 def _session(sessions: Sequence[str]) -> list[str]:

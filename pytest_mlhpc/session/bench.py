@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
 from pytest_mlhpc.errors import Problem, UsageError
 from pytest_mlhpc.options import Settings
+from pytest_mlhpc.session.owners import CodeOwners, read_code_owners
 
 if TYPE_CHECKING:
     import pluggy
@@ -68,6 +70,14 @@ class Bench:
     places: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
     false_alarms: float = 1.0  #: a month, as the systems file says
     sweep: Sweep | None = None  #: with --mlhpc-each-node; not in workers of pytest-xdist
+    code_owners: CodeOwners = field(default_factory=CodeOwners)
+    owners: dict[Path, str] = field(default_factory=dict)  #: of files of tests, as CODEOWNERS says
+
+    def owner_of(self, path: Path) -> str:
+        """Return who owns a file of tests, empty where CODEOWNERS does not say."""
+        if path not in self.owners:
+            self.owners[path] = self.code_owners.of(path)
+        return self.owners[path]
 
     def spec_of(self, item: pytest.Item) -> JobSpec | None:
         """Return the job that *item* declared, if any."""
@@ -123,6 +133,7 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
         false_alarms=systems.false_alarms,
         sweep=sweep,
     )
+    bench.code_owners = read_code_owners(config.rootpath)
     config.stash[BENCH] = bench
     return bench
 
@@ -152,6 +163,7 @@ def start_session(bench: Bench, config: pytest.Config) -> None:
     session = BenchmarkSession(
         bench.settings, bench.manager, dict(bench.workloads), config.rootpath, bench.false_alarms
     )
+    session.notes += bench.code_owners.problems
     bench.session = bench.source = session
 
 

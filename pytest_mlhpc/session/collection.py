@@ -288,6 +288,7 @@ def _resolve(item: pytest.Function, declared: Declared, target: Target, bench: B
         decorator=declared.decorator,
         line=_line(item),
         identity=identity_of(item, target.id),
+        owner=bench.owner_of(item.path),
         builds=_builds(item),
     )
     return resolve(declaration, bench.workloads, bench.settings.preset, bench.launchers, bench.models)

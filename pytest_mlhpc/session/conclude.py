@@ -173,7 +173,7 @@ class JobFinisher:
                 last_good=last_good,
                 commit=self._provenance.commit,
                 accept_options=self.accept_options,
-                series=self.book.count() / self._false_alarms,
+                series=max(self.book.count(), 1) / self._false_alarms,
                 nightly=self._purpose == "nightly"
                 and self._provenance.branch == self._provenance.default_branch,
             )
@@ -300,6 +300,8 @@ class JobFinisher:
             purpose=purpose,
             branch=branch,
             commit=commit,
+            owner=spec.owner,
+            partition_owner=partition.owner,
             root=self._provenance.root,
             preset=spec.preset,
             asked=to_json(spec.asked),

@@ -165,7 +165,14 @@ class ControllerHooks:
             self._server = ResultServer(bench.session)
         address, key = self._server.address
         known = pickle.dumps(
-            (bench.settings, bench.targets, dict(bench.workloads), dict(bench.launchers), dict(bench.models))
+            (
+                bench.settings,
+                bench.targets,
+                dict(bench.workloads),
+                dict(bench.launchers),
+                dict(bench.models),
+                bench.code_owners,
+            )
         )
         node.workerinput[INPUT] = {"address": address, "key": key, "known": known}
 
@@ -207,9 +214,9 @@ def activate_worker(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", {}).get(INPUT)
     if given is None:
         return
-    settings, targets, workloads, launchers, models = pickle.loads(given["known"])  # noqa: S301 - from our own controller, by xdist
+    settings, targets, workloads, launchers, models, owners = pickle.loads(given["known"])  # noqa: S301 - from our own controller, by xdist
 
-    bench = Bench(settings, targets, workloads, launchers, models)
+    bench = Bench(settings, targets, workloads, launchers, models, code_owners=owners)
     bench.source = source = WorkerSource(given["address"], given["key"])
     bench.declare_remotely = source.declare
     config.stash[BENCH] = bench

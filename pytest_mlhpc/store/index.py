@@ -97,6 +97,8 @@ def _more(record: Record) -> str:
         "nodes": nodes_of(record),
         "unfit": dict(unfit_of(record)),
         "judged": record.judged,
+        "owner": record.owner,
+        "partition_owner": record.partition_owner,
     }
     return json.dumps({name: value for name, value in found.items() if value}, separators=(",", ":"))
 

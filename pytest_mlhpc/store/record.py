@@ -68,6 +68,8 @@ class Record:
     step_id: str = ""
     energy_j: float | None = None  #: as the scheduler accounts it
     judged: tuple[str, ...] = ()
+    owner: str = ""  #: who is asked about the test; several are one text with commas
+    partition_owner: str = ""  #: who is asked about the nodes
     root: str = ""  #: pytest's root directory, to which ``node_id`` is relative, on the session's machine
     overrides: Mapping[str, str] = field(default_factory=dict)  #: what --mlhpc-set changed of systems.yaml
     vetting: RecordedVetting | None = None  #: None: the nodes were not vetted

@@ -56,6 +56,24 @@ def test_the_page_of_a_night_goes_to_channels_that_name_it(tmp_path):
     assert not load(HERE / "good.yaml", ENVIRON, TYPES).takes_mornings
 
 
+@pytest.mark.parametrize(
+    ("owners", "takers"),
+    [((), ["all"]), (("ada",), ["all", "hers"]), (("bob", "grace"), ["all", "hers"]), (("bob",), ["all"])],
+)
+@pytest.mark.parametrize("kind", [Kind.REGRESSION, Kind.MORNING])
+def test_a_channel_may_be_limited_to_owners(tmp_path, owners, takers, kind):
+    hook = f"{{type: webhook, url: 'https://x.example.org', kinds: [{kind}]"
+    text = f"channels:\n  all: {hook}}}\n  hers: {hook}, owners: [ada, grace]}}\n"
+    config = load(written(tmp_path, text), {}, TYPES)
+    assert config.takers(message(kind=kind, owners=owners)) == takers
+
+
+def test_the_example_of_the_page_is_valid(tmp_path):
+    page = (HERE.parents[1] / "docs/alerts.md").read_text(encoding="utf-8")
+    config = load(written(tmp_path, page.split("```yaml\n")[-1].split("```")[0]), {}, TYPES)
+    assert config.routes["operators:operators@example.org"].owners == {"@hpc/operators"}
+
+
 def test_no_channels_is_a_file_too(tmp_path):
     assert load(written(tmp_path, "branch: main\n"), {}, TYPES).channels == {}
 

@@ -1,5 +1,6 @@
 """What people read."""
 
+import html
 import html.parser
 import json
 
@@ -68,6 +69,33 @@ def test_the_code_is_suspected_where_two_systems_moved_at_one_commit_and_another
 
 def test_a_node_that_all_runs_had_is_named():
     assert "on node n7" in message(bad(nodes=("n7",))).title
+
+
+BY_OWNER = [
+    bad(series(f"test_{number}"), owner=owner)
+    for number, owner in enumerate(["ada", "bob", "ada", "", "cy", "dee"])
+]
+
+
+@pytest.mark.parametrize(
+    ("bads", "line", "owners"),
+    [
+        (BY_OWNER[:1], "Owner: ada", ("ada",)),
+        ([BY_OWNER[0], bad(series("test_0", "compute_throughput"), owner="ada")], "Owner: ada", ("ada",)),
+        (BY_OWNER[1:3], "Owner: ada (1), bob (1)", ("ada", "bob")),
+        (BY_OWNER, "Owner: ada (2), bob (1), cy (1) and 1 more", ("ada", "bob", "cy", "dee")),
+        (BY_OWNER[3:4], "", ()),
+        ([bad(owner="<b>, ada")], "Owner: <b>, ada", ("<b>", "ada")),
+    ],
+    ids=["of one", "of one with two metrics", "of two", "of many", "without owner", "of two for one test"],
+)
+def test_the_owners_are_named_with_the_number_of_their_benchmarks(bads, line, owners):
+    found = message(*bads)
+    named = [text for text in found.text.splitlines() if text.startswith("Owner")]
+    assert (named, found.owners) == ([line] if line else [], owners)
+    assert (f"<p>{html.escape(line)}</p>" in found.html) == bool(line)
+    assert {one["owner"] for one in as_json(found)["problems"]} == {one.owner for one in bads}
+    assert message(*bads, state=IncidentState.RESOLVED).owners == owners
 
 
 def test_what_is_over_says_so_and_asks_for_nothing():

@@ -113,6 +113,18 @@ def test_defaults_hold_for_every_partition_and_the_partition_wins(tmp_path: Path
     assert [one.environment.name for one in found] == ["shared", "own"]
 
 
+def test_the_owner_of_a_partition_is_its_own_or_its_systems_or_that_of_the_defaults(tmp_path: Path):
+    text = (
+        "defaults: {owner: all}\n"
+        "systems:\n"
+        "  mine: {owner: '${OPS}', partitions: {a: {scheduler: local}, b: {scheduler: local, owner: ada}}}\n"
+        "  other: {partitions: {a: {scheduler: local}}}\n"
+    )
+    systems = load(tmp_path, text, OPS="@hpc/ops")
+    owners = [one.partition.owner for name in ("mine", "other") for one in systems.select(name)]
+    assert owners == ["@hpc/ops", "ada", "all"]
+
+
 def test_included_files_bring_systems_and_take_defaults(tmp_path: Path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/b.yaml").write_text("systems: {b: {partitions: {p: {scheduler: local}}}}\n")
@@ -434,7 +446,7 @@ def test_the_example_of_the_documentation_is_valid(tmp_path: Path):
     (tmp_path / "more/alps.yaml").write_text("systems: {alps: {partitions: {p: {scheduler: local}}}}\n")
     systems = load(tmp_path, text, SCRATCH="/scratch")
     first, second = systems.select("workstation:cpu", "all")
-    assert first.partition.max_jobs == 4
+    assert (first.partition.max_jobs, first.partition.owner) == (4, "ada@example.org")
     assert second.environment.variables["HF_HOME"] == "/scratch/hf"
 
 

@@ -31,6 +31,8 @@ def odd_record(number, choose):
     changes = {
         "nodes": choose.choice([(), ("n1", "n2")]),
         "commit": choose.choice(["", "abc"]),
+        "owner": choose.choice(["", "ada, ü"]),
+        "partition_owner": choose.choice(["", "@hpc/ops"]),
         "failure": choose.choice(["", "time_limit: no end\n  log: /x"]),
         "vetting": choose.choice([None, RecordedVetting("quick", 1.0, ("n1",), {"n3": "ECC errors"})]),
         "system": choose.choice(["cirrus", "archer2"]),

@@ -8,8 +8,10 @@ import pytest
 
 from pytest_mlhpc.errors import SpecError
 from pytest_mlhpc.jobs.contradictions import duplicates, lacking, unfulfilled
+from pytest_mlhpc.jobs.declare import Declaration, resolve
 from pytest_mlhpc.jobs.metrics import Metric
 from pytest_mlhpc.jobs.plan import run_plan
+from pytest_mlhpc.jobs.spec import same_needs
 from pytest_mlhpc.node.protocol.plan import MetricPattern
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 
@@ -130,6 +132,33 @@ def test_a_promise_is_of_this_system_or_partition_in_base_units(declare, referen
     spec = declare("command", command="./bench", metrics=metrics, reference=reference)
     assert spec.references == pytest.approx(found)
     assert spec.definition == declare("command", command="./bench", metrics=metrics).definition
+
+
+@pytest.mark.parametrize(
+    ("marked", "params", "others", "owner"),
+    [
+        ({"owner": "ada"}, {"owner": "bob"}, ("@file", "ops"), "bob"),
+        ({"owner": " ada, bob "}, {}, ("@file", "ops"), "ada, bob"),
+        ({}, {}, ("@file", "ops"), "@file"),
+        ({"owner": " "}, {}, ("", "ops"), "ops"),
+        ({}, {}, ("", "ops"), "ops"),
+        ({}, {}, ("", ""), ""),
+    ],
+)
+def test_the_owner_of_a_test_is_its_own_or_that_of_its_file_or_of_the_partition(
+    target, marked, params, others, owner
+):
+    of_file, of_partition = others
+    on = replace(target, partition=replace(target.partition, owner=of_partition))
+    declared = Declaration("t.py::test_it", "test_it", "cosmoflow", on, marked, params, owner=of_file)
+    known = {workload.name: workload for workload in WORKLOADS}
+    assert resolve(declared, known, None, {"plain": "pytest_mlhpc.node.launch.plain"}).owner == owner
+
+
+def test_an_owner_changes_nothing_that_is_computed_or_shared(declare):
+    owned, plain = declare(owner="ada"), declare()
+    assert (owned.definition, owned.parameters) == (plain.definition, plain.parameters)
+    assert same_needs(owned, plain)
 
 
 def test_a_program_that_lies_beside_its_test_is_started_by_its_whole_path(declare, tmp_path):

@@ -48,6 +48,7 @@ def test_another_process_with_other_hash_seeds_agrees(tmp_path):
         lambda spec: replace(spec, node_id="moved/elsewhere.py::test_it"),
         lambda spec: replace(spec, asked={"steps": 4}),
         lambda spec: replace(spec, judged=("epoch",), expected_metrics=("loss",)),
+        lambda spec: changed_target(replace(spec, owner="ada"), owner="@hpc/ops"),
         lambda spec: changed_target(spec, budget="20 node-hours", max_jobs=1, features=frozenset({"nvme"})),
         lambda spec: changed_target(spec, environments=()),
         lambda spec: replace(spec, target=replace(spec.target, datasets={})),

@@ -21,6 +21,7 @@ from pytest_mlhpc.store.record import SeriesKey
 #: Short to make, and some of it longer than any terminal.
 TEXT = st.builds(str.__mul__, st.text(max_size=8), st.sampled_from([1, 1, 60]))
 SERIES = st.builds(SeriesKey, TEXT, TEXT, TEXT, TEXT, TEXT, st.just(""))
+OWNERS = st.lists(TEXT, max_size=5).map(tuple)
 ITEMS = st.lists(
     st.builds(
         MorningItem,
@@ -30,10 +31,13 @@ ITEMS = st.lists(
         alert=TEXT,
         name=TEXT,
         series=st.lists(SERIES, max_size=2).map(tuple),
+        owners=OWNERS,
     ),
     max_size=9,
 ).map(tuple)
-ALERTS = st.lists(st.builds(OpenAlert, TEXT, st.integers(0, 10**18), TEXT, TEXT), max_size=4).map(tuple)
+ALERTS = st.lists(st.builds(OpenAlert, TEXT, st.integers(0, 10**18), TEXT, TEXT, OWNERS), max_size=4).map(
+    tuple
+)
 PAGES = st.builds(
     Morning, st.just("night"), head=TEXT, notes=st.lists(TEXT, max_size=3).map(tuple), act_now=ITEMS, did_not_run=ITEMS,
     nodes_out=st.lists(st.builds(NodeOut, TEXT, TEXT, TEXT, TEXT), max_size=9).map(tuple), watching=ITEMS,
@@ -74,6 +78,23 @@ def test_a_command_is_never_cut():
     command = "mlhpc history " + "x" * 500
     lines = Morning("night", "head", act_now=(MorningItem("what", "why", command),)).lines(40)
     assert lines[-1] == f"  next: {command}"
+
+
+def test_the_owner_stands_before_the_command_and_in_html_outside_of_it():
+    page = Morning(
+        "night", "head", act_now=(MorningItem("what", "why", "do it", owners=("next: x", "", "<b>")),)
+    )
+    assert page.lines()[-1] == "  owner <b> (1), next: x (1); next: do it"
+    end = '<p class="next">owner &lt;b&gt; (1), next: x (1); next: <code>do it</code></p>'
+    assert as_html(page.page()).endswith(end)
+
+
+def test_the_oldest_open_alert_is_named_with_its_owner():
+    alerts = (OpenAlert("b", 2, "later"), OpenAlert("a", 1, "first", "joan", ("ada",)))
+    page = Morning("night", "head", still_open=alerts)
+    line = "still open: 2 alerts, the oldest owned by ada, acknowledged by joan: first: mlhpc alert list"
+    assert page.lines()[-1] == line
+    assert message_of_morning(page, 0).owners == ("ada",)
 
 
 def test_causes_that_find_no_room_are_counted():

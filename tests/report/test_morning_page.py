@@ -88,10 +88,11 @@ def test_what_is_still_open_is_counted_with_the_oldest_and_who_acknowledged_it(n
     night_world.alert(TONIGHT + 1)
     stop_clocks(monkeypatch, TONIGHT + 1)
     what = "cirrus: all 5 benchmarks 7.7 % slower since 2025-02-15: mlhpc alert list"
-    assert printed(night_world).splitlines()[1] == f"still open, not acknowledged: {what}"
+    owned = "owned by @vision (1), ada@example.org (1)"
+    assert printed(night_world).splitlines()[1] == f"still open, {owned}, not acknowledged: {what}"
     monkeypatch.setenv("LOGNAME", "jane")
     night_world.mlhpc("alert", "ack", "regr-", "--until", "7d", "--reason", "ticket 4711")
-    assert printed(night_world).splitlines()[1] == f"still open, acknowledged by jane: {what}"
+    assert printed(night_world).splitlines()[1] == f"still open, {owned}, acknowledged by jane: {what}"
 
 
 def test_what_recovered_is_named_in_the_morning_after_and_not_in_the_next(night_world, monkeypatch):

@@ -61,6 +61,16 @@ def test_a_record_comes_back_as_it_was_stored(state_dir, stored, read):
     assert path.parent.parent == state_dir / "records"
 
 
+def test_owners_are_in_a_record_and_empty_in_a_line_that_was_stored_before(stored, read):
+    owned = dataclasses.replace(record(1), owner="ada, bob", partition_owner="@hpc/ops")
+    path = stored(owned, record(2))
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert (first["owner"], first["partition_owner"]) == ("ada, bob", "@hpc/ops")
+    older = {name: value for name, value in second.items() if "owner" not in name}
+    path.write_text(f"{json.dumps(first)}\n{json.dumps(older)}\n")
+    assert read() == ([owned, record(2)], [])
+
+
 def test_a_torn_last_line_is_named_and_left_as_it_is(stored, read):
     path = stored(record(1), record(2))
     torn = path.read_bytes()[:-40]

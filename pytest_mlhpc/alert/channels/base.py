@@ -54,6 +54,7 @@ class Affected:
     reason: str = ""
     state: IncidentState = IncidentState.NEW
     hint: str = ""  #: what to look at: a command, or what else changed
+    owner: str = ""  #: who is asked about it; several are one text with commas
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class AlertMessage:
     created_ns: int  #: of this change
     ended_ns: int | None = None  #: set when resolved
     problems: tuple[Affected, ...] = ()
+    owners: tuple[str, ...] = ()  #: names of all who are asked about it, sorted
 
     @property
     def resolved(self) -> bool:

@@ -139,12 +139,12 @@ def _row(one: WatchedSeries, book: BaselineBook, site: float, what_if: AssumedCh
     entry = book.lookup(series.key)
     tolerance = entry.tolerance if entry else LOCAL_TOLERANCE if series.key.fingerprint else TOLERANCE
     values = [point.value for point in series.points]
-    now = sensitivity(values, series.better, limits_for(book.count() / site, tolerance))
+    now = sensitivity(values, series.better, limits_for(max(book.count(), 1) / site, tolerance))
     if now is None:
         return None
     then = None
     if what_if.any:
-        series_per_alarm = book.count() / (what_if.false_alarms or site)
+        series_per_alarm = max(book.count(), 1) / (what_if.false_alarms or site)
         limits = limits_for(series_per_alarm, what_if.tolerance or tolerance)
         then = sensitivity(values, series.better, limits, noise=what_if.noise or 1.0)
     hours = statistics.median(point.night.node_hours for point in series.points[-_RECENT:])

@@ -204,9 +204,27 @@ def test_mistakes_are_explained_and_are_exit_code_2(tmp_path, monkeypatch, refus
 
 def test_open_alerts_and_muted_systems_are_listed_for_programs(store, alert, mlhpc, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    store(*range(46))
+    store(*range(46), owner="ada, bob")
     alert(45)
     mlhpc("alert", "mute", "cirrus", "--until", "2099-01-01")
     listed = json.loads(mlhpc("alert", "list", "--json").out)
+    assert [(one["owners"], {each["owner"] for each in one["problems"]}) for one in listed["alerts"]] == [
+        (["ada", "bob"], {"ada, bob"})
+    ]
+    heading, row = (re.split("  +", line) for line in mlhpc("alert", "list").out.splitlines()[:2])
+    assert row[heading.index("owner")] == "ada, bob"
     assert [one["state"] for one in listed["alerts"]] == ["new"]
     assert [one["system"] for one in listed["muted"]] == ["cirrus"]
+
+
+def test_the_owner_of_a_node_is_that_of_its_partition_and_nightly_records_alone_say_who(
+    state_dir, alert, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    year = Year(unfit=[("cirrus", "n3", 45, 60)], slow=BAD.slow, systems=("cirrus",), days=60)
+    nightly = [one for day in range(46) for one in year.night(day)]
+    owned = [dataclasses.replace(one, owner="ada", partition_owner="@hpc/ops") for one in nightly]
+    later = dataclasses.replace(owned[-1], id="x", created_ns=owned[-1].created_ns + 1, owner="eve")
+    store_records(state_dir, [*owned, dataclasses.replace(later, purpose="manual")], "s1")
+    messages = json.loads(alert(45, "--json").out)["messages"]
+    assert {one["kind"]: one["owners"] for one in messages} == {"regression": ["ada"], "nodes": ["@hpc/ops"]}
