@@ -6,11 +6,11 @@ import getpass
 import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_mlhpc.node.protocol.schema import SCHEMA, Measurement
+from pytest_mlhpc.node.protocol.schema import SCHEMA, Measurement, MetricValue, RankReport
 
 
 @dataclass(frozen=True)
@@ -248,6 +248,34 @@ def environment_of(record: Record) -> Mapping[str, str]:
 def unfit_of(record: Record) -> Mapping[str, str]:
     """Return the nodes that vetting left out of the run or of its allocation, host -> reason."""
     return {**record.vetting.kept_out, **record.vetting.unfit} if record.vetting else {}
+
+
+def without_samples(record: Record) -> Record:
+    """Return *record* with all its figures and without the observations behind them, which are most of its bytes.
+
+    The best observation of a metric stays where it is better than the figure: it is a device's peak on the roofline page.
+    """
+    measurement = record.measurement
+    if measurement is None:
+        return record
+    metrics = tuple(replace(metric, samples=_peak(metric)) for metric in measurement.metrics)
+    ranks = tuple(map(_rank_without_samples, measurement.per_rank))
+    return replace(record, measurement=replace(measurement, metrics=metrics, step_times_s=(), per_rank=ranks))
+
+
+def _peak(metric: MetricValue) -> tuple[float, ...]:
+    best = max(metric.samples, default=metric.value)
+    return (best,) if metric.better == "higher" and best > metric.value else ()
+
+
+def _rank_without_samples(report: RankReport) -> RankReport:
+    return replace(
+        report,
+        step_times_s=(),
+        losses=(),
+        timed=tuple(replace(operation, seconds=()) for operation in report.timed),
+        figures=tuple(replace(figure, samples=()) for figure in report.figures),
+    )
 
 
 PURPOSES = ("nightly", "change", "manual")

@@ -48,7 +48,7 @@ class Store:
             StoreError: disk full, over quota, not writable; names the path. Nothing torn is left behind.
         """
         try:
-            line = json.dumps(to_json(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+            line = record_line(record)
         except (TypeError, ValueError) as error:
             raise StoreError(f"record {record.id} cannot be stored as JSON: {error}") from error
         descriptor = self._open(record)
@@ -59,9 +59,11 @@ class Store:
 
     def _open(self, record: Record) -> int:
         if self._descriptor is not None:
-            return self._descriptor
-        month = dt.datetime.fromtimestamp(record.created_ns / 1e9, tz=dt.UTC).strftime("%Y-%m")
-        path = self._state_dir / "records" / month / f"{self._session_id}.jsonl"
+            if self.path is not None and _names(self.path, self._descriptor):
+                return self._descriptor
+            self.close()  # another file has taken its place, as after `mlhpc records prune`
+        name = f"{self._session_id}.jsonl"
+        path = self.path or self._state_dir / "records" / month_of(record.created_ns) / name
         try:
             make_directories(path.parent, self._state_dir)
             descriptor = os.open(
@@ -80,6 +82,28 @@ class Store:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Return whether *path* is still the name of the open file."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def month_of(moment_ns: int) -> str:
+    """Return the name of the folder below ``records`` for a time: ``2026-11``."""
+    return dt.datetime.fromtimestamp(moment_ns / 1e9, tz=dt.UTC).strftime("%Y-%m")
+
+
+def record_line(record: Record) -> bytes:
+    """Return *record* as a line of a record file.
+
+    Raises:
+        TypeError, ValueError: it holds what JSON does not.
+    """
+    return json.dumps(to_json(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def record_files(state_dir: Path) -> list[Path]:
