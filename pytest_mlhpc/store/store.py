@@ -1,7 +1,8 @@
 """The store of records: one append-only file of JSON lines per process, without locks, so that any file system will do.
 
 A line is written by one ``write`` to a file that only this process writes, and synced. A process that dies while it writes
-leaves at most one torn last line, which readers name and skip.
+leaves at most one torn last line, which readers name and skip. A file of long ago may be replaced whole by one without samples
+(``session/retention.py``); its lines then begin elsewhere, and ids stay.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import shlex
+from pathlib import Path
 
 import pytest
 from nights_of import DAY, nights, quiet
@@ -169,6 +171,17 @@ def test_prune_wants_to_be_told_how_old(mlhpc):
 )
 def test_years_and_months_are_those_of_the_calendar(text, date):
     assert iso(moment(text, nanoseconds("2026-11-27T10:00:00Z"))) == date
+
+
+def test_the_page_shows_commands_that_run_on_a_state_directory_of_years(years, mlhpc):
+    page = (Path(__file__).parents[2] / "docs/nightly.md").read_text(encoding="utf-8")
+    section = page.partition("## A state directory that grows for years")[2].partition("\n## ")[0]
+    block = section.partition("```console\n")[2].partition("```")[0]
+    usage, dry, prune = (shlex.split(line, comments=True)[2:] for line in block.splitlines())
+    assert "would prune samples of 82 records" in mlhpc(*usage).out
+    assert mlhpc(*dry).out.startswith("would prune samples of 82 records")
+    assert mlhpc(*prune).out.startswith("pruned samples of 82 records")
+    assert mlhpc(*usage).out.splitlines()[-1].endswith(" is there to prune")
 
 
 def test_a_month_that_is_shorter_ends_on_its_last_day():

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import stat
 import tempfile
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ledgers import entry, later, left_behind
 from nights_of import DAY, store
 from old_records import BEFORE_NS, NOW_NS, OLD_DAYS, dated, newest, run_folder, sampled, stored
 from pushing import Server, push
+from running_suites import Suite
 from worlds import measurement
 
 from pytest_mlhpc.influx import cursor as cursors
@@ -312,19 +314,20 @@ def test_a_folder_that_cannot_be_renamed_is_named_and_the_rest_is_done(state_dir
 def test_pruning_that_is_killed_at_any_line_loses_and_doubles_nothing(tmp_path):
     records = [sampled(1), sampled(2), sampled(3, 10)]
 
+    whole_dir = tmp_path / "whole"
+    restart(whole_dir, 0)
+    stored(whole_dir, records[:2])
+    stored(whole_dir, records[2:], "recent", 10)
+    newest(whole_dir)
+    push(Server(), whole_dir)
+    run_folder(whole_dir, "gone")
+    whole = {one.id: one for one in read_records(whole_dir)}
+
     def make(name):
-        state_dir = tmp_path / name
-        restart(state_dir, 0)
-        stored(state_dir, records[:2])
-        stored(state_dir, records[2:], "recent", 10)
-        newest(state_dir)
-        push(Server(), state_dir)
-        run_folder(state_dir, "gone")
-        return state_dir
+        return Path(shutil.copytree(whole_dir, tmp_path / name))
 
     state_dir = make("first")
     numbers = moments(lines_run(TRACED, lambda: pruned(state_dir)))
-    whole = {one.id: one for one in read_records(make("whole"))}
     assert len(numbers) > 150
     for number in numbers:
         state_dir = make(str(number))
@@ -428,6 +431,31 @@ def test_a_session_whose_file_was_replaced_appends_to_the_new_one(state_dir):
         writer.append(sampled(2))
     found = {one.id for one in read_records(state_dir)}
     assert {sampled(1).id, sampled(2).id} <= found
+
+
+# --- a real session
+
+
+def test_what_a_real_session_has_left_is_pruned_years_later(state_dir, tmp_path):
+    suite = Suite(tmp_path / "suite", state_dir, system="local")
+    suite.tests("""
+        @script("echo rate: 4; echo rate: 5; echo rate: 6")
+        def test_it(run):
+            assert run["rate"].value == 5
+    """)
+    for _ in range(2):
+        suite.run().expect(0, passed=1)
+    first, second = sorted((state_dir / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    before = {one.session: one for one in read_records(state_dir)}
+    year = time.time_ns() + 365 * DAY
+    report = prune(state_dir, year, now_ns=year + 365 * DAY)
+    assert (report.records, report.folders, report.failed) == (1, 1, [])
+    assert [path.name for path in (state_dir / "runs").iterdir()] == [second.name]
+    assert {one.session: one for one in read_records(state_dir)} == {
+        **before,
+        first.name: without_samples(before[first.name]),
+    }
+    suite.run().expect(0, passed=1)
 
 
 # --- usage
