@@ -11,9 +11,11 @@ from typing import Any
 from nights_of import DAY, store
 from worlds import measurement, rank, record
 
-from pytest_mlhpc.node.protocol.schema import Figure, MetricValue, Rate, RunEvent, TimedOperation
+from pytest_mlhpc.node.protocol.schema import Figure, MetricValue, Rate, RunEvent, TimedOperation, to_json
 from pytest_mlhpc.provision.payload import make_directory
+from pytest_mlhpc.store import record as product
 from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.store import record_of
 
 NOW_NS = time.time_ns()
 #: Two years ago, and a time long before that.
@@ -35,6 +37,11 @@ def sampled(number: int, days: float = OLD_DAYS, value: float = 100.0, **changes
     found = measurement(value, more=(loss, peak), step_times_s=steps, per_rank=(report,))
     fields = {"created_ns": NOW_NS - int(days * DAY), "measurement": found, "session": f"s{number}"}
     return record(number, **{**fields, **changes})
+
+
+def without_samples(record: Record) -> Record:
+    """Return the record as pruning leaves it."""
+    return record_of(product.without_samples(to_json(record)))
 
 
 def stored(state_dir: Path, records: Sequence[Record], session: str = "old", days: float = OLD_DAYS) -> Path:

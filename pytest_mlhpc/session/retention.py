@@ -22,11 +22,10 @@ from typing import IO
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.influx.cursor import Cursor, line_digest, present_cursor, write_cursor
 from pytest_mlhpc.jobs.ledger_files import sessions_in_ledgers
-from pytest_mlhpc.node.files import UNFINISHED
-from pytest_mlhpc.node.protocol.schema import SchemaError
+from pytest_mlhpc.node.files import UNFINISHED, read_json
 from pytest_mlhpc.store.files import LEFT_AFTER_S, replace_file
 from pytest_mlhpc.store.record import without_samples
-from pytest_mlhpc.store.store import MAX_LINE, month_of, parse_record, record_line
+from pytest_mlhpc.store.store import MAX_LINE, json_line, month_of, record_of
 from pytest_mlhpc.store.text import iso, quantity, table
 
 #: What was written since then may be written again, also by a process that no ledger names.
@@ -83,9 +82,14 @@ class PruneReport:
         day = iso(self.before_ns)[:10]
         if not (self.records or self.folders or self.freed):
             return f"nothing older than {day} is there to prune"
-        files = f"samples of {number(self.records, 'record')} of {number(len(self.sessions), 'session')}"
-        folders = number(self.folders, "run folder")
-        return f"{would} {files} and {folders} older than {day}: {quantity(self.freed, 'B')} {be}"
+        pieces = []
+        if self.records:
+            sessions = number(len(self.sessions), "session")
+            pieces.append(f"samples of {number(self.records, 'record')} of {sessions}")
+        if self.folders:
+            pieces.append(number(self.folders, "run folder"))
+        what = " and ".join(pieces) or "what a killed run has left"
+        return f"{would} {what} older than {day}: {quantity(self.freed, 'B')} {be}"
 
     def text(self) -> str:
         """Return it for people, with what was left as it is and what failed."""
@@ -221,14 +225,13 @@ class RecordRewrite:
         if not _SAMPLES.search(line):
             return line
         try:
-            record = parse_record(line)
-        except SchemaError as error:
+            data = without_samples(read_json(line))
+            created_ns = record_of(data).created_ns
+        except ValueError as error:  # SchemaError is one
             self.damage.append(f"{self.path}: byte {self.size_before}: {str(error)[:200]}")
             return line
-        if record.created_ns >= self.before_ns:
-            return line
-        new = record_line(without_samples(record))
-        if len(new) >= len(line):
+        new = json_line(data)
+        if created_ns >= self.before_ns or len(new) >= len(line):
             return line
         self.records += 1
         return new
@@ -322,8 +325,11 @@ def _prune_runs(runs: Path, cutoff: Cutoff, report: PruneReport) -> None:
             if path.is_symlink():
                 report.left.append(f"{path}: it is a link")
         elif path.name.startswith(REMOVED):
-            if _is_ours(info) and not report.dry_run:
-                _remove_tree(path, report)
+            if _is_ours(info):  # a run that removed it was killed
+                space = _space_of(path)
+                if report.dry_run or _remove_tree(path, report):
+                    report.folders += 1
+                    report.freed += space.allocated
         elif info.st_mtime_ns >= cutoff.before_ns and info.st_mtime_ns <= cutoff.now_ns:
             continue
         elif not _is_ours(info):
@@ -356,7 +362,7 @@ def _prune_run(path: Path, info: os.stat_result, cutoff: Cutoff, report: PruneRe
 
 
 def _remove(path: Path, info: os.stat_result, report: PruneReport) -> bool:
-    """Rename the folder and remove it; return whether it is gone from its place."""
+    """Rename the folder and remove it; return whether all of it is gone."""
     aside = path.with_name(f"{REMOVED}{secrets.token_hex(8)}")
     try:
         path.rename(aside)
@@ -367,15 +373,16 @@ def _remove(path: Path, info: os.stat_result, report: PruneReport) -> bool:
     except OSError as error:
         report.failed.append(f"{path}: cannot be removed: {error.strerror}")
         return False
-    _remove_tree(aside, report)
-    return True
+    return _remove_tree(aside, report)
 
 
-def _remove_tree(path: Path, report: PruneReport) -> None:
+def _remove_tree(path: Path, report: PruneReport) -> bool:
+    """Remove the folder; return whether all of it is gone."""
     errors: list[OSError] = []
     shutil.rmtree(path, onerror=lambda _call, _path, found: errors.append(found[1]))  # type: ignore[arg-type]  # it removes files
     if errors:
         report.failed.append(f"{errors[0].filename}: cannot be removed: {errors[0].strerror}")
+    return not errors
 
 
 # --- usage
@@ -475,6 +482,13 @@ def usage(state_dir: Path, before_ns: int) -> UsageReport:
             used.add(info)
         report.other_users += not _is_ours(info) and not stat.S_ISDIR(info.st_mode)
     return report
+
+
+def _space_of(folder: Path) -> SpaceUsed:
+    space = SpaceUsed()
+    for _, info in below(folder, []):
+        space.add(info)
+    return space
 
 
 def below(folder: Path, unreadable: list[OSError]) -> Iterator[tuple[str, os.stat_result]]:

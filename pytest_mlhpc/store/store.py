@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.files import append_lines, read_json
@@ -49,7 +50,7 @@ class Store:
             StoreError: disk full, over quota, not writable; names the path. Nothing torn is left behind.
         """
         try:
-            line = record_line(record)
+            line = json_line(to_json(record))
         except (TypeError, ValueError) as error:
             raise StoreError(f"record {record.id} cannot be stored as JSON: {error}") from error
         descriptor = self._open(record)
@@ -98,13 +99,13 @@ def month_of(moment_ns: int) -> str:
     return dt.datetime.fromtimestamp(moment_ns / 1e9, tz=dt.UTC).strftime("%Y-%m")
 
 
-def record_line(record: Record) -> bytes:
-    """Return *record* as a line of a record file.
+def json_line(data: Any) -> bytes:
+    """Return the JSON form of a record as a line of a record file.
 
     Raises:
         TypeError, ValueError: it holds what JSON does not.
     """
-    return json.dumps(to_json(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def record_files(state_dir: Path) -> list[Path]:
@@ -130,6 +131,15 @@ def parse_record(line: bytes) -> Record:
         data = read_json(line)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"damaged line: {error}") from error
+    return record_of(data)
+
+
+def record_of(data: Any) -> Record:
+    """Return the record whose JSON form is *data*.
+
+    Raises:
+        SchemaError: it is none, or of another schema.
+    """
     found = data.get("schema") if isinstance(data, dict) else None
     if isinstance(found, int) and found < SCHEMA:
         raise SchemaError(f"schema {found} is older than {SCHEMA}, the oldest this version reads")

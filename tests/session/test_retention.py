@@ -15,7 +15,17 @@ import pytest
 from killed_lines import killed_at, lines_run, moments
 from ledgers import entry, later, left_behind
 from nights_of import DAY, store
-from old_records import BEFORE_NS, NOW_NS, OLD_DAYS, dated, newest, run_folder, sampled, stored
+from old_records import (
+    BEFORE_NS,
+    NOW_NS,
+    OLD_DAYS,
+    dated,
+    newest,
+    run_folder,
+    sampled,
+    stored,
+    without_samples,
+)
 from pushing import Server, push
 from running_suites import Suite
 from worlds import measurement
@@ -29,8 +39,7 @@ from pytest_mlhpc.session import retention
 from pytest_mlhpc.session.retention import below, prune, usage
 from pytest_mlhpc.store import files
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.record import without_samples
-from pytest_mlhpc.store.store import Store, read_records
+from pytest_mlhpc.store.store import Store, json_line, parse_record, read_records
 
 TRACED = {module.__file__ for module in (retention, cursors, files, node_files)}
 US, OTHER, GROUP = 65501, 65502, 65500
@@ -78,11 +87,35 @@ def test_a_pruned_record_has_the_same_points_in_influxdb():
         assert lines_of(without_samples(one)) == lines_of(one)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"measurement": 5}, {"measurement": {"metrics": [7], "per_rank": 8}}, {"unknown": [1, 2]}, {"created_ns": "today"},
+        {"measurement": {"metrics": [{"name": "a", "value": "x", "better": "higher", "samples": [1, 2]}]}},
+        {"measurement": {"step_times_s": [1, "2"]}}, {"measurement": {"step_times_s": [1, True]}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_not_of_the_schema_stays_byte_for_byte(state_dir, changes):
+    path = stored(state_dir, [sampled(1)])
+    data = json.loads(path.read_bytes())
+    if isinstance(more := changes.get("measurement"), dict):
+        changes = {"measurement": {**data["measurement"], **more}}
+    line = json_line({**data, **changes, "asked": {"samples": [1, 2]}})
+    path.write_bytes(line)
+    dated(path, OLD_DAYS)
+    newest(state_dir)
+    with pytest.raises(ValueError, match=r"Record|Measurement"):
+        parse_record(line)
+    report = pruned(state_dir)
+    assert (path.read_bytes(), report.records, len(report.left)) == (line, 0, 1)
+
+
 def test_newer_records_of_an_old_file_keep_their_samples(state_dir):
     records = [sampled(1, 731), sampled(2, 729)]
     path = stored(state_dir, records[:1])
     with path.open("ab") as file:
-        file.write(retention.record_line(records[1]))
+        file.write(json_line(to_json(records[1])))
     dated(path, 729)
     newest(state_dir)
     assert pruned(state_dir).records == 1
@@ -290,6 +323,15 @@ def test_run_folders_of_ended_sessions_go_and_the_rest_stays(state_dir):
     assert (report.folders, report.freed >= 20_000) == (1, True)
     assert report.left == [f"{own}: it is of the newest session"]
     assert list(state_dir.glob(f"runs/{retention.REMOVED}*")) == []
+
+
+def test_a_removal_that_was_killed_is_gone_on_with_and_counted(state_dir):
+    newest(state_dir)
+    folder = run_folder(state_dir, "gone")
+    folder.rename(folder.with_name(f"{retention.REMOVED}1"))
+    assert pruned(state_dir, dry_run=True).summary().startswith("would prune 1 run folder older than ")
+    assert pruned(state_dir).summary().startswith("pruned 1 run folder older than ")
+    assert list((state_dir / "runs").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_renamed_is_named_and_the_rest_is_done(state_dir, monkeypatch):
