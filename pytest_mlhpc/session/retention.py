@@ -95,7 +95,8 @@ class PruneReport:
         """Return it for people, with what was left as it is and what failed."""
         lines = [self.summary()]
         if self.left:
-            lines += [f"{number(len(self.left), 'place')} left as they are:", *_some(self.left)]
+            they = "it is" if len(self.left) == 1 else "they are"
+            lines += [f"{number(len(self.left), 'place')} left as {they}:", *_some(self.left)]
         if self.other_users:
             lines.append(
                 f"{number(self.other_users, 'file or folder', 'files and folders')} of other users left"

@@ -96,7 +96,7 @@ def test_prune_says_what_it_did_with_numbers(state_dir, mlhpc):
     assert would[0].endswith(" kB would be freed")
     assert said[0].startswith(f"pruned {start}")
     assert said[0].endswith(" kB freed")
-    assert said[1:] == ["1 place left as they are:", f"  {path.parent}/other.jsonl: it is no regular file"]
+    assert said[1:] == ["1 place left as it is:", f"  {path.parent}/other.jsonl: it is no regular file"]
     again = mlhpc("records", "prune", "--older", "2y").out.splitlines()
     assert again == [f"nothing older than {day} is there to prune", *said[1:]]
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from full_disk import Limited
 from killed_lines import killed_at, lines_run, moments
 from ledgers import entry, later, left_behind
 from nights_of import DAY, store
@@ -307,6 +308,18 @@ def test_a_file_that_grows_meanwhile_is_left_and_named(state_dir, monkeypatch):
     report = pruned(state_dir)
     assert report.failed == [f"{path}: it has changed meanwhile and is left as it is; run it again"]
     assert [one.id for one in read_records(state_dir)][:2] == [sampled(1).id, sampled(2).id]
+
+
+def test_a_full_disk_leaves_the_file_and_is_named(state_dir):
+    path = stored(state_dir, [sampled(number) for number in range(5)])
+    newest(state_dir)
+    before = path.read_bytes()
+    with Limited().full(1000):
+        report = pruned(state_dir)
+    assert report.failed == [f"{path}: cannot be written: File too large"]
+    assert (path.read_bytes(), report.records) == (before, 0)
+    assert list(path.parent.glob(".*")) == []
+    assert pruned(state_dir).records == 5
 
 
 # --- run folders
