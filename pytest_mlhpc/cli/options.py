@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -58,25 +59,29 @@ def _since(_ctx: click.Context, _option: click.Parameter, value: str | None) -> 
     return 0 if value is None else moment(value, time.time_ns())
 
 
-def moment(text: str, now_ns: int) -> int:
+#: A century: nothing is older that is asked for by its age.
+_OLDEST_S = 100 * 366 * 86400.0
+
+
+def moment(text: str, now_ns: int, option: str = "--since", like: str = "30d or 12h") -> int:
     """Return the moment *text* ago, or that of a date, in ns UTC.
 
     Raises:
         UsageError: it is neither a duration nor a date.
     """
-    from pytest_mlhpc.config.quantities import parse_duration
-    from pytest_mlhpc.store.text import nanoseconds
+    from pytest_mlhpc.config.quantities import parse_duration, parse_months
+    from pytest_mlhpc.store.text import months_before, nanoseconds
 
-    try:
-        return max(0, now_ns - int(parse_duration(text) * 1e9))
-    except ValueError:
-        pass
+    with contextlib.suppress(ValueError):
+        return max(0, now_ns - int(parse_duration(text, _OLDEST_S) * 1e9))
+    with contextlib.suppress(ValueError):
+        return max(0, months_before(now_ns, parse_months(text)))
     try:
         if text.strip():
             return nanoseconds(text)
     except (ValueError, OverflowError, OSError):
         pass
-    raise UsageError(f"--since {text!r} is neither a time like 30d or 12h nor a date like 2026-11-21")
+    raise UsageError(f"{option} {text!r} is neither a time like {like} nor a date like 2026-11-21")
 
 
 def since(default: str = "") -> Callable[[_Function], _Function]:

@@ -1,4 +1,4 @@
-"""``mlhpc records``: what was measured: list, show, cost, check, ingest, push."""
+"""``mlhpc records``: what was measured: list, show, cost, check, usage, prune, ingest, push."""
 
 from __future__ import annotations
 
@@ -149,6 +149,56 @@ def check(rebuild_index: bool, state_dir: Path) -> CommandReport:
     ]
     text = "".join(f"{line}\n" for line in lines)
     return CommandReport(text, {"records": records, "problems": problems}, 1 if problems else 0)
+
+
+def _older(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[int, str]:
+    """Return the moment in ns UTC, and how it was typed."""
+    from pytest_mlhpc.session.retention import RECENT_NS
+
+    now_ns = time.time_ns()
+    before_ns = options.moment(value, now_ns, "--older", "2y, 18 months or 90d")
+    if before_ns > now_ns - RECENT_NS:
+        raise UsageError(f"--older {value!r} is less than a day ago; write for example: --older 2y")
+    return before_ns, value
+
+
+@command.command(
+    "usage",
+    cls=DataCommand,
+    help="Show how much the state directory holds, by kind and by month, the largest first, and what pruning would free. "
+    "Nothing is changed.",
+    example="mlhpc records usage --older 18months",
+)
+@click.option(
+    "--older", default="2y", metavar="TIME", callback=_older, show_default=True, help="What would be pruned."
+)
+@options.state_dir
+def usage(older: tuple[int, str], state_dir: Path) -> CommandReport:
+    """Return it."""
+    from pytest_mlhpc.session import retention
+
+    found = retention.usage(state_dir, older[0])
+    text = found.text(older[1]) if state_dir.is_dir() else f"there is no {state_dir}: nothing is recorded\n"
+    return CommandReport(text, found.to_json())
+
+
+@command.command(
+    "prune",
+    cls=DataCommand,
+    help="Make old records smaller and remove old run folders. Of records older than TIME samples are dropped; figures, verdicts "
+    "and surroundings stay. Only files of this user are changed, and none of a session that is open. Exit code 1: something "
+    "could not be done.",
+    example="mlhpc records prune --older 2y --dry-run",
+)
+@click.option("--older", required=True, metavar="TIME", callback=_older, help="2y, 18months, 90d or a date.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be pruned.")
+@options.state_dir
+def prune(older: tuple[int, str], dry_run: bool, state_dir: Path) -> CommandReport:
+    """Do it, and say what was done."""
+    from pytest_mlhpc.session import retention
+
+    found = retention.prune(state_dir, older[0], dry_run=dry_run)
+    return CommandReport(found.text(), found.to_json(), INCOMPLETE if found.failed else 0)
 
 
 #: Time between two looks at a source that is followed, in seconds.

@@ -15,6 +15,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([kKMGTP]?i?B)\Z")
 _PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(min|[smhd])")
 _DURATION = re.compile(rf"(?:{_PART.pattern} ?)+\Z")
+_MONTHS = re.compile(r"([0-9]{1,4}) ?(y|years?|months?)\Z")
 _BUDGET = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) (node|device|core)-hours?\Z")
 #: No node has more memory, no file set more bytes: an exbibyte and more is a slip of the pen.
 _LARGEST_SIZE: Final = 2**60
@@ -55,11 +56,24 @@ def parse_memory(value: object) -> int:
     return size
 
 
-def parse_duration(value: object) -> float:
+def parse_months(text: str) -> int:
+    """Return months. Takes ``2y``, ``2 years``, ``18 months``; ``m`` is minutes everywhere, so it is none of them.
+
+    Raises:
+        ValueError: not years or months, not above zero, or more than a century.
+    """
+    match = _MONTHS.match(text.strip())
+    months = int(match[1]) * (12 if match[2].startswith("y") else 1) if match else 0
+    if not 0 < months <= 1200:
+        raise ValueError(f"{_short(text)} is not a time like 2y or 18 months")
+    return months
+
+
+def parse_duration(value: object, longest_s: float = _LONGEST_S) -> float:
     """Return seconds. Takes ``1h``, ``30m``, ``1h30m``, ``2d``, or a number of seconds.
 
     Raises:
-        ValueError: not a duration, not above zero, or longer than a year.
+        ValueError: not a duration, not above zero, or longer than a year, or than *longest_s*.
     """
     seconds: float
     if isinstance(value, str) and _DURATION.match(value.strip()):
@@ -68,7 +82,7 @@ def parse_duration(value: object) -> float:
         seconds = float(value) if isinstance(value, str) else value  # type: ignore[assignment]  # _is_number has looked
     else:
         raise ValueError(f"{_short(value)} is not a duration; write it like 1h, 30m, 1h30m or 3600 (seconds)")
-    if not 0 < seconds <= _LONGEST_S:
+    if not 0 < seconds <= longest_s:
         raise ValueError(f"{_short(value)} is not a duration above 0 and up to a year")
     return float(seconds)  # only now: a whole number of 400 digits is no float
 

@@ -211,14 +211,43 @@ def pending(state_dir: Path, start: PushStart, on_problem: Callable[[str], None]
             continue
         cursor = None
         try:
-            cursor = _read(cursor_path(state_dir, name), Cursor, _MAX_CURSOR, owners)
+            cursor = _known(state_dir, name, start, owners)
         except StoreError as error:
             on_problem(f"{error}; what {path} holds is sent again")
-        if cursor is not None and cursor.start != start.made_ns:
-            cursor = None
         done = start.sizes.get(name) if cursor is None else cursor.offset
         if done != found.st_size or (cursor is not None and cursor.mtime_ns != found.st_mtime_ns):
             yield PendingFile(path, name, found.st_size, found.st_mtime_ns, cursor)
+
+
+def _known(state_dir: Path, name: str, start: PushStart, owners: frozenset[int] | None) -> Cursor | None:
+    """Return the cursor that was written for *name* since *start*.
+
+    Raises:
+        StoreError: it is damaged, or nothing that may be obeyed.
+    """
+    cursor = _read(cursor_path(state_dir, name), Cursor, _MAX_CURSOR, owners)
+    return cursor if cursor is not None and cursor.start == start.made_ns else None
+
+
+def present_cursor(state_dir: Path, name: str) -> Cursor | None:
+    """Return from where on the record file *name* would be sent now; None where nothing is sent, or all of it.
+
+    Raises:
+        StoreError: the start, the cursor or the file cannot be read.
+    """
+    start = read_start(state_dir)
+    if start is None:
+        return None
+    path = state_dir / "records" / name
+    found = path.stat()
+    known = _known(state_dir, name, start, _owners(state_dir))
+    cursor = cursor_of(PendingFile(path, name, found.st_size, found.st_mtime_ns, known), start, _ignore)
+    return cursor if cursor is not None and cursor.offset else None
+
+
+def line_digest(line: bytes) -> str:
+    """Return by what the first line of a record file is known."""
+    return hashlib.sha256(line).hexdigest()
 
 
 def cursor_of(file: PendingFile, start: PushStart, on_problem: Callable[[str], None]) -> Cursor | None:
@@ -230,7 +259,7 @@ def cursor_of(file: PendingFile, start: PushStart, on_problem: Callable[[str], N
     first = next((line for _, line in read_lines(file.path)), b"")
     if not first:
         return None
-    found, known = hashlib.sha256(first).hexdigest(), file.cursor
+    found, known = line_digest(first), file.cursor
     if known is None:
         offset = _offset_at_start(file, start)
     elif known.first_line == found and _follows_line_end(file, known.offset):

@@ -161,6 +161,35 @@ class LedgerSnapshot:
             file = parent
 
 
+def sessions_in_ledgers(state_dir: Path) -> frozenset[str]:
+    """Return the sessions whose ledger is not closed, and those whose folders an open allocation uses.
+
+    Raises:
+        StoreError: the ledgers cannot be listed, or one of ours cannot be read.
+    """
+    folder, found = state_dir / "ledger", set[str]()
+    try:
+        paths = _list_all(folder)
+    except OSError as error:
+        raise StoreError(f"the ledgers in {folder} cannot be listed: {error.strerror}") from error
+    for path in paths:
+        found.update(path.stem.split("@"))
+        try:
+            if path.lstat().st_uid != os.geteuid() or not path.lstat().st_size:
+                continue  # folders of other users are theirs
+            file = read_ledger(path)
+        except FileNotFoundError:  # put aside or claimed
+            continue
+        except StoreError:
+            if path.exists():
+                raise
+            continue
+        found.add(file.session)
+        for entry in file.open.values():
+            found |= {entry.session, Path(entry.directory).parent.name}
+    return frozenset(found - {""})
+
+
 def _is_orphan(file: LedgerFile, folder: Path) -> bool:
     """Whether the claimer has no file any more. A file only ever goes from ``ledger`` to ``claimed``, so look there last."""
     if (folder / f"{file.claimer}.jsonl").exists() or any(

@@ -11,7 +11,7 @@ import re
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Callable, Iterable, Optional, Union
 
 #: Outcome of what is refused here (``store/record.py``).
 UNSAFE = "unsafe_directory"
@@ -168,13 +168,16 @@ UNFINISHED = ".part"
 
 def replace_file(
     path: Path,
-    content: Union[bytes, memoryview],
+    content: Union[bytes, memoryview, Iterable[bytes]],
     *,
     mode: Optional[int] = None,
     prefix: str = "",
     durable: bool = True,
+    ready: Optional[Callable[[int], None]] = None,
 ) -> None:
     """Replace *path* by *content* in one step: readers see the old file or the new one, whatever dies.
+
+    *ready* gets the descriptor of the finished file, just before it takes its place; what it raises leaves the old file.
 
     Without *mode* an old file keeps its own, and a new one gets 0664 less the umask. The unfinished file is called
     ``.NAME.*.part``, or ``PREFIX*.part``. Without *durable* a power cut may still lose the content.
@@ -185,11 +188,13 @@ def replace_file(
     descriptor, name = tempfile.mkstemp(UNFINISHED, prefix or f".{path.name}.", str(path.parent))
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, (bytes, memoryview)) else content)
             file.flush()
             os.fchmod(descriptor, _mode_of(path) if mode is None else mode)
             if durable:
                 os.fsync(descriptor)
+            if ready is not None:
+                ready(descriptor)
         Path(name).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

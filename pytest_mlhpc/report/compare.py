@@ -290,7 +290,7 @@ def newest(
         f" AND created_ns >= :since AND verdict IN ({verdicts}) ORDER BY created_ns DESC, id DESC",
         {"since": since_ns},
     )
-    found: dict[tuple[int, Benchmark], dict[str, tuple[str, int]]] = {}
+    found: dict[tuple[int, Benchmark], dict[str, tuple[str, int, str]]] = {}
     for path, start, record_id, name, definition, *machine in rows:
         benchmark = Benchmark(name, definition)
         if benchmark not in benchmarks:
@@ -298,12 +298,12 @@ def newest(
         for place in places.get(MeasuredMachine(*machine), ()):
             lines = found.setdefault((place, benchmark), {})
             if len(lines) < count * _LOOKED_AT:
-                lines.setdefault(record_id, (path, start))
+                lines.setdefault(record_id, (path, start, record_id))
     runs = {key: list(_counting(index, list(lines.values()), count)) for key, lines in found.items()}
     return {key: some for key, some in runs.items() if some}
 
 
-def _counting(index: Index, lines: Sequence[tuple[str, int]], count: int) -> Iterator[RecordedRun]:
+def _counting(index: Index, lines: Sequence[tuple[str, int, str]], count: int) -> Iterator[RecordedRun]:
     left = count
     for record in index.read(lines):
         run = run_of(record) if neutral(record.overrides) else None

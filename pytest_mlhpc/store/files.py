@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError
@@ -57,24 +57,33 @@ def index_path(state_dir: Path, mounts: Path = MOUNTS) -> Path:
 LEFT_AFTER_S = 3600.0
 
 
-def replace_file(path: Path, text: str, *, follow: bool = True, mode: int | None = None) -> None:
+def replace_file(
+    path: Path,
+    text: str | Iterable[bytes],
+    *,
+    follow: bool = True,
+    mode: int | None = None,
+    ready: Callable[[int], None] | None = None,
+) -> None:
     """Replace *path* by *text* in one step: readers see the old file or the new one, whatever dies.
 
     What a writer of the same file that was killed has left beside it is removed. A link stays a link, and what it names is
     replaced; without *follow* the link itself is, as in a folder where others may put one. Without *mode* the file keeps the
-    one that it has, or gets that of a new file.
+    one that it has, or gets that of a new file. *ready*: see ``node/files.py``.
 
     Raises:
         StoreError: disk full, over quota, not writable; names the path. The old file is left as it was.
     """
     target = path.resolve() if follow else path
     try:
+        content = text.encode("utf-8") if isinstance(text, str) else text
         if follow and path.exists() and not path.is_file():  # a device or a pipe stays one
-            path.write_text(text, encoding="utf-8")
+            with path.open("wb") as file:
+                file.writelines([content] if isinstance(content, bytes) else content)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_left(target)
-        files.replace_file(target, text.encode("utf-8"), mode=mode)
+        files.replace_file(target, content, mode=mode, ready=ready)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
 

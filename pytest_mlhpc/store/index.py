@@ -192,7 +192,7 @@ class Index:
     def last_good(self, key: SeriesKey, epoch: Epoch) -> Record | None:
         """Return the newest record of the benchmark of *key* (metric aside) in *epoch* that passed, or None."""
         query = (
-            f"SELECT path, start FROM records WHERE {_SAME_SERIES} AND {_SAME_EPOCH} AND attempt = 0"  # noqa: S608 - our own words
+            f"SELECT path, start, record_id FROM records WHERE {_SAME_SERIES} AND {_SAME_EPOCH} AND attempt = 0"  # noqa: S608 - our own words
             " AND verdict IN ('passed', 'improved', 'new') ORDER BY created_ns DESC, id DESC LIMIT 3"
         )
         return next(iter(self._read(self._ask(query, {**_series(key), **epoch._asdict()}))), None)
@@ -204,14 +204,14 @@ class Index:
     def newest(self, *, session: str = "", test: str = "", limit: int = 50) -> Sequence[Record]:
         """Return the newest records, newest first, of a session or a test where given, by its node id or identity."""
         query = (
-            "SELECT path, start FROM records WHERE (:session = '' OR session = :session)"
+            "SELECT path, start, record_id FROM records WHERE (:session = '' OR session = :session)"
             " AND (:test = '' OR node_id = :test OR benchmark = :test) ORDER BY created_ns DESC, id DESC LIMIT :limit"
         )
         return list(self._read(self._ask(query, {"session": session, "test": test, "limit": limit})))
 
     def find(self, text: str) -> Sequence[Record]:
         """Return records whose id starts with *text*, newest first, at most 10."""
-        query = "SELECT path, start FROM records WHERE substr(record_id, 1, :n) = :text ORDER BY created_ns DESC LIMIT 10"
+        query = "SELECT path, start, record_id FROM records WHERE substr(record_id, 1, :n) = :text ORDER BY created_ns DESC LIMIT 10"
         return list(self._read(self._ask(query, {"text": text, "n": len(text)})))
 
     def has(self, record_id: str) -> bool:
@@ -221,14 +221,14 @@ class Index:
     def newest_of(self, key: SeriesKey) -> Record | None:
         """Return the newest first attempt of the benchmark of *key* (metric aside), whatever its verdict, or None."""
         query = (
-            f"SELECT path, start FROM records WHERE {_SAME_SERIES} AND attempt = 0"  # noqa: S608 - our own words
+            f"SELECT path, start, record_id FROM records WHERE {_SAME_SERIES} AND attempt = 0"  # noqa: S608 - our own words
             " ORDER BY created_ns DESC, id DESC LIMIT 1"
         )
         return next(iter(self._read(self._ask(query, _series(key)))), None)
 
     def since(self, moment_ns: int) -> Sequence[Record]:
         """Return all records made since *moment_ns*, newest first."""
-        query = "SELECT path, start FROM records WHERE created_ns >= :since ORDER BY created_ns DESC, id DESC"
+        query = "SELECT path, start, record_id FROM records WHERE created_ns >= :since ORDER BY created_ns DESC, id DESC"
         return list(self._read(self._ask(query, {"since": moment_ns})))
 
     def ask(self, query: str, values: Mapping[str, Any]) -> list[Any]:
@@ -239,8 +239,8 @@ class Index:
         """
         return self._ask(query, dict(values))
 
-    def read(self, lines: Iterable[tuple[str, int]]) -> Iterator[Record]:
-        """Yield the records at (path, start), as the table has them; what cannot be read is told and left out."""
+    def read(self, lines: Iterable[tuple[str, int, str]]) -> Iterator[Record]:
+        """Yield the records at (path, start, record_id), as the table has them; what cannot be read is told and left out."""
         return self._read(lines)
 
     def rebuild(self) -> int:
@@ -348,12 +348,44 @@ class Index:
             self._tell(f"{path}: byte {offset}: {error} (skipped, left as it is)")
 
     def _read(self, rows: Iterable[Any]) -> Iterator[Record]:
-        for name, start in rows:
+        replaced: dict[str, dict[str, int]] = {}
+        for name, start, record_id in rows:
+            path = self._records / name
+            record = None if name in replaced else _record_at(path, start, record_id)
             try:
-                _offset, line = next(iter(read_lines(self._records / name, start=start)))
-                yield parse_record(line)
-            except (StoreError, SchemaError, StopIteration) as error:
-                self._tell(f"{self._records / name}: byte {start}: {error}")
+                if record is None:  # the file was replaced since it was taken in
+                    if name not in replaced:
+                        replaced[name] = _starts(path)
+                    record = _record_at(path, replaced[name].get(record_id, start), record_id)
+            except StoreError as error:
+                self._tell(str(error))
+                continue
+            if record is None:
+                self._tell(f"{path}: byte {start}: record {record_id} is not there any more")
+            else:
+                yield record
+
+
+def _record_at(path: Path, start: int, record_id: str) -> Record | None:
+    """Return the record of that id that begins at byte *start*; None if none does."""
+    try:
+        record = next((parse_record(line) for _, line in read_lines(path, start=start)), None)
+    except (StoreError, SchemaError):
+        return None
+    return record if record is not None and storable(record.id) == record_id else None
+
+
+def _starts(path: Path) -> dict[str, int]:
+    """Return where the line of each record begins, by its id.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    found = {}
+    for start, line in read_lines(path):
+        with contextlib.suppress(SchemaError):
+            found[storable(parse_record(line).id)] = start
+    return found
 
 
 def _corrected(value: float, unit: str, rate: float | None, reference: float | None) -> float:

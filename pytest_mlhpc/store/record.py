@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -250,6 +250,51 @@ def environment_of(record: Record) -> Mapping[str, str]:
 def unfit_of(record: Record) -> Mapping[str, str]:
     """Return the nodes that vetting left out of the run or of its allocation, host -> reason."""
     return {**record.vetting.kept_out, **record.vetting.unfit} if record.vetting else {}
+
+
+def without_samples(data: Any) -> Any:
+    """Return the JSON form of a record with all its figures, without the observations behind them: most of its bytes.
+
+    The best observation of a metric stays where it is better than the figure: it is a device's peak on the roofline page.
+    What is not of the schema stays as it is, for the reader to refuse.
+    """
+    measurement = data.get("measurement") if isinstance(data, dict) else None
+    if not isinstance(measurement, dict):
+        return data
+    found = _emptied(measurement, "step_times_s")
+    found = _each(_each(found, "metrics", _metric_without_samples), "per_rank", _rank_without_samples)
+    return {**data, "measurement": found}
+
+
+def _metric_without_samples(metric: Any) -> Any:
+    found = _emptied(metric, "samples")
+    if found is metric or metric.get("better") != "higher" or not _are_numbers([metric.get("value")]):
+        return found
+    best = max(metric["samples"], default=metric["value"])
+    return {**found, "samples": [best]} if best > metric["value"] else found
+
+
+def _rank_without_samples(report: Any) -> Any:
+    found = _emptied(report, "step_times_s", "losses")
+    found = _each(found, "timed", lambda operation: _emptied(operation, "seconds"))
+    return _each(found, "figures", lambda figure: _emptied(figure, "samples"))
+
+
+def _emptied(data: Any, *names: str) -> Any:
+    """Return *data* with the lists of numbers of these names empty."""
+    lists = [name for name in names if isinstance(data, dict) and _are_numbers(data.get(name))]
+    return {**data, **{name: [] for name in lists}} if lists else data
+
+
+def _each(data: Any, name: str, change: Callable[[Any], Any]) -> Any:
+    """Return *data* with each element of the list of this name changed."""
+    if not isinstance(data, dict) or not isinstance(data.get(name), list):
+        return data
+    return {**data, name: [change(one) for one in data[name]]}
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and {*map(type, value)} <= {int, float}
 
 
 PURPOSES = ("nightly", "change", "manual")

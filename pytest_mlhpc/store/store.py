@@ -1,7 +1,8 @@
 """The store of records: one append-only file of JSON lines per process, without locks, so that any file system will do.
 
 A line is written by one ``write`` to a file that only this process writes, and synced. A process that dies while it writes
-leaves at most one torn last line, which readers name and skip.
+leaves at most one torn last line, which readers name and skip. A file of long ago may be replaced whole by one without samples
+(``session/retention.py``); its lines then begin elsewhere, and ids stay.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.files import append_lines, read_json
@@ -48,7 +50,7 @@ class Store:
             StoreError: disk full, over quota, not writable; names the path. Nothing torn is left behind.
         """
         try:
-            line = json.dumps(to_json(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+            line = json_line(to_json(record))
         except (TypeError, ValueError) as error:
             raise StoreError(f"record {record.id} cannot be stored as JSON: {error}") from error
         descriptor = self._open(record)
@@ -59,9 +61,11 @@ class Store:
 
     def _open(self, record: Record) -> int:
         if self._descriptor is not None:
-            return self._descriptor
-        month = dt.datetime.fromtimestamp(record.created_ns / 1e9, tz=dt.UTC).strftime("%Y-%m")
-        path = self._state_dir / "records" / month / f"{self._session_id}.jsonl"
+            if self.path is not None and _names(self.path, self._descriptor):
+                return self._descriptor
+            self.close()  # another file has taken its place, as after `mlhpc records prune`
+        name = f"{self._session_id}.jsonl"
+        path = self.path or self._state_dir / "records" / month_of(record.created_ns) / name
         try:
             make_directories(path.parent, self._state_dir)
             descriptor = os.open(
@@ -80,6 +84,28 @@ class Store:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Return whether *path* is still the name of the open file."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def month_of(moment_ns: int) -> str:
+    """Return the name of the folder below ``records`` for a time: ``2026-11``."""
+    return dt.datetime.fromtimestamp(moment_ns / 1e9, tz=dt.UTC).strftime("%Y-%m")
+
+
+def json_line(data: Any) -> bytes:
+    """Return the JSON form of a record as a line of a record file.
+
+    Raises:
+        TypeError, ValueError: it holds what JSON does not.
+    """
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def record_files(state_dir: Path) -> list[Path]:
@@ -105,6 +131,15 @@ def parse_record(line: bytes) -> Record:
         data = read_json(line)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"damaged line: {error}") from error
+    return record_of(data)
+
+
+def record_of(data: Any) -> Record:
+    """Return the record whose JSON form is *data*.
+
+    Raises:
+        SchemaError: it is none, or of another schema.
+    """
     found = data.get("schema") if isinstance(data, dict) else None
     if isinstance(found, int) and found < SCHEMA:
         raise SchemaError(f"schema {found} is older than {SCHEMA}, the oldest this version reads")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import datetime as dt
 import json
 import sys
@@ -102,6 +103,14 @@ def nanoseconds(date: str) -> int:
     if not -(2**63) <= found < 2**63:
         raise ValueError(f"{date} is not between the years 1678 and 2262")
     return found
+
+
+def months_before(moment_ns: int, months: int) -> int:
+    """Return the same hour of the same day so many months earlier; of a shorter month, that of its last day."""
+    moment = dt.datetime.fromtimestamp(moment_ns // 10**9, tz=dt.UTC)
+    year, month = divmod(moment.year * 12 + moment.month - 1 - months, 12)
+    day = min(moment.day, calendar.monthrange(year, month + 1)[1])
+    return int(moment.replace(year=year, month=month + 1, day=day).timestamp()) * 10**9
 
 
 def iso(moment_ns: int) -> str:

@@ -8,11 +8,10 @@ import contextlib
 import json
 import os
 import secrets
-import signal
-import sys
 from pathlib import Path
 
 import pytest
+from killed_lines import killed_at, lines_run, moments
 from nights_of import store
 from pushing import Server, floats, measured, start
 
@@ -56,58 +55,6 @@ def work(state_dir, server):
     push_records(Sender(server, state_dir), begun, lambda _text: None)
 
 
-def lines_run(action):
-    """Return the lines of the product that *action* runs, in their order."""
-    found = []
-
-    def trace(frame, event, _argument):
-        if frame.f_code.co_filename not in TRACED:
-            return None
-        if event == "line":
-            found.append((frame.f_code.co_filename, frame.f_lineno))
-        return trace
-
-    sys.settrace(trace)
-    try:
-        action()
-    finally:
-        sys.settrace(None)
-    return found
-
-
-def killed_at(number, action):
-    """Let a child do it, and be killed when the product is about to run its line of that number."""
-    child = os.fork()
-    if child == 0:
-        left = [number]
-
-        def trace(frame, event, _argument):
-            if frame.f_code.co_filename not in TRACED:
-                return None
-            if event == "line":
-                if not left[0]:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left[0] -= 1
-            return trace
-
-        try:
-            sys.settrace(trace)
-            action()
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
-
-
-def moments(lines):
-    """Return the numbers of the first and of the last time that each line is run."""
-    first, last = {}, {}
-    for number, line in enumerate(lines):
-        first.setdefault(line, number)
-        last[line] = number
-    return sorted({*first.values(), *last.values()})
-
-
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     """Return what makes a new store and server: an old record, then four chunks of new ones in two files."""
@@ -131,11 +78,11 @@ def refused(state_dir):
 
 def test_a_push_that_is_killed_at_any_line_has_everything_once_after_another_push(world):
     state_dir, server = world("first")
-    numbers = moments(lines_run(lambda: work(state_dir, server)))
+    numbers = moments(lines_run(TRACED, lambda: work(state_dir, server)))
     assert len(numbers) > 150
     for number in numbers:
         state_dir, server = world(str(number))
-        assert killed_at(number, lambda: work(state_dir, server))  # noqa: B023 - it is called at once
+        assert killed_at(TRACED, number, lambda: work(state_dir, server))  # noqa: B023 - it is called at once
         work(state_dir, server)
         assert server.all_ever().values == floats(2, 3, 5, 6, 7)
         assert len(server.all_ever().points) == 11
@@ -150,10 +97,10 @@ def test_a_first_start_that_is_killed_at_any_line_is_whole_or_made_again(tmp_pat
         return tmp_path / name
 
     state_dir = make("first")
-    numbers = moments(lines_run(lambda: begin(state_dir, lambda _text: None)))
+    numbers = moments(lines_run(TRACED, lambda: begin(state_dir, lambda _text: None)))
     for number in numbers:
         state_dir = make(str(number))
-        assert killed_at(number, lambda: begin(state_dir, lambda _text: None))  # noqa: B023 - it is called at once
+        assert killed_at(TRACED, number, lambda: begin(state_dir, lambda _text: None))  # noqa: B023 - it is called at once
         begun = begin(state_dir, lambda _text: None)
         assert begun == read_start(state_dir)
         assert list(begun.sizes) == ["2027-01/s1.jsonl"]
@@ -161,11 +108,11 @@ def test_a_first_start_that_is_killed_at_any_line_is_whole_or_made_again(tmp_pat
 
 def test_a_start_anew_that_is_killed_at_any_line_sends_all_or_what_waited(world):
     state_dir, _ = world("first")
-    numbers = moments(lines_run(lambda: restart(state_dir, 0)))
+    numbers = moments(lines_run(TRACED, lambda: restart(state_dir, 0)))
     for number in numbers:
         state_dir, server = world(str(number))
         work(state_dir, server)
-        assert killed_at(number, lambda: restart(state_dir, 0))  # noqa: B023 - it is called at once
+        assert killed_at(TRACED, number, lambda: restart(state_dir, 0))  # noqa: B023 - it is called at once
         anew = start(state_dir).since_ns == 0
         work(state_dir, server)
         assert server.all_ever().values == floats(*[1] * anew, 2, 3, 5, 6, 7)
@@ -182,11 +129,11 @@ def test_refused_lines_that_are_sent_once_more_outlive_a_kill_at_any_line(world,
         retry_rejected(Sender(server, state_dir))
 
     state_dir, server = make("first")
-    numbers = moments(lines_run(retry))
+    numbers = moments(lines_run(TRACED, retry))
     assert server.values == [4.0]
     for number in numbers:
         state_dir, server = make(str(number))
-        assert killed_at(number, retry)
+        assert killed_at(TRACED, number, retry)
         retry()
         assert server.all_ever().values == [4.0]
         assert refused(state_dir) == set()

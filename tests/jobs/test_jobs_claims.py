@@ -23,7 +23,7 @@ from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs import ledger_files, resume
 from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
-from pytest_mlhpc.jobs.ledger_files import DEAD_S, Owner
+from pytest_mlhpc.jobs.ledger_files import DEAD_S, Owner, sessions_in_ledgers
 from pytest_mlhpc.jobs.resume import adopt, open_entries
 
 STEPS = ("made", "claimed", "adopted", "moved", "returned", "closed")
@@ -493,3 +493,23 @@ def test_a_ledger_that_cannot_be_put_aside_stays_its_claimers_until_the_next(tmp
     assert states(tmp_path) == {}
     assert claim(tmp_path, "me2").adopted == []
     assert sorted(path.name for path in closed.iterdir()) == ["dead.jsonl", "me.jsonl"]
+
+
+def test_sessions_in_ledgers_are_those_that_are_open_and_those_whose_folders_are_in_use(tmp_path):
+    assert sessions_in_ledgers(tmp_path) == frozenset()
+    left_behind(tmp_path, "first", entry("a", directory="/state/runs/origin/a"), until_ns=later())
+    left_behind(tmp_path, "second", entry("b", session="earlier"), until_ns=later())
+    assert sessions_in_ledgers(tmp_path) == {"first", "origin", "second", "earlier"}
+    claimed = tmp_path / "ledger/claimed"
+    claimed.mkdir()
+    (tmp_path / "ledger/first.jsonl").rename(claimed / "first@claimer.jsonl")
+    closed = tmp_path / "ledger/closed"
+    closed.mkdir()
+    (tmp_path / "ledger/second.jsonl").rename(closed / "second.jsonl")
+    assert sessions_in_ledgers(tmp_path) == {"first", "origin", "claimer"}
+
+
+def test_sessions_are_not_known_where_a_ledger_of_ours_is_damaged(tmp_path):
+    left_behind(tmp_path, "first", entry("a")).write_text("{\n")
+    with pytest.raises(StoreError, match="a ledger without owner"):
+        sessions_in_ledgers(tmp_path)

@@ -22,6 +22,30 @@ def test_a_full_disk_is_named_and_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_file_in_pieces_takes_its_place_once_it_is_ready(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("old")
+    sizes = []
+
+    def ready(descriptor: int) -> None:
+        sizes.append((os.fstat(descriptor).st_size, path.read_text()))
+
+    replace_file(path, iter([b"one\n", b"two\n"]), ready=ready)
+    assert (path.read_text(), sizes) == ("one\ntwo\n", [(8, "old")])
+
+
+def test_a_file_that_is_refused_when_it_is_ready_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("old")
+
+    def refuse(_descriptor: int) -> None:
+        raise StoreError("it has changed")
+
+    with pytest.raises(StoreError, match="it has changed"):
+        replace_file(path, "new", ready=refuse)
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("old", [path])
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "real.yaml").write_text("old")
     (tmp_path / "link.yaml").symlink_to("real.yaml")

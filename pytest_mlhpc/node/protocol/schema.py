@@ -79,8 +79,9 @@ class MetricValue:
     """One named figure of a run.
 
     ``samples`` are the single observations behind ``value`` in the order in which they were made (at most 4,096;
-    ``first`` and ``last`` are of the whole run, also where ``samples`` was thinned). ``tolerance`` is how far the figure
-    differs between equal runs by its nature, as a share, where that is more than of most figures.
+    ``first`` and ``last`` are of the whole run, also where ``samples`` was thinned). Of old records that were pruned only the best
+    one is there, if any. ``tolerance`` is how far the figure differs between equal runs by its nature, as a share, where that is
+    more than of most figures.
     """
 
     name: str

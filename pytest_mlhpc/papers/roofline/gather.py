@@ -71,17 +71,17 @@ def _newest(index: Index, wanted: RooflineQuery) -> Iterable[Record]:
     verdicts = ", ".join(f"'{verdict}'" for verdict in ACCEPTED)
     names = " OR ".join(f"substr(definition, 1, {len(name) + 1}) = '{name} '" for name in _WORKLOADS)
     rows = index.ask(
-        "SELECT path, start, system, partition, environment, device_model, fingerprint, benchmark, definition FROM records"  # noqa: S608 - our own words
+        "SELECT path, start, record_id, system, partition, environment, device_model, fingerprint, benchmark, definition FROM records"  # noqa: S608 - our own words
         f" WHERE attempt = 0 AND created_ns >= :since AND verdict IN ({verdicts}) AND ({names})"
         " AND (:system = '' OR system = :system) AND (:partition = '' OR partition = :partition)"
         " ORDER BY created_ns DESC, id DESC",
         {"since": wanted.since_ns, "system": wanted.system, "partition": wanted.partition},
     )
     taken: set[tuple[Any, ...]] = set()
-    for path, start, *key in rows:
+    for path, start, record_id, *key in rows:
         if tuple(key) in taken:
             continue
-        for record in index.read([(path, start)]):
+        for record in index.read([(path, start, record_id)]):
             if record.measurement is not None and neutral(record.overrides):
                 taken.add(tuple(key))
                 yield record
