@@ -106,8 +106,8 @@ def canonical_budget(value: object) -> str:
 
 
 #: Months in what a rate may be said of: 30 days, as limits of the judge count them.
-_MONTHS: Final = {"night": 1 / 30, "week": 7 / 30, "month": 1.0, "year": 365 / 30}
-_RATE = re.compile(rf"([0-9]{{1,6}}(?:\.[0-9]{{1,6}})?) per ({'|'.join(_MONTHS)})\Z")
+_MONTHS_IN: Final = {"night": 1 / 30, "week": 7 / 30, "month": 1.0, "year": 365 / 30}
+_RATE = re.compile(rf"([0-9]{{1,6}}(?:\.[0-9]{{1,6}})?) per ({'|'.join(_MONTHS_IN)})\Z")
 
 
 def parse_rate(value: object) -> float:
@@ -121,7 +121,7 @@ def parse_rate(value: object) -> float:
         raise ValueError(
             f"{_short(value)} is not a rate above 0; write it like '1 per month' or '4 per year'"
         )
-    return float(match[1]) / _MONTHS[match[2]]
+    return float(match[1]) / _MONTHS_IN[match[2]]
 
 
 def format_size(size: int) -> str:
