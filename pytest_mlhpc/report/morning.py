@@ -162,11 +162,8 @@ class Morning:
         """Return at most 25 lines. Text is cut to *width*; a command is never cut, as it is there to be copied."""
         lines = [MorningLine("head", self.head)]
         lines += [MorningLine("note", "; ".join(self.notes))] if self.notes else []
-        lines += [line for one in self.act_now[:MOST_URGENT] for line in _lines_of(one)]
-        if rest := self.act_now[MOST_URGENT:]:
-            more = self.alerts if any(one.alert for one in rest) else self.more
-            lines.append(MorningLine("more", f"and {len(rest)} more: {more}"))
         end = self._counts()
+        lines += self._urgent(MOST_LINES - len(lines) - len(end) - bool(self.did_not_run))
         lines += self._causes(MOST_LINES - len(lines) - len(end)) + end
         return [_cut(line, width) for line in lines]
 
@@ -203,6 +200,21 @@ class Morning:
             **found,
             "report": self.report,
         }
+
+    def _urgent(self, room: int) -> list[MorningLine]:
+        """Return the incidents of which as many as fit are shown whole, five at most, and one line for the others."""
+        lines: list[MorningLine] = []
+        shown = 0
+        for item in self.act_now[:MOST_URGENT]:
+            found, others = _lines_of(item), len(self.act_now) - shown > 1
+            if len(lines) + len(found) + others > room:
+                break
+            lines += found
+            shown += 1
+        if rest := self.act_now[shown:]:
+            more = self.alerts if any(one.alert for one in rest) else self.more
+            lines.append(MorningLine("more", f"and {len(rest)} more: {more}"))
+        return lines
 
     def _causes(self, room: int) -> list[MorningLine]:
         """Return what did not run, as many causes as fit, and one line for those that do not."""

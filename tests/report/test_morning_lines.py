@@ -49,6 +49,22 @@ PAGES = st.builds(
 )  # fmt: skip
 
 
+def test_a_page_on_which_everything_happened_at_once_shows_one_incident_less():
+    item = MorningItem(
+        what="test_a 9 % slower", why="on node n7", command="mlhpc history test_a", name="test_a"
+    )
+    alert, node = OpenAlert("a", 1, "test_b slower"), NodeOut("alps", "gpu", "n1", "clock")
+    everything = dict.fromkeys(("act_now", "did_not_run", "watching", "improved", "waiting"), (item,) * 6)
+    page = Morning(
+        "night", "night of today", notes=("a clock is wrong",), nodes_out=(node,), still_open=(alert,),
+        recovered=(alert,), report="https://bench", more="mlhpc records list", **everything,
+    )  # fmt: skip
+    lines = page.lines()
+    assert len(lines) == 23
+    assert (lines.count("test_a 9 % slower"), lines.count("and 2 more: mlhpc records list")) == (4, 1)
+    assert "did not run or broke: 6 causes: mlhpc records list" in lines
+
+
 @given(PAGES, st.integers(40, 300))
 def test_whatever_comes_a_page_has_25_printable_lines_at_most_and_text_no_longer_than_the_terminal(
     page, width
