@@ -87,6 +87,7 @@ def test_no_message_names_a_file_of_the_checkout():
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in sentences:
                 found += [
-                    (path.name, node.value) for _ in re.findall(r"\bdocs/(?!CODEOWNERS)|pytest suites/\w", node.value)
+                    (path.name, node.value)
+                    for _ in re.findall(r"\bdocs/(?!CODEOWNERS)|pytest suites/\w", node.value)
                 ]
     assert {name for name, _ in found} == {"files.py"}, found

@@ -15,7 +15,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([kKMGTP]?i?B)\Z")
 _PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(min|[smhd])")
 _DURATION = re.compile(rf"(?:{_PART.pattern} ?)+\Z")
-_MONTHS = re.compile(r"([0-9]{1,4}) ?(y|years?|months?)\Z")
+_CALENDAR = re.compile(r"([0-9]{1,4}) ?(y|years?|months?)\Z")
 _BUDGET = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) (node|device|core)-hours?\Z")
 #: No node has more memory, no file set more bytes: an exbibyte and more is a slip of the pen.
 _LARGEST_SIZE: Final = 2**60
@@ -62,7 +62,7 @@ def parse_months(text: str) -> int:
     Raises:
         ValueError: not years or months, not above zero, or more than a century.
     """
-    match = _MONTHS.match(text.strip())
+    match = _CALENDAR.match(text.strip())
     months = int(match[1]) * (12 if match[2].startswith("y") else 1) if match else 0
     if not 0 < months <= 1200:
         raise ValueError(f"{_short(text)} is not a time like 2y or 18 months")
@@ -106,8 +106,8 @@ def canonical_budget(value: object) -> str:
 
 
 #: Months in what a rate may be said of: 30 days, as limits of the judge count them.
-_MONTHS_IN: Final = {"night": 1 / 30, "week": 7 / 30, "month": 1.0, "year": 365 / 30}
-_RATE = re.compile(rf"([0-9]{{1,6}}(?:\.[0-9]{{1,6}})?) per ({'|'.join(_MONTHS_IN)})\Z")
+_MONTHS: Final = {"night": 1 / 30, "week": 7 / 30, "month": 1.0, "year": 365 / 30}
+_RATE = re.compile(rf"([0-9]{{1,6}}(?:\.[0-9]{{1,6}})?) per ({'|'.join(_MONTHS)})\Z")
 
 
 def parse_rate(value: object) -> float:
@@ -121,7 +121,7 @@ def parse_rate(value: object) -> float:
         raise ValueError(
             f"{_short(value)} is not a rate above 0; write it like '1 per month' or '4 per year'"
         )
-    return float(match[1]) / _MONTHS_IN[match[2]]
+    return float(match[1]) / _MONTHS[match[2]]
 
 
 def format_size(size: int) -> str:

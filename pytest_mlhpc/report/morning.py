@@ -387,8 +387,8 @@ def session_morning(
         waiting=tuple(items.get("waiting", ())),
         more=shlex.join(["mlhpc", "records", "list", "--session", last.session, "--limit", "1000", *options]),
         alerts=shlex.join(["mlhpc", "alert", "list", *options]),
-        accept_improved=_accept(names.get("improved", ()), options),
-        accept_new=_accept(names.get("waiting", ()), options),
+        accept_improved=accept_command(names.get("improved", ()), (last.session,), options),
+        accept_new=accept_command(names.get("waiting", ()), (last.session,), options),
     )
 
 
@@ -400,11 +400,12 @@ def change_morning(records: Sequence[Record]) -> Morning:
     return replace(page, kind="change", head=f"{of}: {page.measured} of {page.expected} measured{hours}")
 
 
-def _accept(tests: Sequence[str], options: Sequence[str]) -> str:
-    """Return the command that accepts a few tests; empty for many, which nobody accepts in one breath."""
-    if not 0 < len(tests) <= MOST_NAMES:
+def accept_command(tests: Sequence[str], sessions: Sequence[str], options: Sequence[str]) -> str:
+    """Return the command that accepts a few tests by their names, or all that is new in a few sessions; empty for more."""
+    what = tests if len(tests) <= MOST_NAMES else sessions
+    if not tests or not 0 < len(what) <= MOST_NAMES:
         return ""
-    return shlex.join(["mlhpc", "baseline", "accept", *tests, "--reason", "TEXT", *options])
+    return shlex.join(["mlhpc", "baseline", "accept", *what, "--reason", "TEXT", *options])
 
 
 def _record_item(record: Record, options: Sequence[str], roots: Mapping[str, str]) -> MorningItem:
@@ -455,8 +456,9 @@ def _section(verdict: str) -> str:
         "inconclusive": "watching",
         "improved": "improved",
         "no_baseline": "waiting",
+        "new": "waiting",
     }
-    return "fine" if verdict in FINE else found.get(verdict, "act_now")
+    return found.get(verdict, "fine" if verdict in FINE else "act_now")
 
 
 def _nodes_out(records: Iterable[Record]) -> tuple[NodeOut, ...]:

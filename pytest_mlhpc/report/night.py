@@ -26,11 +26,11 @@ from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.series import Night
 from pytest_mlhpc.jobs.budget import hours_text
 from pytest_mlhpc.report.morning import (
-    MOST_NAMES,
     Morning,
     MorningItem,
     NodeOut,
     OpenAlert,
+    accept_command,
 )
 from pytest_mlhpc.store.record import INFRASTRUCTURE, SeriesKey
 from pytest_mlhpc.store.text import count as counted
@@ -92,6 +92,10 @@ class _Tonight:
         """Return the short name of a benchmark's test, with its target."""
         return short(self.runs[key][-1].node_id)
 
+    def tests(self, keys: Iterable[SeriesKey]) -> list[str]:
+        """Return the node ids of benchmarks that ran tonight."""
+        return [self.newest[key].node_id for key in keys]
+
     def ended_as(self, *verdicts: str) -> list[SeriesKey]:
         """Return the benchmarks of tonight with one of *verdicts*, in their order."""
         return [key for verdict in verdicts for key, one in self.newest.items() if one.verdict == verdict]
@@ -139,8 +143,8 @@ def night_morning(nights: Iterable[Night], book: Book, asked: MorningQuery) -> M
         waiting=tuple(_test_items(waiting, tonight)),
         more=_command(["mlhpc", "records", "list", *_session(sessions), "--limit", "1000"], asked),
         alerts=_command(["mlhpc", "alert", "list"] if asked.sent else ["mlhpc", "history", "changes"], asked),
-        accept_improved=_accept(improved, sessions, tonight, asked),
-        accept_new=_accept(waiting, sessions, tonight, asked),
+        accept_improved=accept_command(tonight.tests(improved), sessions, asked.options),
+        accept_new=accept_command(tonight.tests(waiting), sessions, asked.options),
         report=asked.report,
     )
     return replace(page, head=_head(page, tonight, asked))
@@ -415,17 +419,6 @@ def _open_alert(incident: Incident) -> OpenAlert:
 
 def _session(sessions: Sequence[str]) -> list[str]:
     return ["--session", *sessions] if len(sessions) == 1 else []
-
-
-def _accept(
-    keys: Sequence[SeriesKey], sessions: Sequence[str], tonight: _Tonight, asked: MorningQuery
-) -> str:
-    """Return the command that accepts a few tests by their names, or all that is new in a few sessions."""
-    names = [tonight.newest[key].node_id for key in keys]
-    what = names if len(names) <= MOST_NAMES else sessions[: MOST_NAMES + 1]
-    if not what or len(what) > MOST_NAMES:
-        return ""
-    return _command(["mlhpc", "baseline", "accept", *what, "--reason", "TEXT"], asked)
 
 
 def _history(night: Night) -> list[str]:

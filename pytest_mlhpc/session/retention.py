@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import shutil
 import stat
 import time
@@ -26,7 +27,7 @@ from pytest_mlhpc.node.files import UNFINISHED, read_json
 from pytest_mlhpc.store.files import LEFT_AFTER_S, replace_file
 from pytest_mlhpc.store.record import without_samples
 from pytest_mlhpc.store.store import MAX_LINE, json_line, month_of, record_of
-from pytest_mlhpc.store.text import iso, quantity, table
+from pytest_mlhpc.store.text import count, iso, quantity, table
 
 #: What was written since then may be written again, also by a process that no ledger names.
 RECENT_NS = 86_400 * 10**9
@@ -84,10 +85,10 @@ class PruneReport:
             return f"nothing older than {day} is there to prune"
         pieces = []
         if self.records:
-            sessions = number(len(self.sessions), "session")
-            pieces.append(f"samples of {number(self.records, 'record')} of {sessions}")
+            sessions = count(len(self.sessions), "session")
+            pieces.append(f"samples of {count(self.records, 'record')} of {sessions}")
         if self.folders:
-            pieces.append(number(self.folders, "run folder"))
+            pieces.append(count(self.folders, "run folder"))
         what = " and ".join(pieces) or "what a killed run has left"
         return f"{would} {what} older than {day}: {quantity(self.freed, 'B')} {be}"
 
@@ -96,13 +97,13 @@ class PruneReport:
         lines = [self.summary()]
         if self.left:
             they = "it is" if len(self.left) == 1 else "they are"
-            lines += [f"{number(len(self.left), 'place')} left as {they}:", *_some(self.left)]
+            lines += [f"{count(len(self.left), 'place')} left as {they}:", *_some(self.left)]
         if self.other_users:
             lines.append(
-                f"{number(self.other_users, 'file or folder', 'files and folders')} of other users left"
+                f"{count(self.other_users, 'file or folder', 'files and folders')} of other users left"
             )
         if self.failed:
-            lines += [f"{number(len(self.failed), 'failure')}:", *_some(self.failed)]
+            lines += [f"{count(len(self.failed), 'failure')}:", *_some(self.failed)]
         return "".join(f"{line}\n" for line in lines)
 
     def to_json(self) -> Mapping[str, object]:
@@ -118,11 +119,6 @@ class PruneReport:
             "left": self.left,
             "failed": self.failed,
         }
-
-
-def number(amount: int, noun: str, plural: str = "") -> str:
-    """Return ``1 record``, ``12,340 records``."""
-    return f"{amount:,} {noun if amount == 1 else plural or f'{noun}s'}"
 
 
 def _some(lines: list[str]) -> list[str]:
@@ -439,12 +435,10 @@ class UsageReport:
         if len(self.months) > _MOST:
             lines.append(f"and {len(self.months) - _MOST} more months; --json has them all")
         if self.other_users:
-            lines.append(f"of these, {number(self.other_users, 'file')} of other users")
+            lines.append(f"of these, {count(self.other_users, 'file')} of other users")
         if self.unreadable:
-            lines.append(
-                f"{number(len(self.unreadable), 'folder')} not counted, as this user may not read it"
-            )
-        lines += [f"`mlhpc records prune --older '{older}'`: {self.pruned.summary()}"]
+            lines.append(f"{count(len(self.unreadable), 'folder')} not counted, as this user may not read it")
+        lines += [f"`mlhpc records prune --older {shlex.quote(older)}`: {self.pruned.summary()}"]
         tables = f"{table([*rows, _row('total', self.total)])}\n{table(months)}"
         return tables + "".join(f"{line}\n" for line in lines)
 

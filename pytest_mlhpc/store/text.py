@@ -62,9 +62,11 @@ def from_to(before: float, after: float, unit: str, between: str = " -> ") -> st
     return f"{number if end == last.partition(' ')[2] else first}{between}{last}"
 
 
-def count(number: int, noun: str) -> str:
-    """Return ``1 run``, ``2 runs``, ``2 series``."""
-    return f"{number} {noun}{'s' * (number != 1 and not noun.endswith('series'))}"
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return ``1 run``, ``12,340 runs``, ``2 series``; *plural* where an s at the end is not enough."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {plural or (noun if noun.endswith('series') else f'{noun}s')}"
 
 
 def clean(text: str) -> str:

@@ -219,10 +219,22 @@ def test_status_names_the_state_folder_in_each_command_where_it_was_given():
 
 
 def test_status_of_a_good_session_is_one_line():
-    assert len(session_morning([record(1), record(2, verdict="new")]).lines()) == 1
-    unjudged = session_morning([record(1, verdict="no_baseline")])
-    assert unjudged.lines()[1].startswith(
-        "waiting to be accepted: 1 test: test_a[cirrus:standard]: mlhpc baseline accept"
+    assert len(session_morning([record(1), record(2)]).lines()) == 1
+
+
+@pytest.mark.parametrize("verdict", ["new", "no_baseline"])
+def test_status_of_a_first_session_says_how_to_accept_it(verdict):
+    assert (
+        session_morning([record(1, verdict=verdict)])
+        .lines()[1]
+        .startswith("waiting to be accepted: 1 test: test_a[cirrus:standard]: mlhpc baseline accept")
+    )
+
+
+def test_many_tests_are_accepted_by_their_session():
+    records = [record(number, verdict="new", node_id=f"test_it.py::test_{number}") for number in range(1, 6)]
+    assert (
+        f": mlhpc baseline accept {records[0].session} --reason TEXT" in session_morning(records).lines()[1]
     )
 
 

@@ -127,7 +127,7 @@ def test_usage_shows_kinds_months_and_what_pruning_would_free(years, mlhpc):
     assert lines[0].split() == ["kind", "files", "on", "disk", "length"]
     assert lines[1].split()[:2] == ["records", "82"]
     assert "total" in [line.split()[0] for line in lines if line]
-    assert lines[-1].startswith("`mlhpc records prune --older '2y'`: would prune samples of 82 records")
+    assert lines[-1].startswith("`mlhpc records prune --older 2y`: would prune samples of 82 records")
     dated(years / "records", OLD_DAYS)
     data = json.loads(mlhpc("records", "usage", "--older", "90d", "--json").out)
     assert data["schema"] == "mlhpc/records-usage/1"

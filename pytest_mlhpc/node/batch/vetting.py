@@ -128,7 +128,7 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: EndSignals, *, site: Site
 
 
 class DiscardedRelay:
-    """Takes what a run says and tells nobody: the controller knows nothing of this one."""
+    """Discards what a run reports: the controller does not know this run."""
 
     def send(self, run: RunPlan, kind: str, body: Mapping[str, Any]) -> None:
         """Forget it."""
