@@ -349,14 +349,39 @@ def _call(*argv: str) -> Optional[str]:
 #: cgroup-v1/memory.rst; the count in v1 is there since Linux 4.13).
 COUNTERS: Tuple[str, ...] = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
-_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+#: A count of kills, or the lone number of a counter of failures.
+_COUNT = re.compile(r"^(?:oom_kill )?(\d+)$", re.MULTILINE)
+
+#: The folder of a Slurm job in the path of a cgroup (slurm.schedmd.com/cgroups.html, "Slurm Cgroup hierarchy").
+_JOB = re.compile(r"^\d+:([^:\n]*):(/\S*?/job_\d+)(?=/|$)", re.MULTILINE)
 
 
-def kills(counters: Tuple[str, ...] = COUNTERS) -> int:
-    """Return how many processes of this container were killed for its memory limit; 0 where that is not told."""
+def job_counters(
+    own: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")
+) -> Tuple[str, ...]:
+    """Return the files that count how often this Slurm job met its memory limit; none where Slurm sets no limit.
+
+    They outlive a job step, and slurmstepd does not report every kill within one. In cgroup v2 the job's count has the
+    kills of all its steps. In v1 each cgroup counts its own kills alone, so that the job's refused allocations
+    (``memory.failcnt``) have to do: together with a SIGKILL they mean that the limit was the reason.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for controllers, path in _JOB.findall(own.read_text(encoding="utf-8")):
+            if not controllers:
+                return (f"{tree}{path}/memory.events",)
+            if "memory" in controllers.split(","):
+                return (f"{tree}/memory{path}/memory.failcnt",)
+    return ()
+
+
+def count_memory_events(counters: Tuple[str, ...] = COUNTERS) -> int:
+    """Return the number in the first file of *counters* that can be read; 0 where none can be.
+
+    Of a container it is the number of processes that were killed for its memory limit.
+    """
     for path in counters:
         with contextlib.suppress(OSError, ValueError):
-            found = _KILLS.search(Path(path).read_text(encoding="ascii"))
+            found = _COUNT.search(Path(path).read_text(encoding="ascii"))
             if found:
                 return int(found.group(1))
     return 0
@@ -367,11 +392,11 @@ class GrowthWatch:
 
     def __init__(self, counters: Tuple[str, ...] = COUNTERS) -> None:
         self._counters = counters
-        self._before = kills(counters)
+        self._before = count_memory_events(counters)
 
     def grown(self) -> bool:
         """Return whether something has been killed for the memory limit."""
-        return kills(self._counters) > self._before
+        return count_memory_events(self._counters) > self._before
 
 
 def raise_file_limit(ranks: int) -> None:

@@ -25,7 +25,7 @@ from pytest_mlhpc.node.batch.supervise import Server, Supervisor
 from pytest_mlhpc.node.cores import on_node, waiting_variables
 from pytest_mlhpc.node.files import make_private, own_folder, unwritten
 from pytest_mlhpc.node.launch import module_of, step
-from pytest_mlhpc.node.processes import CappedLog, GrowthWatch, describe_exit, say
+from pytest_mlhpc.node.processes import CappedLog, GrowthWatch, describe_exit, job_counters, say
 from pytest_mlhpc.node.protocol.channel import running_payload
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, BuildPlan, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
@@ -224,7 +224,8 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: EndSigna
         good = site.nodes[: run.nodes]
         book = RankBook(run, () if site.direct(run) else good)
         book.started = started
-        book.memory = GrowthWatch().grown if site.pod else None
+        if site.pod or site.slurm:
+            book.memory = (GrowthWatch() if site.pod else GrowthWatch(job_counters())).grown
         supervisor = Supervisor(book, directory, relay, signals.wakeup, signals.stop, lifeline=site.lifeline)
         execute(supervisor, run, path, site)
         started = book.started

@@ -152,3 +152,14 @@ def test_a_launcher_that_is_killed_while_the_kernel_kills_for_memory_ran_out_of_
     made.memory = lambda: killed
     made.launcher_ended(-9, "", is_rank=True)
     assert trouble(made)[0] == outcome
+
+
+@pytest.mark.parametrize(("at_limit", "outcome"), [(True, "out_of_memory"), (False, "worker_killed")])
+def test_a_kill_of_which_slurm_does_not_say_why_is_one_for_memory_where_the_job_met_its_limit(
+    at_limit, outcome
+):
+    made, words = book(), LauncherOutput()
+    made.memory = lambda: at_limit
+    words.feed(b"srun: error: node1: task 0: Killed\n")
+    made.launcher_ended(137, "", is_rank=False, words=words)
+    assert trouble(made)[0] == outcome

@@ -13,7 +13,6 @@ from running_suites import wait_for
 
 from pytest_mlhpc.node.batch import pod
 from pytest_mlhpc.node.batch.pod_place import place_of
-from pytest_mlhpc.node.processes import GrowthWatch
 from pytest_mlhpc.node.protocol.lines import Fault
 from pytest_mlhpc.node.protocol.plan import MetricPattern
 from pytest_mlhpc.provision import payload
@@ -166,15 +165,6 @@ def test_the_rank_is_looked_up_where_kubernetes_left_the_reference_to_it(tmp_pat
     plan = Pods(tmp_path, run_plan()).plan
     environ = {"MLHPC_PODS": "4", "MLHPC_POD_RANK": "$(JOB_COMPLETION_INDEX)", "JOB_COMPLETION_INDEX": "3"}
     assert place_of(environ, plan).rank == 3
-
-
-def test_a_process_that_the_kernel_kills_for_memory_is_told_apart(tmp_path):
-    counter = tmp_path / "memory.events"
-    counter.write_text("low 0\noom 1\noom_kill 1\n")
-    watch = GrowthWatch((str(tmp_path / "none"), str(counter)))
-    assert not watch.grown()
-    counter.write_text("low 0\noom 2\noom_kill 2\n")
-    assert watch.grown()
 
 
 @pytest.mark.servers

@@ -109,7 +109,7 @@ def test_a_node_that_dies_under_the_second_of_three_packed_runs_costs_only_what_
     assert sorted(result.verdicts()) == ["node_failure", "node_failure", "unjudged", "unjudged", "unjudged"]
 
 
-def test_a_step_that_uses_more_memory_than_it_may_is_out_of_memory_and_the_next_one_runs(
+def test_what_uses_more_memory_than_it_may_is_out_of_memory_and_the_next_program_runs(
     start_own_slurm, make_suite
 ):
     if not Path("/sys/fs/cgroup/memory").is_dir():
@@ -119,19 +119,24 @@ def test_a_step_that_uses_more_memory_than_it_may_is_out_of_memory_and_the_next_
     suite = make_suite(start_own_slurm("--accounting", "none", "--cgroup", "v1"))
     suite.partition(memory="300MiB")
     suite.tests("""\
-        def python(text):
-            return program([sys.executable, "-c", text], RATE, judge=False, ranks_per_node=1)
+        def python(text, **ranks):
+            return program([sys.executable, "-c", text], RATE, judge=False, **ranks)
+
+        @python("x = b'x' * (1 << 30); print('rate: 4')", ranks_per_node=1)
+        def test_greedy(run): pass
 
         @python("x = b'x' * (1 << 30); print('rate: 4')")
-        def test_greedy(run): pass
+        def test_greedy_in_the_batch(run): pass
 
         @python("print('rate: 4')")
         def test_modest(run): pass
     """)
     result = suite.run("--mlhpc-pack")
-    result.expect(1, passed=1, failed=1)
-    assert "out_of_memory:" in reports_of(result)["greedy"]
-    assert verdicts_of(result) == {"greedy": "out_of_memory", "modest": "unjudged"}
+    result.expect(1, passed=1, failed=2)
+    logs = "\n".join(log.read_text() for log in suite.state.rglob("launcher.log"))
+    greedy = {"greedy": "out_of_memory", "greedy_in_the_batch": "out_of_memory"}
+    assert verdicts_of(result) == {**greedy, "modest": "unjudged"}, logs
+    assert all("out_of_memory:" in reports_of(result)[name] for name in greedy), logs
     assert len(suite.jobs()) == 1
 
 
