@@ -224,8 +224,7 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: EndSigna
         good = site.nodes[: run.nodes]
         book = RankBook(run, () if site.direct(run) else good)
         book.started = started
-        if site.pod or site.slurm:
-            book.memory = (GrowthWatch() if site.pod else GrowthWatch(job_counters())).grown
+        book.memory = memory_watch(site)
         supervisor = Supervisor(book, directory, relay, signals.wakeup, signals.stop, lifeline=site.lifeline)
         execute(supervisor, run, path, site)
         started = book.started
@@ -236,6 +235,13 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: EndSigna
     if (site.slurm or site.hub) and supervisor.broken_off:
         supervisor.await_signal(SIGNAL_LAG_S)
     report(supervisor, relay, began_ns)
+
+
+def memory_watch(site: Site) -> Optional[Callable[[], bool]]:
+    """Return what tells whether the memory limit of this pod or Slurm job was met from now on; None elsewhere."""
+    if site.pod:
+        return GrowthWatch().grown
+    return GrowthWatch(job_counters()).grown if site.slurm else None
 
 
 def prepare(
