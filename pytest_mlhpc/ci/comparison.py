@@ -14,6 +14,7 @@ from pytest_mlhpc.report.morning import Morning, change_morning
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
+from pytest_mlhpc.store.table import markdown_row, markdown_table
 from pytest_mlhpc.store.text import clean, one_line
 from pytest_mlhpc.store.verdict import FINE, NOTABLE, WORSE, Verdict
 
@@ -215,14 +216,14 @@ def _counts(comparison: CommitComparison) -> str:
 
 def _table(rows: Sequence[MetricRow]) -> str:
     head = ("test", "metric", "now", "accepted", "better by", "last nights", "better by", "verdict")
-    lines = [head, ("---",) * len(head)]
+    lines = markdown_table(head, ())
     for row in rows:
         now, accepted = _figure(row.value, row.unit), _figure(row.accepted, "")
         nightly = "" if row.nightly is None else f"{_figure(row.nightly, '')} (of {int(row.nights)})"
         verdict = _word(row.verdict) if row.verdict in _FINE else f"**{_word(row.verdict)}**"
         line = code(row.test), code(row.metric), now, accepted, _share(row.change), nightly
-        lines.append((*line, _share(row.nightly_change), verdict))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        lines.append(markdown_row((*line, _share(row.nightly_change), verdict)))
+    return "\n".join(lines)
 
 
 def _figure(value: float | None, unit: str) -> str:

@@ -35,7 +35,8 @@ from pytest_mlhpc.history.events import events
 from pytest_mlhpc.history.nightly import cache_path
 from pytest_mlhpc.influx.choice import chosen, store_text
 from pytest_mlhpc.store.record import provenance_of
-from pytest_mlhpc.store.text import iso, minutes, nanoseconds, one_line, table, tell
+from pytest_mlhpc.store.table import table
+from pytest_mlhpc.store.text import iso, minutes, nanoseconds, one_line, tell
 
 if TYPE_CHECKING:
     from pytest_mlhpc.alert.config import Config

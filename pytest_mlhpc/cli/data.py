@@ -24,6 +24,7 @@ from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.worker.data.files import DataError
+from pytest_mlhpc.store.table import table
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Dataset
@@ -143,7 +144,9 @@ def workloads(python: str) -> CommandReport:
     failed = [f"{row['workload']} ({row['preset']}): {row['error']}" for row in rows if "error" in row]
     problems = [problem, *failed] if problem else failed
     sys.stderr.writelines(f"mlhpc data workloads: {one}\n" for one in problems)
-    return CommandReport(f"{table(rows)}\n{''.join(others)}", {"workloads": rows}, 1 if problems else 0)
+    return CommandReport(
+        f"{workload_table(rows)}\n{''.join(others)}", {"workloads": rows}, 1 if problems else 0
+    )
 
 
 @contextlib.contextmanager
@@ -265,18 +268,10 @@ def describe_workloads(python: str, asked: list[dict[str, Any]]) -> tuple[list[d
     return asked, f"sizes unknown: {python} ended with code {ended.returncode}: {last}"
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def workload_table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as aligned text; a size that is not known is ``-``."""
-    lines = [_COLUMNS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
-    text = [
-        "  ".join(
-            cell.rjust(width) if column > 3 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    return "\n".join([*text, "", "forward, training: operations of one sample; a multiply-add is two"])
+    text = table([_COLUMNS, *map(_cells, rows)], right=range(4, len(_COLUMNS)))
+    return f"{text}\nforward, training: operations of one sample; a multiply-add is two"
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

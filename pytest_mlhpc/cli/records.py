@@ -34,7 +34,8 @@ from pytest_mlhpc.store.cost import GROUPS, add_up, text_of
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record, default_branch_of
 from pytest_mlhpc.store.store import read_records
-from pytest_mlhpc.store.text import clean, count, iso, minutes, quantity, table, tell
+from pytest_mlhpc.store.table import table
+from pytest_mlhpc.store.text import clean, count, iso, minutes, quantity, tell
 
 if TYPE_CHECKING:
     from pytest_mlhpc.history.ingest import Ingested

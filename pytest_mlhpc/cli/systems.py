@@ -14,6 +14,7 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
 from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.store.table import aligned
 from pytest_mlhpc.store.text import count
 
 if TYPE_CHECKING:
@@ -44,13 +45,12 @@ def list_(known: bool, systems_file: str | None) -> CommandReport:
     from pytest_mlhpc.config.files import KNOWN
 
     rows = _rows(options.chosen_systems(str(KNOWN) if known else systems_file))
-    width = max(len(row["name"]) for row in rows)
     lines = []
     for row in rows:
         archived = " (archived)" if row["status"] == "archived" else ""
-        line = f"{row['name']:<{width}}  {', '.join(row['partitions'])}{archived}  {row['description']}"
-        lines.append(f"{line.rstrip()}\n")
-    return CommandReport("".join(lines), {"systems": rows})
+        rest = f"{', '.join(row['partitions'])}{archived}  {row['description']}"
+        lines.append(([row["name"]], [rest]))
+    return CommandReport("".join(f"{line}\n" for line in aligned(lines)), {"systems": rows})
 
 
 @command.command(

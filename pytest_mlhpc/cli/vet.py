@@ -22,7 +22,8 @@ from pytest_mlhpc.config.policy import OF_NODES, PROPERTIES, trouble
 from pytest_mlhpc.errors import Problem, UsageError
 from pytest_mlhpc.node.protocol.plan import BUDGET_S, VetSettings
 from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
-from pytest_mlhpc.store.text import iso, minutes, one_line, table
+from pytest_mlhpc.store.table import table
+from pytest_mlhpc.store.text import iso, minutes, one_line
 from pytest_mlhpc.store.text import tell as say
 
 if TYPE_CHECKING:

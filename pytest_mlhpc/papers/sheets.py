@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pytest_mlhpc.papers.published import SOURCES
 from pytest_mlhpc.papers.throughput import EFFECTIVE, JOB, TABLES, Section, Tables, ThroughputLine
-from pytest_mlhpc.report.compare_output import escaped, plain
 from pytest_mlhpc.report.figures import CONFIDENCE, Estimate
+from pytest_mlhpc.store.table import (
+    WIDTH,
+    aligned,
+    chopped,
+    csv_text,
+    escaped,
+    markdown_row,
+    markdown_table,
+    widest,
+    wrapped,
+)
 from pytest_mlhpc.store.text import clean, figure
 
 #: What stands for a figure that is not known.
@@ -201,19 +208,15 @@ def markdown_of(tables: Tables, head: Sequence[str]) -> str:
     lines = [escaped(sentence) for sentence in [*head, *explained(tables)]]
     lines += ["", *(f"* {escaped(sentence)}" for sentence in common(tables))]
     for sheet in sheets(tables):
-        lines += ["", f"### {escaped(sheet.title)}", "", _markdown_row(headings_of(sheet))]
-        lines.append("|---" + "|---:" * (len(sheet.headings) - 1) + "|")
+        lines += ["", f"### {escaped(sheet.title)}", ""]
+        lines += markdown_table(headings_of(sheet), (), range(1, len(sheet.headings)))
         for block in sheet.blocks:
             apart = f" (apart from the first: {block.apart})" if block.apart else ""
             lines.append(f"| **{escaped(block.heading + apart)}** " + "| " * (len(sheet.headings) - 1) + "|")
-            lines += [_markdown_row(row) for row in block.rows]
+            lines += [markdown_row(map(escaped, row)) for row in block.rows]
     for heading, told in remarks(tables):
         lines += ["", f"{escaped(heading)}:", "", *(f"* {escaped(line)}" for line in told)]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(escaped, cells))} |"
 
 
 def latex_of(tables: Tables, head: Sequence[str]) -> str:
@@ -265,19 +268,16 @@ def _comment(text: str) -> str:
 
 def csv_of(tables: Tables) -> str:
     """Return one line for each figure, under a line of headings."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, _CSV, lineterminator="\n")
-    writer.writeheader()
-    for section, line, metric in rows_of(tables):
-        values = {
+    rows = (
+        {
             **_section(section, tables.parity),
             "table": metric,
             "unit": TABLES[metric],
             **_figures(line, metric),
         }
-        flat = {name: _flat(value) for name, value in values.items()}
-        writer.writerow({name: plain(value) for name, value in flat.items() if value not in (None, "")})
-    return out.getvalue()
+        for section, line, metric in rows_of(tables)
+    )
+    return csv_text(_CSV, ({name: _flat(value) for name, value in row.items()} for row in rows))
 
 
 def _flat(value: Any) -> Any:
@@ -332,73 +332,37 @@ def _figures(line: ThroughputLine, metric: str) -> dict[str, Any]:
     }
 
 
-WIDTH: Final = 100
 #: A system's name has what the figures leave of a line, within these; longer ones are wrapped.
 _LEAST, _MOST = 16, 40
 
 
 def text_of(tables: Tables, head: Sequence[str]) -> str:
     """Return the tables, below the sentences *head*, and above what is not comparable and the sources."""
-    lines = [line for sentence in [*head, *explained(tables)] for line in _wrapped(sentence, "")]
-    lines += [line for sentence in common(tables) for line in _wrapped(sentence, "  ")]
+    lines = [line for sentence in [*head, *explained(tables)] for line in wrapped(sentence, "")]
+    lines += [line for sentence in common(tables) for line in wrapped(sentence, "  ")]
     for sheet in sheets(tables):
-        lines += ["", *_wrapped(sheet.title, "  "), *_table(sheet)]
+        lines += ["", *wrapped(sheet.title, "  "), *_table(sheet)]
     for heading, told in remarks(tables):
         lines += ["", f"{heading}:"]
         for line in told:
-            lines += [f"  {part}" for part in _wrapped(line, "  ", WIDTH - 2)]
+            lines += [f"  {part}" for part in wrapped(line, "  ", WIDTH - 2)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 def _table(sheet: Sheet) -> list[str]:
-    from rich.cells import cell_len
-
     rows = [row for block in sheet.blocks for row in block.rows]
-    figures = [
-        max(cell_len(row[at]) for row in [sheet.headings, *rows]) for at in range(1, len(sheet.headings))
-    ]
+    figures = [widest(row[at] for row in [sheet.headings, *rows]) for at in range(1, len(sheet.headings))]
     most = min(_MOST, max(_LEAST, WIDTH - 2 - sum(width + 2 for width in figures)))
-    widths = [max(cell_len(part) for row in rows for part in _chopped(row[0], most)), *figures]
-    lines = [_line(sheet.headings, widths)]
+    widths = [2 + widest(part for row in rows for part in chopped(row[0], most)), *figures]
+
+    def line(cells: Sequence[str]) -> list[str]:
+        *before, last = chopped(cells[0], most)
+        shown = [[f"  {last}"], *([cell] for cell in cells[1:])]
+        return [*(f"  {part}" for part in before), *aligned([shown], range(1, len(cells)), widths)]
+
+    lines = line(sheet.headings)
     for block in sheet.blocks:
-        lines += ["", *_wrapped(block.heading, "  ")]
-        lines += _wrapped(f"  apart from the first: {block.apart}", "    ") if block.apart else []
-        for row in block.rows:
-            *before, last = _chopped(row[0], most)
-            lines += [f"  {part}" for part in before]
-            lines.append(_line((last, *row[1:]), widths))
+        lines += ["", *wrapped(block.heading, "  ")]
+        lines += wrapped(f"  apart from the first: {block.apart}", "    ") if block.apart else []
+        lines += [part for row in block.rows for part in line(row)]
     return lines
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    from rich.cells import cell_len, set_cell_size
-
-    right = (
-        f"{' ' * (width - cell_len(cell))}{cell}" for cell, width in zip(cells[1:], widths[1:], strict=True)
-    )
-    return "  ".join(["  " + set_cell_size(cells[0], widths[0]), *right]).rstrip()
-
-
-def _chopped(text: str, most: int) -> list[str]:
-    """Return a name in parts of at most *most* cells, broken at blanks where there are some."""
-    from rich.cells import cell_len, chop_cells
-
-    plain = clean(text).replace("\n", " ")
-    if cell_len(plain) <= most:
-        return [plain]
-    if cell_len(plain) != len(plain):
-        return chop_cells(plain, most) or [""]
-    return textwrap.wrap(plain, most, break_on_hyphens=False) or [""]
-
-
-def _wrapped(text: str, indent: str, width: int = WIDTH) -> list[str]:
-    """Return *text* in lines of at most *width* cells, the second and later ones indented."""
-    from rich.cells import cell_len
-
-    plain = clean(text).replace("\n", " ")
-    # Wide letters take two cells: half as many fit in the worst case.
-    most = width if cell_len(plain) == len(plain) else width // 2
-    lead = plain[: len(plain) - len(plain.lstrip())]
-    return textwrap.wrap(
-        plain.strip(), most, initial_indent=lead, subsequent_indent=lead + indent, break_on_hyphens=False
-    )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -14,9 +11,18 @@ from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import Cell, ComparisonRow, Table
 from pytest_mlhpc.report.keys import Benchmark
 from pytest_mlhpc.report.machines import MachineColumn
-from pytest_mlhpc.store.text import clean, figure, iso, one_line
+from pytest_mlhpc.store.table import (
+    WIDTH,
+    aligned,
+    chopped,
+    csv_text,
+    escaped,
+    markdown_table,
+    widest,
+    wrapped,
+)
+from pytest_mlhpc.store.text import figure, iso, one_line
 
-WIDTH: Final = 100
 #: Most cells of a heading's or a metric's line; longer ones are wrapped, nothing is cut.
 _HEADING, _METRIC = 26, 44
 #: Most lines that say why cells are empty.
@@ -32,7 +38,7 @@ def text_of(table: Table, head: Sequence[str], *, show_keys: bool = False) -> st
     benchmarks = list(dict.fromkeys(row.key.benchmark for row in table.rows))
     common, labels = keys.labels(benchmarks)
     if common and table.rows:
-        lines += _wrapped(f"all rows: {common}", "  ")
+        lines += wrapped(f"all rows: {common}", "  ")
     if table.rows:
         for columns, beside in _column_groups(table):
             lines += ["", *_table(table, labels, columns, beside=beside)]
@@ -40,7 +46,7 @@ def text_of(table: Table, head: Sequence[str], *, show_keys: bool = False) -> st
     if show_keys:
         lines += ["", "benchmarks:"]
         for benchmark in benchmarks:
-            lines += _wrapped(f"  {labels[benchmark]}: {benchmark.name}: {benchmark.definition}", "    ")
+            lines += wrapped(f"  {labels[benchmark]}: {benchmark.name}: {benchmark.definition}", "  ")
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
@@ -106,7 +112,7 @@ def _missing(table: Table, labels: dict[Benchmark, str]) -> Lines:
     lines = ["", *textwrap.wrap(told, WIDTH)]
     reasons = empty_cells(table)
     for columns, benchmark, text in reasons[:MOST_LINES]:
-        lines += _wrapped(f"  {one_line(labels[benchmark], 200)}: {columns}: {one_line(text, 400)}", "    ")
+        lines += wrapped(f"  {one_line(labels[benchmark], 200)}: {columns}: {one_line(text, 400)}", "  ")
     if len(reasons) > MOST_LINES:
         lines.append(f"  and {len(reasons) - MOST_LINES} more; --json has all")
     return lines
@@ -132,34 +138,34 @@ def _width(table: Table, columns: Sequence[int], *, beside: bool) -> int:
 
 
 def _widths(table: Table, columns: Sequence[int], *, beside: bool) -> list[int]:
-    widths = [_widest([line for row in table.rows for line in _metric(row)])]
+    widths = [widest([line for row in table.rows for line in _metric(row)])]
     for place in columns:
         lines = _heading(table, place)
         for row in table.rows:
             lines += _cell(row.cells[place], beside=beside, per_device=table.per_device)
-        widths.append(_widest(lines))
+        widths.append(widest(lines))
     return widths
 
 
 def _table(table: Table, labels: dict[Benchmark, str], columns: Sequence[int], *, beside: bool) -> Lines:
     widths = _widths(table, columns, beside=beside)
-    lines = _joined([[], *(_heading(table, place) for place in columns)], widths)
+    lines = aligned([[[], *(_heading(table, place) for place in columns)]], widths=widths)
     last = ""
     for row, name in zip(table.rows, names_of(table, labels), strict=True):
         if name != last:
-            lines += _wrapped(name, "    ")
+            lines += wrapped(name, "    ")
             last = name
         shown = [_cell(row.cells[place], beside=beside, per_device=table.per_device) for place in columns]
-        lines += _joined([_metric(row), *shown], widths)
+        lines += aligned([[_metric(row), *shown]], widths=widths)
     return lines
 
 
 def _heading(table: Table, place: int) -> Lines:
-    return [line for part in table.columns[place].heading for line in _chopped(part, _HEADING)]
+    return [line for part in table.columns[place].heading for line in chopped(part, _HEADING)]
 
 
 def _metric(row: ComparisonRow) -> Lines:
-    return [f"  {line}" for line in _chopped(metric_of(row), _METRIC)]
+    return [f"  {line}" for line in chopped(metric_of(row), _METRIC)]
 
 
 def _cell(cell: Cell, *, beside: bool, per_device: bool) -> Lines:
@@ -169,55 +175,11 @@ def _cell(cell: Cell, *, beside: bool, per_device: bool) -> Lines:
     return [f"{first}  {second}"] if beside else [first, second]
 
 
-def _joined(cells: Sequence[Lines], widths: Sequence[int]) -> Lines:
-    """Return cells of several lines side by side."""
-    from rich.cells import set_cell_size
-
-    height = max(len(cell) for cell in cells)
-    return [
-        "  ".join(
-            set_cell_size(cell[at] if at < len(cell) else "", width)
-            for cell, width in zip(cells, widths, strict=True)
-        ).rstrip()
-        for at in range(height)
-    ]
-
-
-def _widest(lines: Sequence[str]) -> int:
-    from rich.cells import cell_len
-
-    return max((cell_len(line) for line in lines), default=0)
-
-
-def _chopped(text: str, width: int) -> Lines:
-    """Return *text* in lines of at most *width* cells of the terminal."""
-    from rich.cells import chop_cells
-
-    return chop_cells(clean(text).replace("\n", " "), width) or [""]
-
-
-def _wrapped(text: str, indent: str) -> Lines:
-    """Return *text* in lines of at most :data:`WIDTH` cells, broken at blanks where there are some."""
-    from rich.cells import cell_len
-
-    plain = clean(text).replace("\n", " ")
-    if cell_len(plain) <= WIDTH:
-        return [plain]
-    # Wide letters take two cells: half as many fit in the worst case.
-    width = WIDTH if cell_len(plain) == len(plain) else WIDTH // 2
-    first = plain[: len(plain) - len(plain.lstrip())]
-    return textwrap.wrap(
-        plain.strip(), width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
-    )
-
-
 _CSV: Final = (
     "benchmark", "definition", "metric", "unit", "better", "data_kind", "cache", "system", "partition", "environment", "device_model",
     "fingerprint", "median", "spread", "runs", "busy_runs", "newest", "devices", "measured_definition", "ratio", "word", "missing",
     "why",
 )  # fmt: skip
-#: What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection").
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def data_of(table: Table, about: dict[str, Any]) -> dict[str, Any]:
@@ -230,14 +192,14 @@ def data_of(table: Table, about: dict[str, Any]) -> dict[str, Any]:
 
 def csv_of(table: Table) -> str:
     """Return one line for each cell, under a line of headings."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, _CSV, lineterminator="\n")
-    writer.writeheader()
-    for row in table.rows:
-        for column, cell in zip(table.columns, row.cells, strict=True):
-            values = {**_row(row), **_machine(column), **_figures(cell)}
-            writer.writerow({name: plain(value) for name, value in values.items() if value is not None})
-    return out.getvalue()
+    return csv_text(
+        _CSV,
+        (
+            {**_row(row), **_machine(column), **_figures(cell)}
+            for row in table.rows
+            for column, cell in zip(table.columns, row.cells, strict=True)
+        ),
+    )
 
 
 def markdown_of(table: Table, head: Sequence[str]) -> str:
@@ -245,19 +207,21 @@ def markdown_of(table: Table, head: Sequence[str]) -> str:
     common, labels = keys.labels([row.key.benchmark for row in table.rows])
     lines = [escaped(sentence) for sentence in head]
     lines += [escaped(f"all rows: {common}")] if common and table.rows else []
-    if table.rows:
-        lines += ["", _line(["benchmark", "metric", *(column.name for column in table.columns)])]
-        lines.append("|---" * (2 + len(table.columns)) + "|")
-    for row, name in zip(table.rows, names_of(table, labels), strict=True):
-        figures = (
-            ", ".join(filter(None, (measured(cell, per_device=table.per_device), compared(cell))))
-            for cell in row.cells
-        )
-        lines.append(_line([name, metric_of(row), *figures]))
+    rows = [
+        [name, metric_of(row), *(_cell_text(cell, per_device=table.per_device) for cell in row.cells)]
+        for row, name in zip(table.rows, names_of(table, labels), strict=True)
+    ]
+    if rows:
+        head_row = ["benchmark", "metric", *(column.name for column in table.columns)]
+        lines += ["", *markdown_table(head_row, rows)]
     if told := counted(table):
         lines += ["", escaped(told), ""]
         lines += [f"* {escaped(f'{labels[b]}: {columns}: {why}')}" for columns, b, why in empty_cells(table)]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _cell_text(cell: Cell, *, per_device: bool) -> str:
+    return ", ".join(filter(None, (measured(cell, per_device=per_device), compared(cell))))
 
 
 def _row(row: ComparisonRow) -> dict[str, Any]:
@@ -298,21 +262,3 @@ def _figures(cell: Cell) -> dict[str, Any]:
         "ratio": cell.ratio,
         "word": cell.word,
     }
-
-
-def plain(value: Any) -> Any:
-    """Return what a spreadsheet shows as it is; figures stay figures."""
-    if not isinstance(value, str):
-        return value
-    text = clean(value).replace("\n", " ")
-    return f"'{text}" if value.startswith(_FORMULA) or text.startswith(_FORMULA) else text
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(escaped, cells))} |"
-
-
-def escaped(text: str) -> str:
-    """Return *text* such that Markdown shows it as it is; underscores within words need nothing."""
-    plain = clean(text).replace("\n", " ").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*\[\]|~$#!]|(?<!\w)_|_(?!\w))", r"\\\1", plain)

@@ -18,6 +18,7 @@ from pytest_mlhpc.judge.rules import MAY_BE_TOO_LOW, NIGHTS
 from pytest_mlhpc.node.vet.finding import VetVerdict as NodesVerdict
 from pytest_mlhpc.session.bench import Bench, bench_of
 from pytest_mlhpc.session.run import change
+from pytest_mlhpc.store.table import aligned
 from pytest_mlhpc.store.text import count, quantity
 from pytest_mlhpc.store.verdict import FINE, NOTABLE, MetricVerdict, Verdict
 
@@ -304,11 +305,7 @@ def table(rows: list[tuple[str, ...]], columns: int | None = None) -> list[str]:
     if columns is not None:
         names = cut_names(names, max(LEAST_NAME, columns - 1 - beside))
     cells = [HEADINGS, *[(name, *row[1:]) for name, row in zip(names, rows, strict=True)]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
+    return aligned([[[cell] for cell in row] for row in cells])
 
 
 def _nodes(verdict: NodesVerdict) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Record
-from pytest_mlhpc.store.text import minutes, table
+from pytest_mlhpc.store.table import table
+from pytest_mlhpc.store.text import minutes
 from pytest_mlhpc.store.verdict import WORSE
 
 #: These have a figure, which is worse than it should be; the other failures have none.

@@ -1,4 +1,4 @@
-"""Plain text for users: tables, figures, counts and dates; foreign text made safe for a terminal; what commands print."""
+"""Plain text for users: figures, counts and dates; foreign text made safe for a terminal; what commands print."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import calendar
 import datetime as dt
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 #: Units that take a prefix, and whether small figures of them do.
@@ -80,14 +80,6 @@ def one_line(text: str, width: int | None = 160) -> str:
     """Return the first line of *text*, safe to print, cut to *width* characters; None: whole."""
     first = clean(text).strip().partition("\n")[0]
     return first if width is None or len(first) <= width else f"{first[: width - 3]}..."
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return *rows* in columns as wide as their widest cell, two blanks between."""
-    cells = [[one_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
-    return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 def nanoseconds(date: str) -> int:

@@ -21,7 +21,8 @@ from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.losses import limits_for
 from pytest_mlhpc.judge.sensitivity import FEWEST, SURE, WITHIN, Sensitivity, sensitivity
 from pytest_mlhpc.store.record import SeriesKey
-from pytest_mlhpc.store.text import count, table, tell
+from pytest_mlhpc.store.table import table
+from pytest_mlhpc.store.text import count, tell
 
 #: Rows of the table, at most.
 _MOST = 40

@@ -21,7 +21,8 @@ from pytest_mlhpc.history.series import Point, Series, Source, feeds
 from pytest_mlhpc.influx.choice import chosen, look_of
 from pytest_mlhpc.judge.changes import find_all
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.store.text import iso, minutes, table, tell
+from pytest_mlhpc.store.table import table
+from pytest_mlhpc.store.text import iso, minutes, tell
 
 #: Names are looked for in records of so long, in ns; only if there is none in older ones.
 _RECENT_NS = 90 * 86_400 * 1_000_000_000

@@ -22,7 +22,7 @@ from pytest_mlhpc.papers.mlperf.results import ResultScore, RunGroup
 from pytest_mlhpc.papers.mlperf.rules import Departure
 from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, RULESET, USAGE, TrainedRun
 from pytest_mlhpc.store.files import replace_file
-from pytest_mlhpc.store.text import table
+from pytest_mlhpc.store.table import table
 
 INTERVAL_START: Final = "INTERVAL_START"
 INTERVAL_END: Final = "INTERVAL_END"

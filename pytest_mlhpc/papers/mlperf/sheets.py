@@ -11,8 +11,7 @@ from pytest_mlhpc.papers.mlperf import predict, rules
 from pytest_mlhpc.papers.mlperf.predict import RUN, ThroughputPoint, labels, points
 from pytest_mlhpc.papers.mlperf.results import RunGroup, groups, references
 from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, FoundRuns, TrainedRun
-from pytest_mlhpc.report.compare_output import escaped
-from pytest_mlhpc.store.text import table
+from pytest_mlhpc.store.table import escaped, markdown_table, table
 
 Value = str | float | int | None
 
@@ -283,9 +282,7 @@ def markdown_of(sheets: Sequence[MlperfSheet]) -> str:
     for sheet in sheets:
         lines += [f"## {escaped(sheet.title)}", ""]
         lines += [line for note in sheet.notes for line in (escaped(note), "")]
-        lines += [_line(sheet.columns), "|---" * len(sheet.columns) + "|"]
-        lines += [_line(tuple(map(_shown, row))) for row in sheet.rows]
-        lines.append("")
+        lines += [*markdown_table(sheet.columns, (tuple(map(_shown, row)) for row in sheet.rows)), ""]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -308,7 +305,3 @@ def _shown(value: Value) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
     return str(value)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(escaped, cells))} |"

@@ -12,7 +12,8 @@ from importlib import resources
 from typing import Any
 
 from pytest_mlhpc.report.machines import MeasuredMachine
-from pytest_mlhpc.store.text import clean, iso, minutes, one_line, table
+from pytest_mlhpc.store.table import table
+from pytest_mlhpc.store.text import clean, iso, minutes, one_line
 
 
 @dataclass(frozen=True)
