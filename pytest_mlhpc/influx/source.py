@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import ssl
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from operator import attrgetter
 from typing import Any
 
+from urllib3 import BaseHTTPResponse, PoolManager
+from urllib3.exceptions import HTTPError, ProtocolError
+
+from pytest_mlhpc.config.http import READ_BYTES, open_pool, split_lines, system_message
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.history.series import Night, NightFigure, Series, assemble
 from pytest_mlhpc.influx.credentials import InfluxServer
@@ -64,14 +67,13 @@ class InfluxConnection:
         """Connect to nothing yet."""
         self._server = server
         self._silence_s = silence_s
-        self._parts = urllib.parse.urlsplit(server.url)
-        self._connection: http.client.HTTPConnection | None = None
+        self._pool: PoolManager | None = None
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._pool is not None:
+            self._pool.clear()
+            self._pool = None
 
     def ask(self, question: str) -> Iterator[ResultBlock]:
         """Yield the blocks of an answer, times in ns.
@@ -89,42 +91,40 @@ class InfluxConnection:
         }
         if policy:
             words["rp"] = policy
-        path = f"{self._parts.path.rstrip('/')}/query?{urllib.parse.urlencode(words)}"
         try:
-            yield from self._blocks(self._send(path))
-        except (OSError, http.client.HTTPException, *_NOT_ROWS) as error:
+            yield from self._blocks(self._send(f"{self._server.url}/query?{urllib.parse.urlencode(words)}"))
+        except (OSError, HTTPError, HTTPException, *_NOT_ROWS) as error:
             self.close()
-            said = self._server.hide(str(error)) or type(error).__name__
+            said = self._server.hide(system_message(error))
             raise StoreError(f"InfluxDB at {self._server.url} cannot be read: {said}") from None
         except BaseException:
             self.close()  # the rest of the answer would be taken for the next one
             raise
 
-    def _send(self, path: str) -> http.client.HTTPResponse:
+    def _send(self, url: str) -> BaseHTTPResponse:
         """Ask; once more where a connection that was kept open turns out to be closed."""
         headers = {"Accept": "application/json", "User-Agent": "pytest-mlhpc"}
         if self._server.authorization:
             headers["Authorization"] = self._server.authorization
-        kept = self._connection is not None
+        kept = self._pool is not None
         while True:
+            self._pool = self._pool or open_pool(self._server.url, self._server.ca)
             try:
-                self._connection = self._connection or self._connect()
-                self._connection.request("GET", path, headers=headers)
-                return self._connection.getresponse()
-            except (ConnectionError, http.client.RemoteDisconnected):
+                return self._pool.request(
+                    "GET",
+                    url,
+                    headers=headers,
+                    redirect=False,
+                    preload_content=False,
+                    timeout=self._silence_s,
+                )
+            except ProtocolError:
                 self.close()
                 if not kept:
                     raise
                 kept = False
 
-    def _connect(self) -> http.client.HTTPConnection:
-        host, port = self._parts.hostname or "", self._parts.port
-        if self._parts.scheme == "http":
-            return http.client.HTTPConnection(host, port, timeout=self._silence_s)
-        context = ssl.create_default_context(cafile=self._server.ca or None)
-        return http.client.HTTPSConnection(host, port, timeout=self._silence_s, context=context)
-
-    def _blocks(self, answer: http.client.HTTPResponse) -> Iterator[ResultBlock]:
+    def _blocks(self, answer: BaseHTTPResponse) -> Iterator[ResultBlock]:
         if answer.status != 200:
             text = answer.read(65536).decode("utf-8", "replace")
             self.close()
@@ -132,19 +132,25 @@ class InfluxConnection:
                 f"InfluxDB at {self._server.url} answered {answer.status} to a query: {self._reason(text)}{_hint(answer.status)}"
             )
         unfinished = False
-        while line := answer.readline(_LONGEST_LINE):
-            if not line.strip():
-                continue
-            unfinished = False
-            piece = read_json(line)
-            for result in self._results(piece):
-                unfinished = bool(result.get("partial"))
-                for group in result.get("series", ()):
-                    unfinished = unfinished or bool(group.get("partial"))
-                    yield ResultBlock(group.get("tags", {}), tuple(group["columns"]), group.get("values", []))
-        answer.close()  # all was read: the next question goes the same way
+        rest: list[bytes] = []
+        for line in split_lines(iter(lambda: answer.read1(READ_BYTES), b""), _LONGEST_LINE, rest):
+            unfinished = yield from self._piece(line, unfinished=unfinished)
+        unfinished = yield from self._piece(b"".join(rest), unfinished=unfinished)
+        answer.release_conn()  # all was read: the next question goes the same way
         if unfinished:
             raise ValueError("the answer was cut short")
+
+    def _piece(self, line: bytes, *, unfinished: bool) -> Generator[ResultBlock, None, bool]:
+        """Yield the blocks of one line of an answer; return whether more of them is to come."""
+        if not line.strip():
+            return unfinished
+        unfinished = False
+        for result in self._results(read_json(line)):
+            unfinished = bool(result.get("partial"))
+            for group in result.get("series", ()):
+                unfinished = unfinished or bool(group.get("partial"))
+                yield ResultBlock(group.get("tags", {}), tuple(group["columns"]), group.get("values", []))
+        return unfinished
 
     def _results(self, piece: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         results: list[Mapping[str, Any]] = piece.get("results", [])

@@ -21,7 +21,8 @@ from functools import partial
 from typing import Literal
 
 from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, DeliveryError, cut, plain, said, secret
-from pytest_mlhpc.alert.channels.http import CancellableConnection, check_limits, is_loopback, within
+from pytest_mlhpc.alert.channels.http import check_limits
+from pytest_mlhpc.config.http import CancellableConnection, is_loopback, within
 
 #: Port of each kind of security: RFC 6409 submission, RFC 8314 implicit TLS, RFC 5321.
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}

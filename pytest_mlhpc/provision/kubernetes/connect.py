@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib
-import ipaddress
 import json
 import os
 import re
@@ -203,7 +202,8 @@ def _access(configuration: Configuration, namespace: str) -> Access:
     from kubernetes.client import ApiClient
     from kubernetes.utils.keepalive import tcp_keepalive_socket_options
 
-    from pytest_mlhpc.provision.kubernetes.transport import Access, track_connections
+    from pytest_mlhpc.config.http import is_loopback, track_connections
+    from pytest_mlhpc.provision.kubernetes.transport import Access
 
     server = configuration.host
     _clean_token(configuration)
@@ -212,7 +212,7 @@ def _access(configuration: Configuration, namespace: str) -> Access:
     configuration.connection_pool_maxsize = POOL_SIZE
     # A dead peer under an idle watch is found after 30 s + 4 * 15 s.
     configuration.socket_options = tcp_keepalive_socket_options(count=4)
-    if _is_loopback(server) and not _names_proxy(configuration):
+    if is_loopback(urlsplit(server).hostname or "") and not _names_proxy(configuration):
         configuration.proxy = None
     context = _tls(configuration) if server.startswith("https:") else None
     client = ApiClient(configuration)
@@ -271,15 +271,6 @@ def _expand_home(path: str, home: str | None) -> str:
 def _names_proxy(configuration: Configuration) -> bool:
     """Return whether the kubeconfig names a proxy (``proxy-url``), rather than an environment variable."""
     return not configuration._proxy_from_env  # noqa: SLF001 - it tells nowhere else
-
-
-def _is_loopback(url: str) -> bool:
-    """Return whether *url* is on this machine: a proxy elsewhere could not reach it."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def plugin_credentials(

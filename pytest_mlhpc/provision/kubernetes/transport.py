@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import urllib3
-from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
-from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from pytest_mlhpc.alert.channels.http import CancellableConnection, LineCut
+from pytest_mlhpc.config.http import (
+    READ_BYTES,
+    CancellableConnection,
+    read_body,
+    split_lines,
+    system_message,
+    use_line,
+)
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.provision.kubernetes.errors import (
@@ -41,8 +44,6 @@ CONNECT_LIMIT_S = 10.0
 MAX_ANSWER_BYTES, MAX_ERROR_BYTES = 256 * 1024 * 1024, 64 * 1024
 
 
-#: Most bytes that one read takes.
-READ_BYTES = 256 * 1024
 #: Longest watch event, in bytes: etcd stores objects of at most 1.5 MiB by default, and their JSON may be longer.
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 #: Longest piece of a log line, in bytes.
@@ -209,22 +210,12 @@ def connection_error(call: ApiCall, line: CancellableConnection, error: Exceptio
     """Return the error for a connection that failed or broke."""
     if line.why:
         return Unavailable(call, line.why, reason="closed" if line.why == "closed" else "")
-    message = _system_message(error)
+    message = system_message(error)
     if "CERTIFICATE_VERIFY_FAILED" in message:
         return KubernetesError(
             call, f"{message}; the certificate authority of the kubeconfig does not fit this server"
         )
     return Unavailable(call, message)
-
-
-def _system_message(error: BaseException) -> str:
-    """Return the operating system's message below urllib3's exceptions, without object representations."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return str(cause.strerror)
-        cause = cause.__cause__ or cause.__context__
-    return str(error).rpartition(">: ")[2] or type(error).__name__
 
 
 def _read_error(call: ApiCall, response: urllib3.BaseHTTPResponse) -> KubernetesError:
@@ -252,23 +243,6 @@ def _json_object(call: ApiCall, data: bytes) -> dict[str, Any]:
         start = data[:200].decode(errors="replace")
         raise Unavailable(call, f"the answer is no JSON object: {start!r}. Is this a Kubernetes API server?")
     return found
-
-
-def read_body(response: urllib3.BaseHTTPResponse, most: int, *, cut: bool = False) -> bytes:
-    """Return the whole answer; beyond *most* bytes it is cut, or refused.
-
-    Raises:
-        OSError: the answer has more than *most* bytes.
-    """
-    pieces, size = [], 0
-    while piece := response.read1(READ_BYTES):
-        pieces.append(piece)
-        size += len(piece)
-        if size > most:
-            if cut:
-                break
-            raise OSError(0, f"the answer has more than {most} bytes")
-    return b"".join(pieces)
 
 
 class ResponseStream:
@@ -335,27 +309,6 @@ class ResponseStream:
                 return b""
             why = self._line.why or f"the connection broke: {type(error).__name__}"
             raise Unavailable(self._call, why) from error
-
-
-def split_lines(pieces: Iterable[bytes], most: int, rest: list[bytes]) -> Iterator[bytes]:
-    """Return lines without their newline; longer ones in pieces of about *most* bytes.
-
-    A last line without newline is appended to *rest*.
-    """
-    tail: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        first, *others = piece.split(b"\n")
-        tail.append(first)
-        size += len(first)
-        if others:
-            yield b"".join(tail)
-            yield from others[:-1]
-            tail, size = [others[-1]], len(others[-1])
-        elif size >= most:
-            yield b"".join(tail)
-            tail, size = [], 0
-    rest.append(b"".join(tail))
 
 
 class LogStream:
@@ -495,16 +448,6 @@ class Login:
 
 
 @contextlib.contextmanager
-def use_line(line: CancellableConnection) -> Iterator[None]:
-    """Have *line* track the connections that this thread opens or takes from a pool."""
-    token = _LINE.set(line)
-    try:
-        yield
-    finally:
-        _LINE.reset(token)
-
-
-@contextlib.contextmanager
 def time_limit(line: CancellableConnection, seconds: float, why: str) -> Iterator[None]:
     """Cut *line* after *seconds*. Socket timeouts do not limit a server that keeps sending a little."""
     timer = threading.Timer(seconds, line.cut, (why,))
@@ -514,47 +457,3 @@ def time_limit(line: CancellableConnection, seconds: float, why: str) -> Iterato
     finally:
         timer.cancel()
         timer.join()
-
-
-def track_connections(manager: PoolManager) -> None:
-    """Have the connections of *manager* tracked by the lines of the threads that use them."""
-    manager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
-
-
-#: The line of this thread's request. A context variable, as urllib3 passes no arguments to its connections.
-_LINE: ContextVar[CancellableConnection | None] = ContextVar("mlhpc_kubernetes_line", default=None)
-
-
-def _track(connected: socket.socket | None) -> None:
-    line = _LINE.get()
-    if line is None or connected is None:
-        return
-    try:
-        line.hold(connected)
-    except LineCut:
-        connected.close()
-        raise
-
-
-class _Http(HTTPConnection):
-    def _new_conn(self) -> socket.socket:
-        # The only place between connecting and TLS, whose handshake may hang too; urllib3's SOCKS support overrides it as well.
-        connected = super()._new_conn()
-        _track(connected)
-        return connected
-
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        _track(self.sock)
-        super().request(*args, **kwargs)
-
-
-class _Https(_Http, HTTPSConnection):
-    """The same with TLS."""
-
-
-class _HttpPool(HTTPConnectionPool):
-    ConnectionCls = _Http
-
-
-class _HttpsPool(HTTPSConnectionPool):
-    ConnectionCls = _Https

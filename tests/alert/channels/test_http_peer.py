@@ -136,10 +136,10 @@ def test_asks_a_proxy_for_a_tunnel_to_a_server_with_tls(monkeypatch, tmp_path):
     asked = []
     with HttpSink(tls=server) as sink, tunnel_to(sink.port, asked) as port:
         monkeypatch.setenv("https_proxy", f"http://me:pw@127.0.0.1:{port}")
-        monkeypatch.setattr("pytest_mlhpc.alert.channels.http.is_loopback", lambda _host: False)
+        monkeypatch.setattr("pytest_mlhpc.config.http.is_loopback", lambda _host: False)
         post(sink, ca_file=str(trusted))
 
-    assert asked == [f"CONNECT 127.0.0.1:{sink.port}", "Proxy-Authorization: Basic bWU6cHc="]
+    assert asked == [f"CONNECT 127.0.0.1:{sink.port}", "proxy-authorization: Basic bWU6cHc="]
     assert "proxy-authorization" not in sink.requests[0].headers
 
 
@@ -179,7 +179,7 @@ def tunnel_to(port, asked):
                 head += client.recv(1)
             first, *others = head.decode().split("\r\n")
             asked.append(first.rpartition(" ")[0])
-            asked.extend(line for line in others if line.startswith("Proxy-"))
+            asked.extend(line for line in others if line.lower().startswith("proxy-"))
             client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
             back = threading.Thread(target=_pump, args=(server, client), daemon=True)
             back.start()

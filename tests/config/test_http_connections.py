@@ -1,4 +1,4 @@
-"""A line: whoever keeps the time ends an exchange at once, in whatever state its connection is."""
+"""Connections that can be cut: whoever keeps the time ends an exchange at once, in whatever state its connection is."""
 
 import socket
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_mlhpc.alert.channels.http import CancellableConnection, LineCut
+from pytest_mlhpc.config.http import CancellableConnection, LineCut
 
 
 @pytest.fixture
