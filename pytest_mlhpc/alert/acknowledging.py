@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_mlhpc.alert.book import BusyError, held, read_book, write_book
+from pytest_mlhpc.alert.book import BusyError, locked, read_book, write_book
 from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Incident, Mute
 from pytest_mlhpc.config.files import find_systems_file
 from pytest_mlhpc.config.quantities import parse_duration
@@ -138,7 +138,7 @@ def _find(book: Book, text: str) -> Incident:
 
 def _change(state_dir: Path, change: Callable[[Book], tuple[Book, str]]) -> int:
     try:
-        with held(state_dir):
+        with locked(state_dir):
             book, said = change(read_book(state_dir, _refuse))
             write_book(state_dir, book)
     except BusyError as error:

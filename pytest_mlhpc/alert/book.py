@@ -89,7 +89,7 @@ def write_book(state_dir: Path, book: Book) -> None:
 
 
 @contextlib.contextmanager
-def held(state_dir: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
+def locked(state_dir: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
     """Keep the book for this process; the kernel frees it with its holder, however that dies.
 
     Raises:

@@ -134,8 +134,8 @@ class _Reader:
         )
 
     def channel(self, name: str, node: YamlNode) -> tuple[Sequence[Channel], Route]:
-        kinds = self.words(node.get("kinds"), [kind.value for kind in Kind])
-        systems, owners = (frozenset(self.words(node.get(name), None)) for name in ("systems", "owners"))
+        kinds = self.names(node.get("kinds"), [kind.value for kind in Kind])
+        systems, owners = (frozenset(self.names(node.get(name), None)) for name in ("systems", "owners"))
         route = Route(frozenset(map(Kind, kinds)), systems, owners)
         type_node = node.get("type")
         module = self.types.get(type_node.value) if type_node and isinstance(type_node.value, str) else None
@@ -246,7 +246,7 @@ class _Reader:
             self.problems.append(Problem(node.where, node.key, str(error)))
             return default
 
-    def words(self, node: YamlNode | None, valid: Sequence[str] | None) -> list[str]:
+    def names(self, node: YamlNode | None, valid: Sequence[str] | None) -> list[str]:
         if node is None:
             return []
         children = node.value if isinstance(node.value, list) else [node]

@@ -17,8 +17,8 @@ from pytest_mlhpc.alert.book import (
     BusyError,
     Delivery,
     deliver,
-    held,
     keep_damaged,
+    locked,
     queued,
     read_book,
     repeat,
@@ -99,7 +99,7 @@ def send(
     try:
         if dry_run:
             return _night(night)
-        with held(state_dir):
+        with locked(state_dir):
             return _night(night)
     except BusyError as error:
         tell(str(error))

@@ -18,7 +18,7 @@ from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command, NounGroup
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.history.events import events
-from pytest_mlhpc.influx.choice import chosen, look_of, store_text
+from pytest_mlhpc.influx.choice import chosen, selection_of, store_text
 from pytest_mlhpc.store.files import page, replace_file
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import SeriesKey
@@ -84,7 +84,7 @@ def html(
         system=system,
         benchmark=benchmark,
         metrics=frozenset(metrics),
-        default_branch=look_of(system, branch, judged_only=False).default_branch,
+        default_branch=selection_of(system, branch, judged_only=False).default_branch,
         title=title,
         source=source,
     )

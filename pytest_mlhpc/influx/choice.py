@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_mlhpc.influx.source import InfluxSource
 
 
-def look_of(system: str, branch: str, *, judged_only: bool) -> NightlyQuery:
+def selection_of(system: str, branch: str, *, judged_only: bool) -> NightlyQuery:
     """Return what is to be looked at; without *branch*, the nightly runs of the default one."""
     branch = branch or provenance_of(Path.cwd()).default_branch
     return NightlyQuery(system=system, default_branch=branch, judged_only=judged_only)

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from alert_bads import bad, night, seen
 
-from pytest_mlhpc.alert.book import BusyError, book_path, held, keep_damaged, read_book, write_book
+from pytest_mlhpc.alert.book import BusyError, book_path, keep_damaged, locked, read_book, write_book
 from pytest_mlhpc.alert.channels.base import IncidentState
 from pytest_mlhpc.alert.incidents import advance
 from pytest_mlhpc.alert.messages import message_of
@@ -79,24 +79,24 @@ def test_a_folder_in_its_place_is_an_error_that_names_it(state_dir):
 
 def test_a_book_in_use_is_waited_for_and_then_given_up(state_dir):
     busy = pytest.raises(BusyError, match="another mlhpc alert send")
-    with held(state_dir), busy, held(state_dir, patience_s=0.0):
+    with locked(state_dir), busy, locked(state_dir, patience_s=0.0):
         pass
-    with held(state_dir, patience_s=0.0):
+    with locked(state_dir, patience_s=0.0):
         pass
 
 
 def test_a_killed_holder_holds_nothing(state_dir):
     lock = book_path(state_dir).with_name("lock")
-    with held(state_dir):
+    with locked(state_dir):
         pass
     code = f"import fcntl; f = open({str(lock)!r}); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
         other.stdout.readline()
-        with pytest.raises(BusyError), held(state_dir, patience_s=0.0):
+        with pytest.raises(BusyError), locked(state_dir, patience_s=0.0):
             pass
         other.kill()
-    with held(state_dir, patience_s=300.0), lock.open() as file, pytest.raises(BlockingIOError):
+    with locked(state_dir, patience_s=300.0), lock.open() as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -21,7 +21,7 @@ from pytest_mlhpc.alert.channels.base import (
     IncidentState,
     cut,
     plain,
-    said,
+    quoted,
     secrets_of,
 )
 from pytest_mlhpc.alert.channels.http import check_limits
@@ -112,7 +112,7 @@ class Apprise:
         return found
 
     def _hide(self, text: bytes | str) -> str:
-        return said(text, (self._settings.url, *secrets_of(self._settings.url)))
+        return quoted(text, (self._settings.url, *secrets_of(self._settings.url)))
 
     def _error(self, text: str, *, retry: bool) -> DeliveryError:
         scheme = self._settings.url.partition("://")[0]

@@ -140,7 +140,7 @@ _SHORTEST_SECRET = 4
 _HIDDEN = "***"
 
 
-def said(answer: bytes | str, secrets: Iterable[str] = ()) -> str:
+def quoted(answer: bytes | str, secrets: Iterable[str] = ()) -> str:
     """Return what a peer answered as one line without control characters and without our secrets, which it may repeat."""
     text = answer.decode("utf-8", errors="replace") if isinstance(answer, bytes) else answer
     text = hidden(text, secrets)

@@ -86,7 +86,7 @@ class GitLabIssues:
                 return  # nobody was told of it here
             self._create(message)
             return
-        if not self._said(issue, message):
+        if not self._is_posted(issue, message):
             self._ask("POST", f"{self._path(issue)}/notes", {"body": _body(message)})
         if message.resolved and issue.get("state") == "opened":
             self._ask("PUT", self._path(issue), {"state_event": "close"})
@@ -116,7 +116,7 @@ class GitLabIssues:
         found = (issue for issue in self._list(self._issues, query) if _has(issue.get("description"), mark))
         return next(found, None)
 
-    def _said(self, issue: dict[str, Any], message: AlertMessage) -> bool:
+    def _is_posted(self, issue: dict[str, Any], message: AlertMessage) -> bool:
         mark = _message_mark(message)
         if _has(issue.get("description"), mark):
             return True

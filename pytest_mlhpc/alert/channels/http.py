@@ -14,7 +14,7 @@ from typing import Any
 
 from urllib3.exceptions import HTTPError
 
-from pytest_mlhpc.alert.channels.base import DeliveryError, said, secrets_of
+from pytest_mlhpc.alert.channels.base import DeliveryError, quoted, secrets_of
 from pytest_mlhpc.config.http import (
     CancellableConnection,
     causes_of,
@@ -65,7 +65,7 @@ class Peer:
 
     def hide(self, text: bytes | str) -> str:
         """Return what the server said as one line without secrets."""
-        return said(text, (*self.secrets, *secrets_of(self.url)))
+        return quoted(text, (*self.secrets, *secrets_of(self.url)))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from email.utils import format_datetime
 from functools import partial
 from typing import Literal
 
-from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, DeliveryError, cut, plain, said, secret
+from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, DeliveryError, cut, plain, quoted, secret
 from pytest_mlhpc.alert.channels.http import check_limits
 from pytest_mlhpc.config.http import CancellableConnection, is_loopback, within
 
@@ -110,7 +110,7 @@ class Mailbox:
             whole_mail = isinstance(error, smtplib.SMTPDataError)
             what = self._what(error)
             return self._refused(what, error.smtp_code, error.smtp_error, mendable=not whole_mail)
-        text = said(str(error), self._secrets) or type(error).__name__
+        text = quoted(str(error), self._secrets) or type(error).__name__
         if isinstance(error, smtplib.SMTPNotSupportedError):
             return self._error(f"cannot do what the settings ask for: {text}", retry=True)
         return self._error(f"no answer: {text}", retry=True)
@@ -124,7 +124,7 @@ class Mailbox:
 
     def _refused(self, what: str, code: int, words: bytes | str, *, mendable: bool = True) -> DeliveryError:
         """Return a refusal. ``mendable``: the same mail may go through when somebody has mended the settings."""
-        text = said(words, self._secrets)
+        text = quoted(words, self._secrets)
         return self._error(
             f"{what}: {code}{' ' if text else ''}{text}", retry=mendable or not 500 <= code < 600
         )

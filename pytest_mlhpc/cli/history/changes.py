@@ -12,7 +12,7 @@ from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.events import events
 from pytest_mlhpc.history.nightly import Shift, cache_path, watch
-from pytest_mlhpc.influx.choice import chosen, look_of
+from pytest_mlhpc.influx.choice import chosen, selection_of
 from pytest_mlhpc.store.text import minutes, tell
 
 #: Series of one paragraph that are told by name.
@@ -37,7 +37,7 @@ def command(
     shifts: list[Shift] = []
     series = 0
     with chosen(source, state_dir) as opened:
-        look = look_of(system, branch, judged_only=not everything)
+        look = selection_of(system, branch, judged_only=not everything)
         for watched in watch(opened, look, events(state_dir, tell), cache_path(state_dir)):
             series += 1
             shifts += [shift for shift in watched.shifts if shift.last.created_ns >= since_ns]

@@ -15,7 +15,7 @@ from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.nightly import WatchedSeries, watched_part
-from pytest_mlhpc.influx.choice import chosen, look_of
+from pytest_mlhpc.influx.choice import chosen, selection_of
 from pytest_mlhpc.judge.baseline_files import LOCAL_TOLERANCE, TOLERANCE
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.losses import limits_for
@@ -98,7 +98,7 @@ def command(
     """Return a row for each series, that in which least is found first."""
     site = options.chosen_systems(systems_file).false_alarms
     what_if = AssumedChange(tolerance, noise, _rate(false_alarms))
-    look = look_of(system, branch, judged_only=True)
+    look = selection_of(system, branch, judged_only=True)
     with chosen(source, state_dir) as opened:
         every = [watched_part(one, look.default_branch) for one in opened.series(system=system) if one.judged]
     wanted = _matching([one for one in every if one.series.points], benchmark)

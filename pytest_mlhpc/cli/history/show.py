@@ -18,7 +18,7 @@ from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.events import began, events
 from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, watched_part, with_causes
 from pytest_mlhpc.history.series import Point, Series, Source, feeds
-from pytest_mlhpc.influx.choice import chosen, look_of
+from pytest_mlhpc.influx.choice import chosen, selection_of
 from pytest_mlhpc.judge.changes import find_all
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.table import table
@@ -61,7 +61,7 @@ def command(
     state_dir: Path,
 ) -> CommandReport:
     """Return a table for each series."""
-    look = look_of(system, branch, judged_only=not metric)
+    look = selection_of(system, branch, judged_only=not metric)
     known = events(state_dir, tell)
     texts, data = [], []
     with chosen(source, state_dir) as opened:

@@ -132,7 +132,7 @@ def _marks(
     ]
 
 
-class _Held:
+class _ReadSource:
     """The source again, of what was read of it: what is watched over nights is found in the same way for every reader."""
 
     def __init__(self, found: Mapping[SeriesKey, Sequence[Series]]) -> None:
@@ -156,4 +156,4 @@ def _watched(
     found: Mapping[SeriesKey, Sequence[Series]], events: Sequence[Event], default_branch: str
 ) -> dict[SeriesKey, WatchedSeries]:
     look = NightlyQuery(default_branch=default_branch)
-    return {one.series.key: one for one in watch(_Held(found), look, events)}
+    return {one.series.key: one for one in watch(_ReadSource(found), look, events)}

@@ -104,7 +104,7 @@ _ORDER = ("ok", "slow", "broken", "machine", "unfit")
 
 
 @dataclass
-class _Seen:
+class _HostNights:
     runs: int = 0
     failed: int = 0
     last_ns: int = 0
@@ -121,7 +121,7 @@ class _Seen:
 
 def hosts(benches: Sequence[BenchmarkNights]) -> tuple[Host, ...]:
     """Return all nodes that any record names, those with trouble first within a system."""
-    seen: dict[tuple[str, str], _Seen] = {}
+    seen: dict[tuple[str, str], _HostNights] = {}
     counted: set[tuple[str, str, str]] = (
         set()
     )  # session, host, reason: a packed vetting is in each run's record
@@ -129,18 +129,21 @@ def hosts(benches: Sequence[BenchmarkNights]) -> tuple[Host, ...]:
         changes = _changes(bench)
         for place, night in enumerate(bench.nights):
             for name in night.nodes:
-                _ran(seen.setdefault((night.system, name), _Seen()), night, changes[place])
+                _ran(seen.setdefault((night.system, name), _HostNights()), night, changes[place])
             for name, reason in night.unfit.items():
                 mark = (night.session, name, reason)
                 _left_out(
-                    seen.setdefault((night.system, name), _Seen()), night, reason, new=mark not in counted
+                    seen.setdefault((night.system, name), _HostNights()),
+                    night,
+                    reason,
+                    new=mark not in counted,
                 )
                 counted.add(mark)
     found = [_host(system, name, one) for (system, name), one in seen.items()]
     return tuple(sorted(found, key=lambda host: (host.system, -host.unfit, host.deviation or 0.0, host.name)))
 
 
-def _ran(one: _Seen, night: Night, changes: Sequence[float]) -> None:
+def _ran(one: _HostNights, night: Night, changes: Sequence[float]) -> None:
     kind = kind_of(night.verdict)
     one.runs += 1
     one.failed += kind in {"broken", "machine"}
@@ -151,7 +154,7 @@ def _ran(one: _Seen, night: Night, changes: Sequence[float]) -> None:
         one.drops += [(night.created_ns, change) for change in changes]
 
 
-def _left_out(one: _Seen, night: Night, reason: str, *, new: bool) -> None:
+def _left_out(one: _HostNights, night: Night, reason: str, *, new: bool) -> None:
     one.unfit += new
     one.last_ns = max(one.last_ns, night.created_ns)
     one.note(day(night.created_ns), "unfit")
@@ -178,7 +181,7 @@ def _changes(bench: BenchmarkNights) -> list[list[float]]:
     return found
 
 
-def _host(system: str, name: str, one: _Seen) -> Host:
+def _host(system: str, name: str, one: _HostNights) -> Host:
     newest = [change for _at, change in sorted(one.drops)[-NEWEST:]]
     return Host(
         system=system,

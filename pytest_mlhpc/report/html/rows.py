@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_mlhpc.history.events import Event, began, epoch_start, present_epoch
-from pytest_mlhpc.history.nightly import Cause, WatchedSeries
 from pytest_mlhpc.history.nightly import Shift as Told
+from pytest_mlhpc.history.nightly import WatchedSeries
+from pytest_mlhpc.history.rendering import short
 from pytest_mlhpc.history.series import Night, Series, feeds
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.fence import make_fence
@@ -33,8 +34,6 @@ from pytest_mlhpc.store.verdict import WORSE
 
 #: Parts of a run's environment that are listed where they changed, at most; what else changed is counted.
 MOST_CHANGES = 8
-#: Letters of a commit that are shown.
-COMMIT = 12
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def make_bench(
     )
     rows = [_row(one, column, known) for one in series]
     return BenchmarkNights(
-        id=short_id(*_words(key)),
+        id=short_id(*_key_texts(key)),
         key=key,
         label=label,
         nights=tuple(ordered),
@@ -84,7 +83,7 @@ class _Column:
     watched: Sequence[bool]
 
 
-def _words(key: SeriesKey) -> tuple[str, ...]:
+def _key_texts(key: SeriesKey) -> tuple[str, ...]:
     return (
         key.system,
         key.partition,
@@ -118,7 +117,7 @@ def _row(series: Series, column: _Column, known: KnownSeries) -> BenchmarkRow:
     centre = entry.value if entry else statistics.median(counted) if counted else None
     watched = known.watched.get(series.key)
     return BenchmarkRow(
-        id=short_id(*_words(series.key)),
+        id=short_id(*_key_texts(series.key)),
         metric=series.key.metric,
         unit=series.unit,
         better=series.better,
@@ -167,15 +166,8 @@ def _shift(told: Told, places: Mapping[str, int]) -> ChangeMark:
         after=told.after,
         size=size,
         worse=None if told.better == "none" or not told.before else told.worse,
-        causes=(*(event.text for event in told.events), *map(_words_of, told.causes)),
+        causes=(*(event.text for event in told.events), *map(short, told.causes)),
     )
-
-
-def _words_of(cause: Cause) -> str:
-    """Return a cause for people; commits as short as people name them."""
-    if cause.name != "commit":
-        return str(cause)
-    return str(replace(cause, before=cause.before[:COMMIT], after=cause.after[:COMMIT]))
 
 
 def _changed(nights: Sequence[Night], watched: Sequence[bool]) -> dict[int, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from pytest_mlhpc.alert.channels import base
 
 
 def test_shows_an_answer_as_one_short_line_without_control_characters():
-    shown = base.said(b"first\r\n\x1b[31msecond\xff\x00 " + b"x" * 1000)
+    shown = base.quoted(b"first\r\n\x1b[31msecond\xff\x00 " + b"x" * 1000)
 
     assert shown.startswith("first [31msecond� xxx")
     assert len(shown) == base.MOST_SAID
@@ -19,7 +19,7 @@ def test_shows_an_answer_as_one_short_line_without_control_characters():
 
 def test_hides_a_secret_before_it_cuts():
     answer = "x" * (base.MOST_SAID - 8) + "s3cr3t-token"
-    assert "s3cr" not in base.said(answer, ["s3cr3t-token"])
+    assert "s3cr" not in base.quoted(answer, ["s3cr3t-token"])
 
 
 @pytest.mark.parametrize(

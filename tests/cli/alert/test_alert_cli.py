@@ -12,7 +12,7 @@ from nights_of import nights, quiet
 from nights_of import store as store_records
 from yearly import Slow, Year, night_ns
 
-from pytest_mlhpc.alert.book import book_path, held
+from pytest_mlhpc.alert.book import book_path, locked
 from pytest_mlhpc.store.text import iso
 
 #: One system, five benchmarks, 45 nights; then all of them lose 8 %.
@@ -151,8 +151,8 @@ def test_no_history_is_said_and_is_exit_code_5(sink, alert, options):
 
 
 def test_another_alert_at_work_is_exit_code_75(sink, state_dir, alert, monkeypatch):
-    monkeypatch.setattr("pytest_mlhpc.cli.alert.held", lambda place: held(place, patience_s=0.0))
-    with held(state_dir):
+    monkeypatch.setattr("pytest_mlhpc.cli.alert.locked", lambda place: locked(place, patience_s=0.0))
+    with locked(state_dir):
         assert "another mlhpc alert send" in alert(1, code=75).err
 
 
