@@ -22,6 +22,7 @@ from pytest_mlhpc.node.batch.pod_stream import ARTIFACTS
 from pytest_mlhpc.node.batch.ranks import RankBook
 from pytest_mlhpc.node.batch.server import RankServer, RemoteServer
 from pytest_mlhpc.node.batch.supervise import Server, Supervisor
+from pytest_mlhpc.node.batch.warm import WarmRanks
 from pytest_mlhpc.node.cores import on_node, waiting_variables
 from pytest_mlhpc.node.files import make_private, own_folder, unwritten
 from pytest_mlhpc.node.launch import module_of, step
@@ -167,6 +168,7 @@ class Site:
     hub: str = ""
     address: str = ""
     pod: bool = False  #: the memory limit is this container's, and the kernel tells of it here
+    warm: Optional[WarmRanks] = None  #: what forks ranks of short runs
 
     def direct(self, run: RunPlan) -> bool:
         """Return whether the run's processes are all on this node, started by ourselves and not by Slurm."""
@@ -225,7 +227,10 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: EndSigna
         book = RankBook(run, () if site.direct(run) else good)
         book.started = started
         book.memory = GrowthWatch().grown if site.pod else None
-        supervisor = Supervisor(book, directory, relay, signals.wakeup, signals.stop, lifeline=site.lifeline)
+        warm = site.warm if run.warm and site.direct(run) else None
+        supervisor = Supervisor(
+            book, directory, relay, signals.wakeup, signals.stop, lifeline=site.lifeline, warm=warm
+        )
         execute(supervisor, run, path, site)
         started = book.started
         if not (book.trouble and book.trouble.again) or start == STARTS:
