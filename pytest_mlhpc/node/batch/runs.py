@@ -227,9 +227,8 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: EndSigna
         book = RankBook(run, () if site.direct(run) else good)
         book.started = started
         book.memory = GrowthWatch().grown if site.pod else None
-        warm = site.warm if run.warm and site.direct(run) else None
         supervisor = Supervisor(
-            book, directory, relay, signals.wakeup, signals.stop, lifeline=site.lifeline, warm=warm
+            book, directory, relay, signals.wakeup, signals.stop, lifeline=site.lifeline, warm=site.warm
         )
         execute(supervisor, run, path, site)
         started = book.started
@@ -252,7 +251,9 @@ def prepare(
     """
 
     def supervise(book: RankBook, folder: Path, relay: Lines) -> Supervisor:
-        return Supervisor(book, folder, relay, signals.wakeup, signals.stop, lifeline=site.lifeline)
+        return Supervisor(
+            book, folder, relay, signals.wakeup, signals.stop, lifeline=site.lifeline, warm=site.warm
+        )
 
     root = builds_folder(plan, pod=site.pod)
     return build_all(plan, run, root, supervise, lambda one, alone: execute(one, alone, path, site))

@@ -43,7 +43,8 @@ class Supervisor:
     """Runs one run's processes to their end; ``book`` knows what came of it.
 
     *wakeup* is readable when a child ended or a signal came, standard input when the controller is gone (unless there is
-    no such *lifeline*), and *stop* tells whether a signal asked the batch to end. *warm* forks the run's only rank, if it can.
+    no such *lifeline*), and *stop* tells whether a signal asked the batch to end. *warm* forks the only rank of a run that may be warm, and
+    outlives each run.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Supervisor:
         cwd = run.cwd if run.workload == "command" and run.cwd else str(self.directory)
         process: Union[subprocess.Popen[bytes], ForkedRank, None] = None
         try:
-            if self._warm is not None:
+            if self._warm is not None and run.warm and self.logs.own != LAUNCHER and not run.wrapper:
                 process = self._warm.fork(run.python, environment, cwd)
             process = process or subprocess.Popen(
                 argv,

@@ -13,7 +13,9 @@ hashes are chosen once for each warm process.
 
 from __future__ import annotations
 
+import array
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -27,7 +29,7 @@ import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Dict, List, Mapping, NoReturn, Optional, Tuple
+from typing import IO, Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.processes import die_with_parent, say
@@ -215,7 +217,8 @@ def main(arguments: List[str]) -> int:
     os.dup2(printed, 2)
     refused = import_ahead()
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # a rank's collections need not walk, and so copy, what was imported
+    pages = mapped_pages()
     while True:
         request, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, 1)
         if not request:
@@ -224,7 +227,7 @@ def main(arguments: List[str]) -> int:
         if refused:
             _tell(connection, {"refused": refused})
         else:
-            _fork(connection, read_json(request), output, printed)
+            _fork(connection, read_json(request), output, printed, pages)
         os.close(output)
 
 
@@ -254,6 +257,28 @@ def why_not(threads: int, files: Mapping[int, str], *, initialised: bool) -> str
     return f"its imports opened {opened[0]}, which a child of a fork cannot use" if opened else ""
 
 
+def mapped_pages() -> List[int]:
+    """Return the addresses of the pages that are in this process's memory of the files that it has mapped (proc(5), pagemap)."""
+    size, found = os.sysconf("SC_PAGE_SIZE"), []
+    with open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb", 0) as table:  # noqa: PTH123 - no files
+        for line in maps:
+            span, rights, _, _, _, *path = line.split(maxsplit=5)
+            start, end = (int(word, 16) for word in span.split("-"))
+            if not path or not path[0].startswith("/") or "r" not in rights:
+                continue
+            table.seek(start // size * 8)
+            for index, entry in enumerate(array.array("Q", table.read((end - start) // size * 8))):
+                if entry >> 63:  # present
+                    found.append(start + index * size)
+    return found
+
+
+def touch(pages: Sequence[int]) -> None:
+    """Take *pages* into this process's memory, as a fork does not: its largest size counts them, as that of a fresh interpreter."""
+    for address in pages:
+        _ = ctypes.c_char.from_address(address).value
+
+
 def open_files() -> Mapping[int, str]:
     """Return descriptor and path of each open file of this process."""
     found: Dict[int, str] = {}
@@ -263,7 +288,9 @@ def open_files() -> Mapping[int, str]:
     return found
 
 
-def _fork(connection: socket.socket, request: Mapping[str, Any], output: int, printed: int) -> None:
+def _fork(
+    connection: socket.socket, request: Mapping[str, Any], output: int, printed: int, pages: Sequence[int]
+) -> None:
     """Fork a rank that is no child of ours, and tell the batch its pid before it does anything."""
     try:
         middle = os.fork()
@@ -280,7 +307,7 @@ def _fork(connection: socket.socket, request: Mapping[str, Any], output: int, pr
         if rank == 0:
             os.close(starting)
             if os.read(waiting, 1):  # nothing: who was to tell of this rank died before
-                _be_rank(connection, request, output, printed)
+                _be_rank(connection, request, output, printed, pages)
         else:
             _tell(connection, {"pid": rank})
             os.write(starting, b"g")
@@ -296,7 +323,9 @@ def _tell(connection: socket.socket, message: Mapping[str, Any]) -> None:
         connection.send(json.dumps(message).encode())
 
 
-def _be_rank(connection: socket.socket, request: Mapping[str, Any], output: int, printed: int) -> NoReturn:
+def _be_rank(
+    connection: socket.socket, request: Mapping[str, Any], output: int, printed: int, pages: Sequence[int]
+) -> NoReturn:
     """Turn this child into what a fresh interpreter that runs a rank would be."""
     code = 1
     try:
@@ -318,7 +347,7 @@ def _be_rank(connection: socket.socket, request: Mapping[str, Any], output: int,
         random.seed()
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()
-        gc.unfreeze()
+        touch(pages)
         sys.argv = [RANK]
         runpy.run_module(RANK, run_name="__main__", alter_sys=True)
         code = 0
