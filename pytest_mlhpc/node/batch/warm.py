@@ -37,7 +37,7 @@ from pytest_mlhpc.node.processes import die_with_parent, say
 #: Variables by which a batch tells a rank of its run; all others are the same for all ranks of a warm process.
 OF_RUN = ("MLHPC_PLAN", "MLHPC_RUN", "MLHPC_SECRET", "MLHPC_CHANNEL", "MLHPC_OUTPUT")
 
-#: Set for a rank that was forked; its record says so.
+#: Set for a rank that was forked, to the pid of the warm process; its record says that it was.
 FORKED = "MLHPC_FORKED"
 
 #: What a rank is, and what is imported before: as little as all of them need. Not ``torch._dynamo``, whose stand-in
@@ -288,10 +288,19 @@ def open_files() -> Mapping[int, str]:
     return found
 
 
+def seed_anew() -> None:
+    """Seed what a fresh interpreter seeds by chance."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    sys.modules["torch"].default_generator.seed()
+
+
 def _fork(
     connection: socket.socket, request: Mapping[str, Any], output: int, printed: int, pages: Sequence[int]
 ) -> None:
     """Fork a rank that is no child of ours, and tell the batch its pid before it does anything."""
+    warm = os.getpid()
     try:
         middle = os.fork()
     except OSError as error:
@@ -307,7 +316,7 @@ def _fork(
         if rank == 0:
             os.close(starting)
             if os.read(waiting, 1):  # nothing: who was to tell of this rank died before
-                _be_rank(connection, request, output, printed, pages)
+                _be_rank(connection, request, output, printed, pages, warm)
         else:
             _tell(connection, {"pid": rank})
             os.write(starting, b"g")
@@ -324,7 +333,12 @@ def _tell(connection: socket.socket, message: Mapping[str, Any]) -> None:
 
 
 def _be_rank(
-    connection: socket.socket, request: Mapping[str, Any], output: int, printed: int, pages: Sequence[int]
+    connection: socket.socket,
+    request: Mapping[str, Any],
+    output: int,
+    printed: int,
+    pages: Sequence[int],
+    warm: int,
 ) -> NoReturn:
     """Turn this child into what a fresh interpreter that runs a rank would be."""
     code = 1
@@ -343,10 +357,8 @@ def _be_rank(
             sys.path[0] = request["cwd"]
         os.chdir(request["cwd"])
         os.environ.update(request["variables"])
-        os.environ[FORKED] = "1"
-        random.seed()
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()
+        os.environ[FORKED] = str(warm)
+        seed_anew()
         touch(pages)
         sys.argv = [RANK]
         runpy.run_module(RANK, run_name="__main__", alter_sys=True)
