@@ -25,7 +25,7 @@ from pytest_mlhpc.node.batch.supervise import Server, Supervisor
 from pytest_mlhpc.node.batch.warm import WarmRanks
 from pytest_mlhpc.node.cores import on_node, waiting_variables
 from pytest_mlhpc.node.files import make_private, own_folder, unwritten
-from pytest_mlhpc.node.launch import module_of, step
+from pytest_mlhpc.node.launch import module_of, step, torchrun
 from pytest_mlhpc.node.processes import CappedLog, GrowthWatch, describe_exit, say
 from pytest_mlhpc.node.protocol.channel import running_payload
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, BuildPlan, Plan, RunPlan
@@ -299,7 +299,7 @@ def execute(supervisor: Supervisor, run: RunPlan, path: Path, site: Site) -> Non
         except (ImportError, AttributeError, ValueError, OSError, nodes.NodesUnknown) as error:
             book.fail("launch_failed", f"launcher {run.launcher!r}: {error}")
             return
-        book.agents = "pytest_mlhpc.node.worker.elastic" in argv
+        book.agents = torchrun.AGENT in argv
         behind = run.launcher != "plain" or not site.direct(run)
         try:
             supervisor.execute(argv, environment, server, behind=behind)

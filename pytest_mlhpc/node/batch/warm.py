@@ -143,17 +143,18 @@ class WarmRanks:
             return ""
         except OSError:
             line = b""
-        try:
+        said: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
             said = read_json(line) if line else {"died": "it has ended"}
-        except ValueError:
+        if not isinstance(said, dict):
             said = {"died": "it answers what cannot be read"}
         self.asked = None
         if isinstance(said.get("pid"), int):
-            rank.pid, self._deaths = said["pid"], 0
+            rank.pid, self._deaths = int(said["pid"]), 0
             return None
-        if "died" in said:
-            return self._died(str(said["died"]))
-        why = str(said.get("refused", ""))
+        if "refused" not in said:
+            return self._died(str(said.get("died", "it does not tell why")))
+        why = str(said["refused"])
         self._refused[self._key] = why
         say(f"ranks of this environment are not forked: {why}")
         self.close()
@@ -207,6 +208,16 @@ class WarmRanks:
         self.connection = ours
 
 
+@dataclass(frozen=True)
+class Imported:
+    """The warm process after its imports: what they printed lies in the file ``printed``, ``pages`` see :func:`mapped_pages`."""
+
+    pid: int
+    connection: socket.socket
+    printed: int
+    pages: Sequence[int]
+
+
 def main(arguments: List[str]) -> int:
     """Be the warm process: import, then fork a rank for each request; return when the batch is gone."""
     die_with_parent(os.getppid())
@@ -218,17 +229,16 @@ def main(arguments: List[str]) -> int:
     refused = import_ahead()
     gc.collect()
     gc.freeze()  # a rank's collections need not walk, and so copy, what was imported
-    pages = mapped_pages()
+    parent = Imported(os.getpid(), connection, printed, mapped_pages())
     while True:
         request, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, 1)
         if not request:
             return 0
-        output = fds[0]
         if refused:
             _tell(connection, {"refused": refused})
         else:
-            _fork(connection, read_json(request), output, printed, pages)
-        os.close(output)
+            _fork(parent, read_json(request), fds[0])
+        os.close(fds[0])
 
 
 def import_ahead() -> str:
@@ -244,7 +254,8 @@ def import_ahead() -> str:
         os._exit(0)
     os.wait()
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - numbers, not paths
-    return why_not(threads, open_files(), initialised=torch.cuda.is_initialized())
+    initialised = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's own
+    return why_not(threads, open_files(), initialised=initialised)
 
 
 def why_not(threads: int, files: Mapping[int, str], *, initialised: bool) -> str:
@@ -296,11 +307,9 @@ def seed_anew() -> None:
     sys.modules["torch"].default_generator.seed()
 
 
-def _fork(
-    connection: socket.socket, request: Mapping[str, Any], output: int, printed: int, pages: Sequence[int]
-) -> None:
+def _fork(parent: Imported, request: Mapping[str, Any], output: int) -> None:
     """Fork a rank that is no child of ours, and tell the batch its pid before it does anything."""
-    warm = os.getpid()
+    connection = parent.connection
     try:
         middle = os.fork()
     except OSError as error:
@@ -316,7 +325,7 @@ def _fork(
         if rank == 0:
             os.close(starting)
             if os.read(waiting, 1):  # nothing: who was to tell of this rank died before
-                _be_rank(connection, request, output, printed, pages, warm)
+                _be_rank(parent, request, output)
         else:
             _tell(connection, {"pid": rank})
             os.write(starting, b"g")
@@ -332,34 +341,29 @@ def _tell(connection: socket.socket, message: Mapping[str, Any]) -> None:
         connection.send(json.dumps(message).encode())
 
 
-def _be_rank(
-    connection: socket.socket,
-    request: Mapping[str, Any],
-    output: int,
-    printed: int,
-    pages: Sequence[int],
-    warm: int,
-) -> NoReturn:
+def _be_rank(parent: Imported, request: Mapping[str, Any], output: int) -> NoReturn:
     """Turn this child into what a fresh interpreter that runs a rank would be."""
     code = 1
     try:
         os.setsid()
         os.dup2(output, 1)
         os.dup2(output, 2)
-        os.lseek(printed, 0, os.SEEK_SET)
-        shutil.copyfileobj(os.fdopen(printed, "rb", closefd=False), os.fdopen(1, "wb", 0, closefd=False))
+        os.lseek(parent.printed, 0, os.SEEK_SET)
+        shutil.copyfileobj(
+            os.fdopen(parent.printed, "rb", closefd=False), os.fdopen(1, "wb", 0, closefd=False)
+        )
         for descriptor in open_files():
             if descriptor > 2:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
-        connection.detach()
+        parent.connection.detach()
         if sys.path[:1] == [str(Path.cwd())]:  # as `python -m` puts it there
             sys.path[0] = request["cwd"]
         os.chdir(request["cwd"])
         os.environ.update(request["variables"])
-        os.environ[FORKED] = str(warm)
+        os.environ[FORKED] = str(parent.pid)
         seed_anew()
-        touch(pages)
+        touch(parent.pages)
         sys.argv = [RANK]
         runpy.run_module(RANK, run_name="__main__", alter_sys=True)
         code = 0
