@@ -62,7 +62,7 @@ def test_plans_of_one_environment_go_to_one_batch(local):
 
 def test_a_run_that_is_not_warm_has_a_batch_that_ends_with_it(local):
     assert facts(local, nosy(local, warm=False))["warm"] is None
-    assert processes_with(f"MLHPC_SESSION={local.session}".encode()) == [local.provisioner._guardian.pid]
+    assert processes_with(f"MLHPC_SESSION={local.session}".encode()) == []
 
 
 def test_another_environment_has_another_batch_and_the_oldest_one_ends(local):

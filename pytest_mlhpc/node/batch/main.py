@@ -85,9 +85,10 @@ def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> i
     if folder is None:
         relay = Relay(os.dup(1))
         os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
-        site = Site((os.uname().nodename,), os.uname().nodename, warm=None if problem else WarmRanks())
-        code = do_all(plan, path, relay, signals, site)
-        return do_more(relay.fd, signals, site) if more and code == 0 else code
+        with contextlib.closing(WarmRanks()) as warm:
+            site = Site((os.uname().nodename,), os.uname().nodename, warm=None if problem else warm)
+            code = do_all(plan, path, relay, signals, site)
+            return do_more(relay.fd, signals, site) if more and code == 0 else code
     return in_job(plan, path, folder, signals, os.environ if environ is None else environ)
 
 
