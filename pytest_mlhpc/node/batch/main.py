@@ -112,17 +112,28 @@ def do_more(output: int, signals: BatchSignals, site: Site) -> int:
                 waiting += data
         line, _, waiting = waiting.partition(b"\n")
         path = Path(os.fsdecode(bytes(line)))
+        try:
+            _move_to(path.parent)
+        except OSError as error:
+            say(f"cannot begin in {path.parent}: {error.strerror}")
+            return EXIT_CANNOT_WRITE
         plan = _plan(path)
-        if isinstance(plan, int):
-            return plan
-        os.chdir(path.parent)
-        log = open_private(path.parent / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        for descriptor in (1, 2):
-            os.dup2(log, descriptor)
-        os.close(log)
-        code = do_all(plan, path, Relay(output), signals, site)
+        code = plan if isinstance(plan, int) else do_all(plan, path, Relay(output), signals, site)
         if code:
             return code
+
+
+def _move_to(folder: Path) -> None:
+    """Make *folder* the working directory, and write what is printed to a log there.
+
+    Raises:
+        OSError: it is gone, or the log cannot be made or is not this user's alone.
+    """
+    os.chdir(folder)
+    log = open_private(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
 
 
 def _drain(signals: BatchSignals, site: Site) -> None:

@@ -255,3 +255,20 @@ def test_an_interpreter_whose_imports_start_threads_forks_no_rank(tmp_path):
 )  # fmt: skip
 def test_a_process_that_a_fork_would_break_forks_none(threads, files, initialised, reason):
     assert warm.why_not(threads, files, initialised=initialised) == reason
+
+
+def test_a_further_plan_that_is_missing_ends_the_batch_and_its_log_says_why(batch):
+    batch.do(nosy("one"))
+    folder = batch.folder / "gone"
+    folder.mkdir(mode=0o700)
+    batch.process.stdin.write(os.fsencode(folder / "plan.json") + b"\n")
+    batch.process.stdin.flush()
+    assert batch.process.wait(60) == 2
+    assert "cannot be used" in (folder / "batch.log").read_text()
+
+
+def test_a_further_plan_in_a_folder_that_is_gone_ends_the_batch(batch):
+    batch.do(nosy("one"))
+    batch.process.stdin.write(os.fsencode(batch.folder / "gone" / "plan.json") + b"\n")
+    batch.process.stdin.flush()
+    assert batch.process.wait(60) == 74
