@@ -47,14 +47,7 @@ IMPORTED = (
     "torch",
     "pytest_mlhpc.node.protocol.channel",
     "pytest_mlhpc.node.worker.rank",
-    "pytest_mlhpc.node.worker.accelerators.cpu",
-    "pytest_mlhpc.node.worker.accelerators.cuda",
     "pytest_mlhpc.node.worker.data.source",
-    "pytest_mlhpc.node.worker.probes.measure",
-    "pytest_mlhpc.node.worker.workloads.cosmoflow",
-    "pytest_mlhpc.node.worker.workloads.deepcam",
-    "pytest_mlhpc.node.worker.workloads.language_model",
-    "pytest_mlhpc.node.worker.workloads.resnet50",
 )
 
 #: How long the warm process may take to vanish after SIGKILL before its batch goes on, in seconds.
@@ -210,12 +203,12 @@ class WarmRanks:
 
 @dataclass(frozen=True)
 class Imported:
-    """The warm process after its imports: what they printed lies in the file ``printed``, ``pages`` see :func:`mapped_pages`."""
+    """The warm process after its imports: what they printed lies in the file ``printed``, ``spans`` see :func:`mapped_files`."""
 
     pid: int
     connection: socket.socket
     printed: int
-    pages: Sequence[int]
+    spans: Sequence[Tuple[int, int]]
 
 
 def main(arguments: List[str]) -> int:
@@ -229,7 +222,7 @@ def main(arguments: List[str]) -> int:
     refused = import_ahead()
     gc.collect()
     gc.freeze()  # a rank's collections need not walk, and so copy, what was imported
-    parent = Imported(os.getpid(), connection, printed, mapped_pages())
+    parent = Imported(os.getpid(), connection, printed, mapped_files())
     while True:
         request, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, 1)
         if not request:
@@ -268,9 +261,10 @@ def why_not(threads: int, files: Mapping[int, str], *, initialised: bool) -> str
     return f"its imports opened {opened[0]}, which a child of a fork cannot use" if opened else ""
 
 
-def mapped_pages() -> List[int]:
-    """Return the addresses of the pages that are in this process's memory of the files that it has mapped (proc(5), pagemap)."""
-    size, found = os.sysconf("SC_PAGE_SIZE"), []
+def mapped_files() -> List[Tuple[int, int]]:
+    """Return (address, bytes) of what is in this process's memory of the files that it has mapped (proc(5), pagemap)."""
+    size = os.sysconf("SC_PAGE_SIZE")
+    found: List[Tuple[int, int]] = []
     with open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb", 0) as table:  # noqa: PTH123 - no files
         for line in maps:
             span, rights, _, _, _, *path = line.split(maxsplit=5)
@@ -279,15 +273,22 @@ def mapped_pages() -> List[int]:
                 continue
             table.seek(start // size * 8)
             for index, entry in enumerate(array.array("Q", table.read((end - start) // size * 8))):
-                if entry >> 63:  # present
-                    found.append(start + index * size)
+                address = start + index * size
+                if not entry >> 63:  # not present
+                    continue
+                if found and sum(found[-1]) == address:
+                    found[-1] = (found[-1][0], found[-1][1] + size)
+                else:
+                    found.append((address, size))
     return found
 
 
-def touch(pages: Sequence[int]) -> None:
-    """Take *pages* into this process's memory, as a fork does not: its largest size counts them, as that of a fresh interpreter."""
-    for address in pages:
-        _ = ctypes.c_char.from_address(address).value
+def touch(spans: Sequence[Tuple[int, int]]) -> None:
+    """Take *spans* into this process's memory, as a fork does not: its largest size counts them, as that of a fresh interpreter."""
+    size = os.sysconf("SC_PAGE_SIZE")
+    for start, length in spans:
+        for address in range(start, start + length, size):
+            _ = ctypes.c_char.from_address(address).value
 
 
 def open_files() -> Mapping[int, str]:
@@ -363,7 +364,7 @@ def _be_rank(parent: Imported, request: Mapping[str, Any], output: int) -> NoRet
         os.environ.update(request["variables"])
         os.environ[FORKED] = str(parent.pid)
         seed_anew()
-        touch(parent.pages)
+        touch(parent.spans)
         sys.argv = [RANK]
         runpy.run_module(RANK, run_name="__main__", alter_sys=True)
         code = 0
