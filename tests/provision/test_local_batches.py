@@ -95,7 +95,7 @@ def test_a_cancelled_run_takes_its_batch_with_it_and_the_next_has_a_new_one(loca
 def test_a_time_limit_ends_the_rank_and_the_warm_process_goes_on(local):
     first = facts(local, nosy(local))["warm"]
     run = nosy(local, "stay")
-    report = local.wait(local.batch(local.run(**{**vars(run), "time_limit_s": 3.0})))
+    report = local.wait(local.batch(local.run(**{**vars(run), "time_limit_s": 8.0})))
     assert report.failure[0] == "time_limit"
     assert facts(local, nosy(local))["warm"] == first
 
