@@ -117,7 +117,7 @@ def _wrong_command(spec: JobSpec) -> list[tuple[str, str]]:
         found.append(
             (
                 "artifacts",
-                "are files of the run's own folder; leave out cwd, and name what the program reads by files",
+                "are files of the run's own folder, as those of metrics are; leave out cwd, and name what the program reads by files",
             )
         )
     if spec.cwd is not None and spec.files:

@@ -15,7 +15,8 @@ from pytest_mlhpc.errors import Problem, SpecError, nearest
 from pytest_mlhpc.jobs.builds import Build, build_plan
 from pytest_mlhpc.jobs.contradictions import contradictions, unknown_judged
 from pytest_mlhpc.jobs.programs import (
-    patterns_of,
+    conditions_of,
+    found_by_functions,
     references_of,
     staged_files,
     with_plain_values,
@@ -361,12 +362,13 @@ def _program_fields(
         SpecError: its files, builds, references or folder cannot be.
     """
     where, folder, partition = declared.where, declared.folder, declared.target.partition
+    files_of_metrics = [rule["file"] for rule in metrics.values() if rule.get("file")]
     return {
         "argv": tuple(values["command"]),
         "processes": values["nodes"] * values["ranks_per_node"] if values["ranks_per_node"] else 1,
         "files": staged_files(where, folder, partition, values),
-        "artifacts": as_list(values["artifacts"]),
-        "sanity": patterns_of(values["sanity"]),
+        "artifacts": tuple(dict.fromkeys((*as_list(values["artifacts"]), *files_of_metrics))),
+        **found_by_functions(declared.node_id, folder, conditions_of(values["sanity"]), metrics),
         "builds": tuple(
             build_plan(where, name, one, place, declared.target)
             for name, (one, place) in declared.builds.items()

@@ -109,6 +109,8 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
         files=dict(spec.files),
         artifacts=spec.artifacts,
         sanity=spec.sanity,
+        functions=spec.functions,
+        checks=spec.checks,
         builds=spec.builds,
         metrics={name: MetricPattern(**rule) for name, rule in spec.metrics.items()},
         exclusive=spec.exclusive,

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -89,6 +89,8 @@ class JobSpec:
     )  #: path in the run's folder -> what is copied there
     artifacts: tuple[str, ...] = ()  #: names or globs of files that the test may read
     sanity: tuple[str, ...] = ()  #: regular expressions that must match in the output
+    checks: bool = False  #: functions of the test say, too, whether the run is sound
+    functions: str = ""  #: ``file::test`` in which functions of metrics and sanity stand; no part of the job
     builds: tuple[BuildPlan, ...] = ()  #: what has to be built before it runs
     cwd: str | None = None  #: folder that a program starts in; None: a new one of its run
     folder: str = (
@@ -262,10 +264,10 @@ SCHEDULERS = frozenset({"kubernetes", "slurm"})
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "list": (list, tuple),
     "mapping": (Mapping,), "judge": (bool, list, tuple), "duration": (int, float, str), "size": (int, str),
-    "sizes": (list, tuple), "words": (str, list, tuple), "line": (str,),
+    "sizes": (list, tuple), "words": (str, list, tuple), "line": (str,), "sanity": (str, list, tuple, Callable),
 }  # fmt: skip
 _KINDS = {"line": "a text", "judge": "True, False or a list of metrics", "duration": "a time like '30m', or seconds",
-          "words": "a text or a list of words", "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
+          "words": "a text or a list of words", "sanity": "a pattern, a function of the run, or a list of them", "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
 
 
 def as_list(given: str | Sequence[Any]) -> tuple[str, ...]:

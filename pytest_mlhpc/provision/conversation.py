@@ -101,7 +101,7 @@ class Conversation:
         except OSError as error:
             return result_message(run, Failure("no_result", f"cannot read {log}: {error.strerror}"))
         code = next((code for code in end.body["exit"] if code), 0)
-        finished = FinishedProgram(code, output, max(0, size - OUTPUT_CAP), log, host, began, ended)
+        finished = FinishedProgram(code, output, max(0, size - OUTPUT_CAP), log, host, began, ended, folder)
         return result_message(run, measure(run, finished))
 
 

@@ -95,8 +95,13 @@ def test_a_pod_gets_no_more_than_an_object_of_the_server_holds(folder, target):
         ({"slurm": {"partition": "x"}}, "slurm: partition is the site's to say, in systems.yaml"),
         ({"slurm": {"constrain": "x"}}, "slurm.constrain: unknown key (did you mean 'constraint'?)"),
         ({"artifacts": "../x"}, "artifacts: '../x' is no path in the run's folder"),
-        ({"artifacts": "x", "cwd": "/tmp"}, "artifacts: are files of the run's own folder; leave out cwd"),
+        (
+            {"artifacts": "x", "cwd": "/tmp"},
+            "artifacts: are files of the run's own folder, as those of metrics are; leave out cwd",
+        ),
         ({"sanity": "(a+)+"}, "sanity: pattern '(a+)+' repeats a repeat, which can take for ever"),
+        ({"sanity": lambda: True}, "<lambda> does not take one argument, the run"),
+        ({"sanity": [3]}, "sanity: pattern 3 is no text"),
         (
             {"launcher": "plain"},
             "launcher: starts ranks, and without ranks_per_node a program is started once",
@@ -105,6 +110,14 @@ def test_a_pod_gets_no_more_than_an_object_of_the_server_holds(folder, target):
         (
             {"reference": {"sys": (180, 0.1, None)}},
             "reference: sys: expected a positive number in the unit of rate",
+        ),
+        (
+            {"reference": {"sys": "180 GB/s"}},
+            "reference: sys: '180 GB/s' is in GB/s, and rate is declared in items/s",
+        ),
+        (
+            {"reference": {"sys": "180 itms/s"}},
+            "reference: sys: unit 'itms/s' is unknown; did you mean 'items/s'",
         ),
     ],
 )

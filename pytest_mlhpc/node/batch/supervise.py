@@ -10,12 +10,18 @@ import selectors
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from pytest_mlhpc.node.batch.output import ControllerLost, Lines, RunLogs
-from pytest_mlhpc.node.batch.ranks import LAUNCHER, LauncherOutput, RankBook
+from pytest_mlhpc.node.batch.ranks import ERRORS, LAUNCHER, LauncherOutput, RankBook
 from pytest_mlhpc.node.batch.server import RankConnection, RankMessage, RankServer, RemoteServer, open_pidfd
-from pytest_mlhpc.node.processes import MOST_STRANGERS, end_descendants, exit_code_of_foreign, reap
+from pytest_mlhpc.node.processes import (
+    MOST_STRANGERS,
+    JoinedLines,
+    end_descendants,
+    exit_code_of_foreign,
+    reap,
+)
 
 #: Time between SIGTERM and SIGKILL, in seconds.
 GRACE_S = 5.0
@@ -67,6 +73,7 @@ class Supervisor:
         self._pidfds: Dict[int, int] = {}  # rank -> pidfd
         self._connections: List[RankConnection] = []
         self._process: Optional[subprocess.Popen[bytes]] = None
+        self._joined = JoinedLines()
 
     def execute(
         self, argv: List[str], environment: Mapping[str, str], server: Server, *, behind: bool
@@ -129,25 +136,31 @@ class Supervisor:
         if self.logs.open(self.logs.own) is None:
             return
         run = self.book.run
+        program = run.workload == "command"
         try:
             process = subprocess.Popen(
                 argv,
                 env=dict(environment),
-                cwd=run.cwd if run.workload == "command" and run.cwd else str(self.directory),
+                cwd=run.cwd if program and run.cwd else str(self.directory),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stderr=subprocess.PIPE if program else subprocess.STDOUT,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            outcome = "command_not_found" if run.workload == "command" else "launch_failed"
+            outcome = "command_not_found" if program else "launch_failed"
             self.book.fail(outcome, f"cannot start {argv[0]!r}: {error}")
             return
         self._process = process
-        if process.stdout is not None:
-            fd = process.stdout.fileno()
+        for fd, error in self._pipes():
             os.set_blocking(fd, False)
-            self._watch(fd, lambda: self._output(fd))
+            self._watch(fd, lambda fd=fd, error=error: self._output(fd, error=error))  # type: ignore[misc]  # mypy cannot infer a lambda's default
+
+    def _pipes(self) -> List[Tuple[int, bool]]:
+        """Return the descriptors at which the process is heard, and whether each is its standard error."""
+        process = self._process
+        found = [(process.stdout, False), (process.stderr, True)] if process is not None else []
+        return [(pipe.fileno(), error) for pipe, error in found if pipe is not None]
 
     def _watch(self, fd: int, act: Callable[[], Any]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, act)
@@ -217,13 +230,19 @@ class Supervisor:
             if rank.pid in ended:
                 rank.exit = ended[rank.pid]
 
-    def _output(self, fd: int) -> None:
+    def _output(self, fd: int, *, error: bool) -> None:
         with contextlib.suppress(BlockingIOError):
             data = os.read(fd, 1 << 16)
             if data:
-                self._printed(data)
+                self._read_from(data, error=error)
             else:
                 self._selector.unregister(fd)
+
+    def _read_from(self, data: bytes, *, error: bool) -> None:
+        if error:
+            self.logs.write(ERRORS, data)
+        if joined := self._joined.feed(data, error=error):
+            self._printed(joined)
 
     def _printed(self, data: bytes) -> None:
         self.logs.write(self.logs.own, data)
@@ -319,13 +338,15 @@ class Supervisor:
         """Hear what was said so far on every connection, and what the launcher printed."""
         for connection in self._connections:
             self._listen(connection)
-        if self._process is not None and self._process.stdout is not None:
+        for fd, error in self._pipes():
             with contextlib.suppress(BlockingIOError):
                 for _ in range(READS):  # a program that prints for ever is heard no longer than that
-                    data = os.read(self._process.stdout.fileno(), 1 << 16)
+                    data = os.read(fd, 1 << 16)
                     if not data:
                         break
-                    self._printed(data)
+                    self._read_from(data, error=error)
+        if rest := self._joined.finish():
+            self._printed(rest)
 
     def _close(self) -> None:
         self._selector.close()
@@ -334,5 +355,6 @@ class Supervisor:
         for connection in self._connections:
             connection.close()
         self.logs.close()
-        if self._process is not None and self._process.stdout is not None:
-            self._process.stdout.close()
+        for pipe in (self._process.stdout, self._process.stderr) if self._process is not None else ():
+            if pipe is not None:
+                pipe.close()

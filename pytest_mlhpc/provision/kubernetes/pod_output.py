@@ -33,7 +33,7 @@ SAVED_OUTPUT_FILE: Final = "worker_lines.jsonl"
 _SAVED_SCHEMA: Final = 1
 
 _OUTPUT_LINE = re.compile(
-    rb"\[(\S{1,128}) (launcher|artifacts|\d{1,6}|pod\d{1,6}) (\d{1,10})\] (.*)", re.DOTALL
+    rb"\[(\S{1,128}) (launcher|artifacts|errors|\d{1,6}|pod\d{1,6}) (\d{1,10})\] (.*)", re.DOTALL
 )
 _LINE_NUMBER = re.compile(rb'\{"n":(\d{1,12}),')
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -169,6 +169,7 @@ class PodOutput:
             return ""
         main = "0" if run.launcher == "plain" else "launcher"
         needed = [main] * bool(run.metrics or run.sanity) + ["artifacts"] * bool(run.artifacts)
+        needed += ["errors"] * ((run.run_id, "errors") in self.outputs)
         for stream in needed:
             out = self.outputs.get((run.run_id, stream))
             if out is None:
@@ -204,9 +205,9 @@ class PodOutput:
         elif data.get("pod") == "output" and self._is_of_run(data):
             size, dropped, sha = data.get("bytes"), data.get("dropped"), data.get("sha256")
             stream = str(data.get("stream"))
-            known = re.fullmatch(r"launcher|artifacts|\d{1,6}|pod\d{1,6}", stream) and _SHA256.fullmatch(
-                str(sha)
-            )
+            known = re.fullmatch(
+                r"launcher|artifacts|errors|\d{1,6}|pod\d{1,6}", stream
+            ) and _SHA256.fullmatch(str(sha))
             if known and type(size) is int and type(dropped) is int and 0 <= size <= MAX_OUTPUT_BYTES:
                 out = self._output_file(data["run"], stream)
                 out.size, out.dropped, out.sha256 = size, dropped, str(sha)
