@@ -15,8 +15,8 @@ from pytest_mlhpc.errors import Problem, SpecError, nearest
 from pytest_mlhpc.jobs.builds import Build, build_plan
 from pytest_mlhpc.jobs.contradictions import contradictions, unknown_judged
 from pytest_mlhpc.jobs.programs import (
+    FUNCTION,
     conditions_of,
-    found_by_functions,
     references_of,
     staged_files,
     with_plain_values,
@@ -368,7 +368,7 @@ def _program_fields(
         "processes": values["nodes"] * values["ranks_per_node"] if values["ranks_per_node"] else 1,
         "files": staged_files(where, folder, partition, values),
         "artifacts": tuple(dict.fromkeys((*as_list(values["artifacts"]), *files_of_metrics))),
-        **found_by_functions(declared.node_id, folder, conditions_of(values["sanity"]), metrics),
+        **_found_by_functions(declared, values, metrics),
         "builds": tuple(
             build_plan(where, name, one, place, declared.target)
             for name, (one, place) in declared.builds.items()
@@ -376,6 +376,29 @@ def _program_fields(
         "metrics": metrics,
         "references": references_of(where, partition, values["reference"], metrics, judged),
         "cwd": working_directory(where, folder, partition, values["cwd"]),
+    }
+
+
+def _found_by_functions(
+    declared: Declaration, values: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return which of its figures a test's own functions find, and where they stand, as fields of a spec.
+
+    Raises:
+        SpecError: a parameter holds one.
+    """
+    conditions = conditions_of(values["sanity"])
+    checks = any(one.startswith(FUNCTION) for one in conditions)
+    called = {"sanity": checks, "metrics": any(rule.get("extract") for rule in metrics.values())}
+    if held := [name for name, has in called.items() if has and name in declared.parametrized]:
+        text = "a function stands in the test's decorator, where it is found again; a parameter can hold none"
+        raise SpecError([Problem(declared.where, held[0], text)])
+    file, *names = declared.node_id.partition("[")[0].split("::")
+    place = "::".join([str(declared.folder.absolute() / Path(file).name), *names])
+    return {
+        "sanity": tuple(one for one in conditions if not one.startswith(FUNCTION)),
+        "checks": checks,
+        "functions": place if any(called.values()) else "",
     }
 
 

@@ -216,17 +216,3 @@ def _named(condition: Any) -> str:
 
 #: Before the name of a function among the patterns of ``sanity``: no pattern begins so.
 FUNCTION = "(?function)"
-
-
-def found_by_functions(
-    node_id: str, folder: Path, conditions: Sequence[str], metrics: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return which of its figures a test's own functions find, and where they stand, as fields of a spec."""
-    file, *names = node_id.partition("[")[0].split("::")
-    checks = any(one.startswith(FUNCTION) for one in conditions)
-    wanted = checks or any(rule.get("extract") for rule in metrics.values())
-    return {
-        "sanity": tuple(one for one in conditions if not one.startswith(FUNCTION)),
-        "checks": checks,
-        "functions": "::".join([str(folder.absolute() / Path(file).name), *names]) if wanted else "",
-    }

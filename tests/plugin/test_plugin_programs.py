@@ -208,3 +208,60 @@ systems:
         0, "*test_it?local:cpu+one?: its environment is two", passed=1, deselected=1
     )
     assert {record["environment"] for record in suite.records()} == {"two"}
+
+
+FUNCTIONS = """
+    def sound(run):
+        return "not bad" in run.errors
+
+    @program(
+        "sh -c 'echo rate: 4; echo not bad >&2; echo 7 > t.txt; printf a,b\\\\\\\\n1,2\\\\\\\\n3,6\\\\\\\\n > t.csv'",
+        Metric("lines", extract=lambda run: len(run.output.splitlines()), unit="1", better="none"),
+        Metric("twice", extract=lambda run: [2 * float(run.text("t.txt"))], unit="ms"),
+        Metric("b", file="t.csv", key="b", unit="MB/s", reduce="max"),
+        Metric("text", r"^(\\S+)$", "us", file="t.txt"),
+        artifacts=["t.txt"], sanity=["rate", sound], judge=False,
+    )
+    def test_it(run):
+        assert run.errors == "not bad\\n"
+        assert sorted(run.output.splitlines()) == ["not bad", "rate: 4"]
+        assert {name: run[name].value for name in run} == {"lines": 2, "twice": 0.014, "b": 6e6, "text": 7e-6}
+        assert run.text("t.csv").startswith("a,b")
+"""
+
+
+@pytest.mark.parametrize("workers", [False, True], ids=["n0", "n2"])
+def test_figures_of_files_and_functions_are_the_same_with_workers_that_collect(suite, workers):
+    suite.write(FUNCTIONS)
+    (suite.run_workers if workers else suite.run)().assert_outcomes(passed=1)
+    (record,) = suite.records()
+    assert record["asked"]["sanity"] == ["rate", "(?function)sound"]
+
+
+def test_a_function_in_a_parameter_is_refused_as_no_process_finds_it_again(suite):
+    suite.write(
+        """
+        @pytest.mark.parametrize("sanity", [lambda run: True])
+        @job()
+        def test_it(run, sanity): pass
+        """
+    )
+    suite.run().expect(
+        1, "*: sanity: a function stands in the test's decorator, where it is found again*", errors=1
+    )
+
+
+def test_a_program_that_is_not_sound_for_its_function_is_not_measured(suite):
+    suite.write(
+        """
+        def check(run):
+            assert "fine" in run.output, "it is not fine"
+            return True
+
+        @job(sanity=check)
+        def test_it(run): pass
+        """
+    )
+    suite.run().expect(
+        1, "sanity_failed: check: AssertionError: it is not fine (test_suite.py:*: assert *", failed=1
+    )
