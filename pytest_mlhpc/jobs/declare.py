@@ -166,7 +166,7 @@ def resolve(
     asked = with_plain_values(declared.where, asked) if workload.name == COMMAND else asked
     values = _effective(workload, chosen, asked, partition.accelerator)
     _check_within(declared, workload, values)
-    spec = _spec(declared, workload, chosen, values, asked)
+    spec = replace(_spec(declared, workload, chosen, values, asked), scheduler_options=options)
     together = [
         *contradictions(spec, values),
         *unknown_judged(spec, workload, values),
@@ -184,7 +184,7 @@ def resolve(
         spec = replace(spec, launcher=module)
     if problems:
         raise SpecError(problems)
-    return replace(spec, scheduler_options=options, definition=definition_of(spec, workload))
+    return replace(spec, definition=definition_of(spec, workload))
 
 
 def _effective(

@@ -32,11 +32,9 @@ def with_plain_values(where: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     elif command is not None:
         problems += [Problem(where, "command", text) for text in _wrong(command)]
         found["command"] = [_text(value) for value in command] if not problems else []
-    for one in conditions_of(asked.get("sanity") or ()):
-        wrong = wrong_function("sanity", one) if callable(one) else wrong_pattern(one, one_group=False)
-        problems += [Problem(where, "sanity", wrong)] if wrong else []
-    if asked.get("sanity"):
-        found["sanity"] = [_named(one) for one in conditions_of(asked["sanity"])]
+    if conditions := conditions_of(asked.get("sanity") or ()):
+        problems += [Problem(where, "sanity", text) for text in map(_wrong_condition, conditions) if text]
+        found["sanity"] = [_named(one) for one in conditions]
     if "metrics" in asked:
         wrong = wrong_metrics(asked["metrics"])
         problems += [Problem(where, "metrics", text) for text in wrong]
@@ -209,9 +207,15 @@ def conditions_of(given: Any) -> tuple[Any, ...]:
     return (given,) if isinstance(given, str) or callable(given) else tuple(given)
 
 
+def _wrong_condition(condition: Any) -> str:
+    if callable(condition):
+        return wrong_function("sanity", condition)
+    return wrong_pattern(condition, one_group=False)
+
+
 def _named(condition: Any) -> str:
     """Return a pattern of ``sanity``, or for records the name of a function."""
-    return f"{FUNCTION}{getattr(condition, '__qualname__', '')}" if callable(condition) else condition
+    return f"{FUNCTION}{getattr(condition, '__qualname__', '')}" if callable(condition) else str(condition)
 
 
 #: Before the name of a function among the patterns of ``sanity``: no pattern begins so.

@@ -87,7 +87,14 @@ class RunFiles:
 
     @property
     def errors(self) -> str:
-        """What the program wrote to its standard error, at most 1 MiB; of several ranks, what their launcher passed on."""
+        """What the program wrote to its standard error, at most 1 MiB; of several ranks, what their launcher passed on.
+
+        Raises:
+            RunFailure: nobody knows, as the program was the command of its container.
+        """
+        if self.log.name == "container.log":
+            text = "the log of a container has standard output and error in one, and no agent was there to part them"
+            raise RunFailure("no_result", f"{text}; look into run.output")
         log = self.log.with_name("errors.log")
         return log.read_bytes().decode("utf-8", "replace") if log.is_file() else ""
 

@@ -90,7 +90,8 @@ class Conversation:
 
     def _command(self, run: RunPlan, end: Message) -> Message:
         folder = Path(self._plan.directory) / run.run_id
-        log = folder / ("rank0.log" if run.launcher == "plain" else "launcher.log")
+        names = ("container.log", "rank0.log" if run.launcher == "plain" else "launcher.log")
+        log = next((folder / name for name in names if (folder / name).exists()), folder / names[1])
         times = [end.body.get(name) for name in ("started_ns", "ended_ns")]
         began, ended = (time if isinstance(time, int) else 0 for time in times)
         host = str(end.body.get("host") or socket.gethostname())

@@ -116,13 +116,15 @@ def call(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _samples(found: object) -> list[object]:
     """Return the samples among what a function returned: a number or text, or several."""
-    several = (
-        isinstance(found, Iterable)
-        and not isinstance(found, (str, bytes, Mapping))
-        and getattr(found, "ndim", 1)
+    alone = (
+        not isinstance(found, Iterable)
+        or isinstance(found, (str, bytes, Mapping))
+        or getattr(found, "ndim", 1) == 0
     )
-    values: list[Any] = list(found) if several else [found]  # type: ignore[call-overload]  # it is iterable
-    plain = [value if isinstance(value, (int, str)) or value is None else float(value) for value in values]
+    values: list[Any] = [found] if alone else list(found)  # type: ignore[call-overload]  # it is iterable then
+    plain: list[object] = [
+        value if isinstance(value, (int, str)) or value is None else float(value) for value in values
+    ]
     if None in plain:
         raise TypeError("it returned None, expected a number or a list of numbers")
     return plain

@@ -150,7 +150,7 @@ class Run:
         """What the program wrote to its standard error, at most 1 MiB; of several ranks, what their launcher passed on.
 
         Raises:
-            RunFailure: the folder of the run is gone.
+            RunFailure: the folder of the run is gone, or the program was its container's command: then nobody parts them.
         """
         return self._files().errors
 
@@ -194,7 +194,9 @@ class Run:
             raise RunFailure("no_result", f"the run's output was removed with its folder {folder}")
         inner = folder / self.measurement.run_id
         logs = [
-            place / name for place in (folder, inner) for name in ("output.log", "rank0.log", "launcher.log")
+            place / name
+            for place in (folder, inner)
+            for name in ("output.log", "rank0.log", "launcher.log", "container.log")
         ]
         log = next((one for one in logs if one.is_file()), logs[0])
         return RunFiles(inner if inner.is_dir() else folder, log, self.outcome.artifacts)

@@ -152,9 +152,9 @@ class Supervisor:
             self.book.fail(outcome, f"cannot start {argv[0]!r}: {error}")
             return
         self._process = process
-        for fd, error in self._pipes():
+        for fd, is_error in self._pipes():
             os.set_blocking(fd, False)
-            self._watch(fd, lambda fd=fd, error=error: self._output(fd, error=error))  # type: ignore[misc]  # mypy cannot infer a lambda's default
+            self._watch(fd, functools.partial(self._output, fd, error=is_error))
 
     def _pipes(self) -> List[Tuple[int, bool]]:
         """Return the descriptors at which the process is heard, and whether each is its standard error."""
