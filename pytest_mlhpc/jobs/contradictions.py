@@ -125,6 +125,8 @@ def _without_agent(spec: JobSpec) -> list[tuple[str, str]]:
         found.append(
             ("nodes", f"{place} that would start it once; for one process on each node say ranks_per_node=1")
         )
+    if spec.asked.get("launcher"):
+        found.append(("launcher", f"{place}: each starts its one process itself; leave launcher out"))
     if spec.files:
         found.append(("files", f"{place} that would take them; put them on a volume, or into the image"))
     if spec.artifacts:

@@ -236,7 +236,7 @@ def _rank_variables(pods: RenderContext, rank: int | None) -> list[Any]:
     if rank is not None:
         return _fixed({"RANK": str(rank), **place}, {})
     if rule.variable:
-        return _fixed({"RANK": f"$({rule.variable})", **place}, {})
+        return _fixed(place if rule.variable == "RANK" else {"RANK": f"$({rule.variable})", **place}, {})
     where, name = ("annotations", rule.annotation) if rule.annotation else ("labels", rule.label)
     return _fixed(place, {"RANK": f"metadata.{where}['{name}']"})
 

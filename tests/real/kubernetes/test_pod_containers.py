@@ -90,3 +90,14 @@ def test_how_a_program_without_agent_ends_is_what_its_container_says(bare_suite)
         "worker_exit: the program ended with exit code 4",
         failed=6,
     )
+
+
+def test_a_program_without_agent_is_left_to_a_later_session(pod_suite):
+    pod_suite.partition(**{**BARE, "kind": "job", "volumes": []})
+    pod_suite.tests("""
+        @program("sh -c 'sleep 3; echo rate: 4'", RATE)
+        def test_it(run):
+            assert run["rate"].value == 4
+    """)
+    pod_suite.run("--mlhpc-wait=0").expect(75, skipped=1)
+    pod_suite.run("--mlhpc-resume").expect(0, "going on with 1 run", passed=1)
