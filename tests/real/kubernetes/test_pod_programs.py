@@ -17,7 +17,7 @@ def test_files_artifacts_variables_and_ranks_are_the_same_as_on_this_machine(pod
     pod_suite.run("test_files.py").expect(1, *FAILS, passed=TESTS, failed=2)
 
 
-def test_a_program_of_the_shipped_suite_runs_unchanged(pod_suite):
-    pod_suite.partition({"features": ["python"]})
+def test_programs_of_the_shipped_suite_run_unchanged(pod_suite):
+    pod_suite.partition({"features": ["python", "fio", "dd"]})
     shutil.copytree(PROGRAMS, pod_suite.folder / "programs")
-    pod_suite.run("programs", "-k", "json_lines").expect(0, passed=1)
+    pod_suite.run("programs", "-k", "json_lines or fio or dd").expect(0, passed=3)
