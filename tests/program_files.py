@@ -59,6 +59,7 @@ def test_below_a_reference(run): pass
 
 tool = build("sh make-tool.sh", files=["make-tool.sh"], env={"SAYS": "built"})
 broken = build("sh -c 'echo no such library >&2; exit 3'")
+idle = build("true", files=["make-tool.sh"])
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -69,6 +70,10 @@ def test_a_program_that_is_built(run, tool, number):
 
 @program("{broken}/tool", STARTS)
 def test_a_build_that_fails(run, broken): pass
+
+
+@program("{idle}/tool", STARTS)
+def test_a_build_that_writes_nothing(run, idle): pass
 """
 
 MAKE_TOOL = """\
@@ -92,9 +97,10 @@ echo all is well
 #: How many tests the suite has.
 TESTS = 7
 
-#: What a session says of the two that fail.
+#: What a session says of those that fail.
 FAILS = (
     "below_reference",
+    "build_failed: the build idle (true) wrote nothing into its folder",
     "build_failed: the build broken (sh -c echo no such library >&2; exit 3): ended with exit code 3; its last lines: no such library",
 )
 
