@@ -8,7 +8,6 @@ import re
 import statistics
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -20,8 +19,7 @@ from pytest_mlhpc.jobs.metrics import base_unit, choices
 from pytest_mlhpc.node.processes import describe_exit
 from pytest_mlhpc.node.protocol.plan import MetricPattern, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, SchemaError
-from pytest_mlhpc.node.run_files import artifacts_of, find_artifact, matching
-from pytest_mlhpc.provision.search import search, values_of
+from pytest_mlhpc.provision.search import RunFiles, search, values_of
 from pytest_mlhpc.store.record import Failure
 
 #: Most bytes of output that are logged and searched.
@@ -67,72 +65,6 @@ class FinishedProgram:
     def last_lines(self) -> str:
         """The end of its output, as text that is safe to print."""
         return last_lines(self.output)
-
-
-@dataclass(frozen=True)
-class RunFiles:
-    """What a run left: ``output``, ``errors``, and its *artifacts* in *folder*. *log* has its output.
-
-    Functions of a test (``extract``, ``sanity``) are called with it; a test's own ``run`` has the same names.
-    """
-
-    folder: Path
-    log: Path
-    artifacts: tuple[str, ...] = ()
-
-    @property
-    def output(self) -> str:
-        """What the program printed, standard output and error line by line as they came; of several ranks, what their launcher did."""
-        return self.log.read_bytes().decode("utf-8", "replace") if self.log.is_file() else ""
-
-    @property
-    def errors(self) -> str:
-        """What the program wrote to its standard error, at most 1 MiB; of several ranks, what their launcher passed on.
-
-        Raises:
-            RunFailure: nobody knows, as the program was the command of its container.
-        """
-        if self.log.name == "container.log":
-            text = "the log of a container has standard output and error in one, and no agent was there to part them"
-            raise RunFailure("no_result", f"{text}; look into run.output")
-        log = self.log.with_name("errors.log")
-        return log.read_bytes().decode("utf-8", "replace") if log.is_file() else ""
-
-    def path(self, name: str) -> Path:
-        """Return where the artifact *name* lies, a path in the folder of the run.
-
-        Raises:
-            RunFailure: the program has not written it, or the test does not name it among its ``artifacts``.
-        """
-        if not matching([name], self.artifacts):
-            known = ", ".join(self.artifacts) or "none"
-            example = f"artifacts=[{name!r}]"
-            text = f"{name!r} is no artifact of the test (it has {known}); add {example} to its decorator"
-            raise RunFailure("no_result", text)
-        try:
-            found = find_artifact(self.folder, name, self.artifacts)
-        except (OSError, tarfile.TarError) as error:
-            raise RunFailure("no_result", f"the artifacts in {self.folder} cannot be read: {error}") from None
-        if found is None:
-            there = ", ".join(artifacts_of(self.folder, self.artifacts)) or "none"
-            text = f"the program wrote no {name!r} into {self.folder}; artifacts there: {there}"
-            raise RunFailure("no_result", text)
-        return found
-
-    def text(self, name: str) -> str:
-        """Return the content of the artifact *name* as text."""
-        return self.path(name).read_text("utf-8", "replace")
-
-    def json(self, name: str) -> Any:
-        """Return the content of the artifact *name*, a JSON file.
-
-        Raises:
-            RunFailure: it is missing, or no JSON.
-        """
-        try:
-            return json.loads(self.text(name))
-        except (ValueError, RecursionError) as error:
-            raise RunFailure("metric_invalid", f"{self.path(name)} is no JSON: {error}") from None
 
 
 def measure(run: RunPlan, finished: FinishedProgram) -> Measurement | Failure:

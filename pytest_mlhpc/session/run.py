@@ -14,7 +14,7 @@ from pytest_mlhpc.jobs.job import Outcome
 from pytest_mlhpc.jobs.metrics import base_unit
 from pytest_mlhpc.judge.evidence import metric_lines
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
-from pytest_mlhpc.provision.command import RunFiles
+from pytest_mlhpc.provision.search import RunFiles
 from pytest_mlhpc.store.text import quantity
 from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_mlhpc.config.model import Environment
+from pytest_mlhpc.errors import SpecError
 from pytest_mlhpc.jobs import software
+from pytest_mlhpc.jobs.builds import Build, build_plan
 from pytest_mlhpc.jobs.metrics import Metric
 from pytest_mlhpc.jobs.plan import run_plan
 from pytest_mlhpc.jobs.spec import same_needs
@@ -187,3 +189,25 @@ def test_a_reference_is_found_by_partition_system_or_device(declare, target, giv
     on = replace(target, partition=replace(target.partition, nodes=node))
     spec = declare("command", on=on, command=["x"], metrics=[Metric("rate", "(.)", "MB/s")], reference=given)
     assert spec.references == {"rate": pytest.approx(limit)}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "extra", "text"),
+    [
+        ("slurm", {}, ""),
+        ("local", {"container": {"image": "x"}}, ""),
+        ("kubernetes", {}, "where='login': nodes of sys:part see no folder of this machine; leave where out"),
+        ("slurm", {"container": {"image": "x"}}, "where='login': the container of environment default is on nodes; leave where out"),
+        ("slurm", {"uenv": {"image": "x"}}, "where='login': the uenv of environment default is on nodes"),
+    ],
+)  # fmt: skip
+def test_a_build_is_made_on_the_login_node_where_nodes_find_it(target, tmp_path, scheduler, extra, text):
+    partition = replace(target.partition, scheduler=scheduler)
+    on = replace(target, partition=partition, environment=replace(target.environment, extra=extra))
+    if not text:
+        plan = build_plan("here", "tool", Build("make", where="login"), tmp_path, on)
+        assert plan.before == (scheduler == "slurm")  # on `local` a run that needs it is on the same machine
+        return
+    with pytest.raises(SpecError) as caught:
+        build_plan("here", "tool", Build("make", where="login"), tmp_path, on)
+    assert text in str(caught.value.problems[0])

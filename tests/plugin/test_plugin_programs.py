@@ -112,6 +112,7 @@ def test_builds_that_cannot_be_are_errors_of_their_tests(suite):
         from pytest_mlhpc import build
         quoted, nothing, nodes = build("make 'x"), build(""), build("make")
         lost, named = build("make", files="scr"), build("make", env={"A B": 1})
+        placed = build("make", where="logn")
 
         @job("x")
         def test_quoted(run, quoted): pass
@@ -123,10 +124,12 @@ def test_builds_that_cannot_be_are_errors_of_their_tests(suite):
         def test_lost(run, lost): pass
         @job("x")
         def test_named(run, named): pass
+        @job("x")
+        def test_placed(run, placed): pass
         """
     )
     result = suite.run()
-    result.expect(1, errors=5)
+    result.expect(1, errors=6)
     result.stdout.fnmatch_lines_random(
         [
             "*: quoted: no closing quotation in *",
@@ -134,6 +137,7 @@ def test_builds_that_cannot_be_are_errors_of_their_tests(suite):
             "*: nodes: {nodes} is a figure of the run; give the build another name",
             "*: lost: files: there is no 'scr' in *",
             "*: named: env: 'A B' is no name of a variable",
+            "*: placed: where 'logn' is not one of node, login (did you mean 'login'?)",
         ]
     )
 
