@@ -393,8 +393,8 @@ def _found_by_functions(
     if held := [name for name, has in called.items() if has and name in declared.parametrized]:
         text = "a function stands in the test's decorator, where it is found again; a parameter can hold none"
         raise SpecError([Problem(declared.where, held[0], text)])
-    file, *names = declared.node_id.partition("[")[0].split("::")
-    place = "::".join([str(declared.folder.absolute() / Path(file).name), *names])
+    file, _, test = declared.node_id.partition("::")
+    place = f"{declared.folder.absolute() / Path(file).name}::{test.partition('[')[0]}"
     return {
         "sanity": tuple(one for one in conditions if not one.startswith(FUNCTION)),
         "checks": checks,

@@ -8,6 +8,7 @@ from pytest_mlhpc.config.model import Environment
 from pytest_mlhpc.errors import SpecError
 from pytest_mlhpc.jobs import software
 from pytest_mlhpc.jobs.builds import Build, build_plan
+from pytest_mlhpc.jobs.ledger_entry import spec_digest
 from pytest_mlhpc.jobs.metrics import Metric
 from pytest_mlhpc.jobs.plan import run_plan
 from pytest_mlhpc.jobs.spec import same_needs
@@ -211,3 +212,18 @@ def test_a_build_is_made_on_the_login_node_where_nodes_find_it(target, tmp_path,
     with pytest.raises(SpecError) as caught:
         build_plan("here", "tool", Build("make", where="login"), tmp_path, on)
     assert text in str(caught.value.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("node_id", "names"),
+    [("a[b]/t.py::test_it", "test_it"), ("t.py::TestA::test_it[sys:part-x::y[0]]", "TestA::test_it")],
+)
+def test_the_functions_of_a_test_are_found_by_its_file_and_names(declare, target, folder, node_id, names):
+    metric = Metric("rate", extract=lambda run: 1, unit="items/s")
+    spec = declare("command", on=target, node_id=node_id, folder=folder, command=["x"], metrics=[metric])
+    assert spec.functions == f"{folder}/t.py::{names}"
+    assert run_plan(spec, 0).functions == spec.functions
+    moved = declare(
+        "command", on=target, node_id="u.py::test_it", folder=folder.parent, command=["x"], metrics=[metric]
+    )
+    assert spec_digest(moved) == spec_digest(replace(spec, benchmark=moved.benchmark))
