@@ -173,7 +173,13 @@ def _of_table(text: str) -> tuple[str, float]:
 
 def _unknown_unit(text: object) -> str:
     """Say what could have been written in place of *text*: the units that look like it, or a choice of all."""
-    prefixed = (f"{prefix}{unit}" for unit in _PREFIXED for prefix in ("", *_SI, *_BINARY))
+    small = {prefix for prefix, factor in _SI.items() if factor < 1}  # of seconds, joules and watts alone
+    prefixed = (
+        f"{prefix}{unit}"
+        for unit in _PREFIXED
+        for prefix in ("", *_SI, *_BINARY)
+        if prefix not in small or unit in {"s", "J", "W"}
+    )
     written = (f"{top}{bottom}" for top in (*_PLAIN, *prefixed) for bottom in ("", "/s", "/J"))
     known = [unit for unit in written if _of_table(unit)[0] in UNITS]
     near = []

@@ -377,7 +377,9 @@ def preview(partition: Partition, environment: Environment) -> str:
         raise UsageError(f"environment {environment.name}: {error}") from error
     objects: list[Any] = [*([rendered.service] if rendered.service else []), *rendered.workloads]
     name = rendered.secret["metadata"]["name"]
-    head = f"# Created before these: Secret {name}, with plan.json and the payload's zip.\n"
+    agent = settings_of(partition).agent
+    content = "plan.json and the payload's zip" if agent else "the variables of the program"
+    head = f"# Created before these: Secret {name}, with {content}.\n"
     return head + yaml.safe_dump_all(objects, sort_keys=False, width=110, allow_unicode=True)
 
 
