@@ -255,11 +255,11 @@ def files_secret(name: str) -> str:
 
 
 def _mounts(settings: KubernetesSettings) -> list[Any]:
-    ours: list[Any] = [
-        FixedValue({"name": "mlhpc-config", "mountPath": CONFIG, "readOnly": True}),
-        FixedValue({"name": "mlhpc-info", "mountPath": INFO, "readOnly": True}),
-    ] * settings.agent
-    ours += [FixedValue({"name": "mlhpc-work", "mountPath": WORK}), {"name": "mlhpc-shm", "mountPath": SHM}]
+    config = FixedValue({"name": "mlhpc-config", "mountPath": CONFIG, "readOnly": True})
+    info = FixedValue({"name": "mlhpc-info", "mountPath": INFO, "readOnly": True})
+    work = FixedValue({"name": "mlhpc-work", "mountPath": WORK})
+    ours: list[Any] = [config, work, info] if settings.agent else [work]
+    ours.append({"name": "mlhpc-shm", "mountPath": SHM})
     for volume in settings.volumes:
         mount: dict[str, Any] = {"name": volume.name, "mountPath": volume.mount}
         if volume.read_only:
@@ -278,14 +278,11 @@ def _volumes(pods: RenderContext) -> list[Any]:
     config: dict[str, Any] = {"projected": {"sources": [{"secret": {"name": name}} for name in secrets]}}
     if len(secrets) == 1:
         config = {"secret": {"secretName": pods.name}}
-    ours: list[Any] = [
-        FixedValue({"name": "mlhpc-config", **config}),
-        FixedValue({"name": "mlhpc-info", "downwardAPI": {"items": [info]}}),
-    ] * settings.agent
-    ours += [
-        FixedValue({"name": "mlhpc-work", "emptyDir": {}}),
-        {"name": "mlhpc-shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared >> 20}Mi"}},
-    ]
+    plan = FixedValue({"name": "mlhpc-config", **config})
+    told = FixedValue({"name": "mlhpc-info", "downwardAPI": {"items": [info]}})
+    work = FixedValue({"name": "mlhpc-work", "emptyDir": {}})
+    ours: list[Any] = [plan, work, told] if settings.agent else [work]
+    ours.append({"name": "mlhpc-shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared >> 20}Mi"}})
     # A volume may be mounted several times.
     sources = {volume.name: volume.source for volume in settings.volumes}
     return [*ours, *({"name": name, **source} for name, source in sources.items())]
