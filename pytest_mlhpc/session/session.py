@@ -302,16 +302,20 @@ class BenchmarkSession:
                 self._timer.cancel()
             if self._detaching:
                 self._lease()
-            for driver in self._drivers.values():
-                driver.close(detach=self._detaching and driver.durable)
             hurry = self.terminated
             try:
+                self._close_drivers()
                 self._await_drivers()
             except KeyboardInterrupt:  # the second: what is left is named, and not waited for
                 hurry = True
+                self._close_drivers()  # it may have come before all were told
             with self._signals.uninterrupted():
                 self._finish()
             self._end_records(hurry=hurry)
+
+    def _close_drivers(self) -> None:
+        for driver in self._drivers.values():
+            driver.close(detach=self._detaching and driver.durable)
 
     def _await_drivers(self) -> None:
         for driver in self._drivers.values():
