@@ -55,8 +55,7 @@ from pytest_mlhpc.node.vet.machine import (
     Unreadable,
     Watch,
 )
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import Bound, Policy
+from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in
 
 CORPUS = Path(__file__).parent / "corpus"
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.machine import Check, Watch
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import Bound
-from pytest_mlhpc.node.vet.statistics import FLOORS
+from pytest_mlhpc.node.vet.policy import Bound, built_in
+from pytest_mlhpc.node.vet.statistics import floors
 from pytest_mlhpc.node.vet.workers import PAIR_S, WORKS
 
 _MARKED = re.compile(r"(<!-- (checks|rules|floors|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -91,7 +90,7 @@ def _stage(bound: Bound, stage: float | None) -> str:
 def _floors(_names: list[str]) -> str:
     rows = [
         [one.hardware, f"`{one.name}`", f"{one.fail:.4g} {one.unit}", one.confidence, one.source]
-        for one in FLOORS
+        for one in floors()
     ]
     return _table("| device | figure | floor | confidence | source |", rows)
 

@@ -192,7 +192,7 @@ class Passive:
 
 
 def _policy(settings: VetSettings) -> Policy:
-    from pytest_mlhpc.node.vet.policies import built_in
+    from pytest_mlhpc.node.vet.policy import built_in
 
     return built_in().changed(settings.bounds)
 

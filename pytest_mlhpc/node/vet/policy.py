@@ -1,14 +1,28 @@
-"""The policy: every bound by which vetting judges, with its source and date, and the finding that follows from a value. Sites change bounds by a TOML file."""
+"""The policy: every bound by which vetting judges, with its source and date, and the finding that follows from a value.
+
+Our own bounds, floors and tables of events are in ``policy.json``, which travels to the nodes. Sites change bounds by a TOML file.
+"""
 
 from __future__ import annotations
 
+import functools
+import pkgutil
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
 
-#: State of knowledge of our own entries.
-AS_OF = "2026-11-21"
+
+@functools.lru_cache(maxsize=1)  # read from a zip on nodes
+def tables() -> Mapping[str, Any]:
+    """Return what is in ``policy.json``: ``as_of``, ``bounds``, ``floors``, ``xid``, ``sxid``."""
+    return read_json(pkgutil.get_data(__package__, "policy.json") or b"")
+
+
+def built_in() -> Policy:
+    """Return our own policy."""
+    return Policy(Bound(date=tables()["as_of"], **entry) for entry in tables()["bounds"])
 
 
 @dataclass(frozen=True)
@@ -25,7 +39,7 @@ class Bound:
     fail: Optional[float] = None
     unit: str = ""
     better: str = "lower"
-    date: str = AS_OF
+    date: str = ""
 
     def reached(self, value: float, stage: Optional[float]) -> bool:
         """Return whether *value* is at or beyond *stage* on the bad side."""

@@ -22,8 +22,7 @@ from pytest_mlhpc.node.vet.checks.storage import (
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine, Room
 from pytest_mlhpc.node.vet.passive import chosen
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import ExpectedNode
+from pytest_mlhpc.node.vet.policy import ExpectedNode, built_in
 
 #: Measures a folder, and stops when the file is written.
 STOPPING = """

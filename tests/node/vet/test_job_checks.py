@@ -17,8 +17,7 @@ from pytest_mlhpc.node.vet.checks.job_space import mount_of, parse_quota, space
 from pytest_mlhpc.node.vet.finding import Origin, Severity
 from pytest_mlhpc.node.vet.machine import Absent, Context, Done, Machine, Unreadable, numbers, size
 from pytest_mlhpc.node.vet.main import stay
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import ExpectedNode
+from pytest_mlhpc.node.vet.policy import ExpectedNode, built_in
 
 JOB = {check.name: check for check in all_checks()[0] if check.purpose == "job"}
 

@@ -40,11 +40,11 @@ def test_cards_of_another_form_have_no_floor(model):
 
 
 def test_no_device_has_two_floors_of_one_quantity():
-    assert len({(floor.name, floor.hardware) for floor in statistics.FLOORS}) == len(statistics.FLOORS)
+    assert len({(floor.name, floor.hardware) for floor in statistics.floors()}) == len(statistics.floors())
 
 
 def test_each_floor_has_a_known_name_a_source_and_a_confidence():
-    for floor in statistics.FLOORS:
+    for floor in statistics.floors():
         assert floor.name in statistics.NAMES
         assert floor.source[0] in "CAZERDVg"
         assert floor.confidence in {"high", "medium", "low"}

@@ -15,8 +15,7 @@ from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.finding import Origin, Severity
 from pytest_mlhpc.node.vet.machine import Check, Unreadable, Watch
 from pytest_mlhpc.node.vet.passive import attempt
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import Bound, Policy
+from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in
 
 CASES = all_cases()
 CHECKS, WATCHES = all_checks()

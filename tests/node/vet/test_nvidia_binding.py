@@ -14,8 +14,7 @@ from pytest_mlhpc.node.vet.checks.nvidia_inventory import NvidiaInventory
 from pytest_mlhpc.node.vet.checks.nvidia_memory import Links, MemoryCheck
 from pytest_mlhpc.node.vet.finding import CheckOutcome
 from pytest_mlhpc.node.vet.machine import Context, Machine
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import ExpectedNode
+from pytest_mlhpc.node.vet.policy import ExpectedNode, built_in
 
 ARGUMENT_VERSION_MISMATCH = 25
 

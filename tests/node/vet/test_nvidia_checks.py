@@ -22,8 +22,7 @@ from pytest_mlhpc.node.vet.checks.nvidia_library import (
 from pytest_mlhpc.node.vet.checks.nvidia_processes import is_ours
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import ExpectedNode
+from pytest_mlhpc.node.vet.policy import ExpectedNode, built_in
 
 CALLS = yaml.safe_load(Path(__file__).with_name("data").joinpath("nvidia_calls.yaml").read_text())
 

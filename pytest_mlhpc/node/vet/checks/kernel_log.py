@@ -13,9 +13,8 @@ from collections import defaultdict
 from typing import DefaultDict, List, Optional, Tuple
 
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
-from pytest_mlhpc.node.vet.kernel_log import KernelEvent, KernelLog, events
+from pytest_mlhpc.node.vet.kernel_log import KernelEvent, KernelLog, driver_events, events
 from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Unreadable
-from pytest_mlhpc.node.vet.policies.kernel_log import C2C_DEVICES
 from pytest_mlhpc.node.vet.policy import Bound, summed, weigh
 
 #: What to do, by rule; what is not here: have the node examined.
@@ -77,7 +76,7 @@ class KernelLogCheck:
 def _is_c2c(machine: Machine, device: str) -> bool:
     """Return whether a GPU is a Grace Hopper's; one that sysfs does not show is taken for another."""
     try:
-        return machine.text(f"/sys/bus/pci/devices/{device}/device").lower() in C2C_DEVICES
+        return machine.text(f"/sys/bus/pci/devices/{device}/device").lower() in driver_events().c2c_devices
     except Unreadable:
         return False
 

@@ -24,8 +24,7 @@ from pytest_mlhpc.node.vet.load.devices import LoadNode
 from pytest_mlhpc.node.vet.load.host import ChosenTransport
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
 from pytest_mlhpc.node.vet.machine import Machine, Unreadable, judged
-from pytest_mlhpc.node.vet.policies.host import BOUNDS
-from pytest_mlhpc.node.vet.policy import Policy
+from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.ports import Fabric, fabric_of
 
 #: ioctl(2) request for an interface's IPv4 address (netdevice(7)), and what an interface of InfiniBand says in /sys that it is
@@ -75,7 +74,7 @@ def of_nccl(node: LoadNode, name: str) -> ChosenTransport:
 def judge(chosen: ChosenTransport, fabric: Fabric, machine: Machine) -> Tuple[Finding, ...]:
     """Return a finding on what was chosen, beside what there is."""
     if chosen.library != "gloo":
-        return job_network.judge(chosen.seen, fabric, machine.environ, Policy(BOUNDS), check="transport")
+        return job_network.judge(chosen.seen, fabric, machine.environ, built_in(), check="transport")
     words = f"{chosen.library} joins nodes by {chosen.network}"
     words += f" ({', '.join(chosen.interfaces[:8])})" if chosen.interfaces else ""
     if not _is_slow(chosen, machine) or not fabric.text:
@@ -86,7 +85,7 @@ def judge(chosen: ChosenTransport, fabric: Fabric, machine: Machine) -> Tuple[Fi
         "set GLOO_SOCKET_IFNAME to an interface of the fabric"
     )
     # Gloo knows nothing but sockets: that they do not run over the fabric costs less than it does NCCL.
-    return judged("transport", Policy(BOUNDS), "job.transport", 1.0, reason)
+    return judged("transport", built_in(), "job.transport", 1.0, reason)
 
 
 def _is_slow(chosen: ChosenTransport, machine: Machine) -> bool:
