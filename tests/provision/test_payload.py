@@ -37,7 +37,9 @@ def test_it_is_the_folder_of_the_nodes_below_an_empty_package(tmp_path):
     archive = zipfile.ZipFile(payload.build(tmp_path).path)
     names = set(archive.namelist()) - {"pynvml.py"}
     node = PACKAGE / "node"
-    ours = {f"pytest_mlhpc/{path.relative_to(PACKAGE)}" for path in node.rglob("*.py")}
+    ours = {
+        f"pytest_mlhpc/{path.relative_to(PACKAGE)}" for path in [*node.rglob("*.py"), *node.rglob("*.json")]
+    }
     assert names == ours | {"pytest_mlhpc/__init__.py"}
     assert archive.read("pytest_mlhpc/__init__.py") == b""
 

@@ -20,9 +20,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.plan import BUDGET_S, VetSettings
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
-from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Unreadable, Watch
-from pytest_mlhpc.node.vet.policy import Policy
+from pytest_mlhpc.node.vet.check import Check, LoadWatch, origin_of
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Severity
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.policy import built_in
 
 #: Time between two samples of a watch under load, in seconds (check.py).
 SAMPLE_S = 0.5
@@ -36,7 +37,7 @@ SHARE = 0.4
 #: How long watches may take to say what they saw, all at once, in seconds.
 END_S = 8.0
 
-Providers = Callable[[], Tuple[Sequence[Check], Sequence[Watch]]]
+Providers = Callable[[], Tuple[Sequence[Check], Sequence[LoadWatch]]]
 
 
 class AnswerWriter:
@@ -71,32 +72,29 @@ def chosen(every: Sequence[Any], settings: VetSettings) -> Tuple[List[Any], List
     return [one for one in fitting if one not in late], late
 
 
-def attempt(one: Union[Check, Watch], act: Callable[[], CheckOutcome]) -> CheckOutcome:
+def attempt(one: Union[Check, LoadWatch], act: Callable[[], CheckOutcome]) -> CheckOutcome:
     """Return what a check says; what it cannot tell, and our own defects, are UNKNOWN.
 
     What a check for a job cannot read is its user's to mend, as all that such a check finds.
     """
-    name, origin = one.name, Origin.USER if one.purpose == "job" else Origin.NODE
+    name, origin = one.name, origin_of(one)
     begun = time.monotonic()
     try:
         outcome = act()
         found: Tuple[Finding, ...] = outcome.findings
     except Unreadable as error:
-        outcome, found = CheckOutcome(), (_unreadable(name, str(error), origin),)
+        refused = Finding(name, Severity.UNKNOWN, str(error), rule="unreadable", origin=origin)
+        outcome, found = CheckOutcome(), (refused,)
     except Exception as error:  # noqa: BLE001 - a defect in one check must not take the others along
         text = f"the check {name} failed by a defect of its own: {type(error).__name__}: {error}"
         outcome, found = CheckOutcome(), (Finding(name, Severity.UNKNOWN, text[:500], rule="defect"),)
     return CheckOutcome(found, outcome.readings, outcome.facts, round(time.monotonic() - begun, 6))
 
 
-def _unreadable(name: str, text: str, origin: Origin) -> Finding:
-    return Finding(name, Severity.UNKNOWN, text, rule="unreadable", origin=origin)
-
-
 class Watcher:
     """One watch in a thread of its own, so that one that hangs keeps no other from speaking."""
 
-    def __init__(self, watch: Watch, machine: Machine, context: Context) -> None:
+    def __init__(self, watch: LoadWatch, machine: Machine, context: Context) -> None:
         self.watch, self._machine, self._context = watch, machine, context
         self.outcome: Optional[CheckOutcome] = None
         self.begun, self.ended = threading.Event(), threading.Event()
@@ -147,7 +145,7 @@ class Passive:
     def _checks(self, number: int, args: Dict[str, Any]) -> None:
         settings = from_json(VetSettings, args["settings"])
         context = Context(
-            policy=_policy(settings),
+            policy=built_in().changed(settings.bounds),
             wanted=settings.wanted,
             host=str(args.get("host", "")),
             hosts=tuple(args.get("hosts", ())),
@@ -189,12 +187,6 @@ class Passive:
 
     def _tell(self, number: int, name: str, outcome: CheckOutcome) -> None:
         self._mouth.say(id=number, check=name, outcome=to_json(outcome))
-
-
-def _policy(settings: VetSettings) -> Policy:
-    from pytest_mlhpc.node.vet.policy import built_in
-
-    return built_in().changed(settings.bounds)
 
 
 def _boot_id(machine: Machine) -> str:

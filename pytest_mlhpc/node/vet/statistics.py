@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from dataclasses import dataclass, field
 from typing import (
@@ -22,7 +21,7 @@ from typing import (
 )
 
 from pytest_mlhpc.node.vet.finding import Finding, NodeReport, Reading, Report, Severity
-from pytest_mlhpc.node.vet.policy import Bound, Policy, tables
+from pytest_mlhpc.node.vet.policy import Bound, Policy
 
 #: A normal distribution's standard deviation is this many median absolute deviations.
 MAD_TO_SIGMA = 1.4826
@@ -238,42 +237,3 @@ def spell(value: float, unit: str) -> str:
             if value >= factor:
                 return f"{value / factor:.4g} {prefix}{unit}"
     return f"{value:.4g} {unit}".rstrip()
-
-
-#: Quantities that have floors. ``all_reduce/N``: bus bandwidth over N devices of one
-#: node. ``host_copy``: one direction. ``memory/device``: read and written together.
-NAMES = (
-    "gemm/fp64", "gemm/fp32", "gemm/fp16", "gemm/bf16", "gemm/fp8",
-    "memory/device", "host_copy", "all_reduce/2", "all_reduce/4", "all_reduce/8",
-    "storage/write", "storage/read", "storage/create", "storage/stat",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Floor:
-    """What devices whose model matches ``model`` reach; ``fail`` and ``warn`` in ``unit``. ``confidence`` is high, medium or low."""
-
-    name: str
-    hardware: str
-    model: str
-    fail: float
-    source: str
-    confidence: str
-    unit: str = "FLOP/s"
-    warn: Optional[float] = None
-
-    def matches(self, name: str, model: str) -> bool:
-        """Return whether this is the floor of *name* for a device called *model* by its driver."""
-        return self.name == name and re.search(self.model, model, re.IGNORECASE) is not None
-
-
-def floors() -> Tuple[Floor, ...]:
-    """Return all floors that we know (``policy.json``)."""
-    return tuple(Floor(**entry) for entry in tables()["floors"])
-
-
-def find(name: str, model: str) -> Optional[Floor]:
-    """Return the floor of *name* for devices called *model*, or None where we know none."""
-    if not name:
-        return None
-    return next((floor for floor in floors() if floor.matches(name, model)), None)

@@ -12,7 +12,7 @@ from pytest_mlhpc.node.vet.finding import CheckOutcome, Severity
 from pytest_mlhpc.node.vet.load import all_reduce, devices, gemm, host, host_copy, memory
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Failed
-from pytest_mlhpc.node.vet.statistics import NAMES, find
+from pytest_mlhpc.node.vet.policy import FLOOR_NAMES, find_floor
 
 GIB = 1 << 30
 V100 = Device("cuda", 0, "Tesla V100-SXM2-16GB", "7.0", 80, 16 * GIB)
@@ -89,11 +89,11 @@ def test_cores_multiply_bf16_only_where_they_do_it_fast(count, flags, cases) -> 
 
 def test_every_floor_that_is_named_is_known() -> None:
     named = {f"gemm/{case.precision}" for device in (V100, A100, MI250X) for case in gemm.cases_of(device)}
-    assert {"gemm/fp64", "gemm/fp16", "gemm/bf16"} <= named & set(NAMES)
+    assert {"gemm/fp64", "gemm/fp16", "gemm/bf16"} <= named & set(FLOOR_NAMES)
     for name in ("memory/device", "host_copy"):
-        assert find(name, H200.model) is not None
+        assert find_floor(name, H200.model) is not None
     four = all_reduce._reading("nccl", 4, 1 << 30, f"4 x {H200.model}", 1.0)
-    assert find(four.floor, four.model) is not None
+    assert find_floor(four.floor, four.model) is not None
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from corpus import named
 from full_disk import Limited
 
 from pytest_mlhpc.node.protocol.plan import VetSettings
@@ -13,7 +14,6 @@ from pytest_mlhpc.node.vet.checks.storage import (
     PIECE,
     PREFIX,
     STALE_S,
-    StorageCheck,
     _files,
     _size,
     file_system,
@@ -54,7 +54,7 @@ def test_nothing_is_measured_where_there_is_no_room(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_full_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     with Limited().full(PIECE + 1):
-        outcome = StorageCheck().examine(Machine(environ={}), context(tmp_path))
+        outcome = named("storage").examine(Machine(environ={}), context(tmp_path))
     (finding,) = outcome.findings
     assert (finding.severity, finding.rule, outcome.readings) == (Severity.CRITICAL, "storage.failed", ())
     assert "File too large" in finding.reason
@@ -123,12 +123,12 @@ def test_the_file_system_is_that_of_the_longest_mount(tmp_path: Path, folder: st
 
 
 def test_a_relative_folder_for_temporary_files_is_not_taken_for_one_at_the_root() -> None:
-    outcome = StorageCheck().examine(Machine(environ={"TMPDIR": "made-up"}), Context(built_in()))
+    outcome = named("storage").examine(Machine(environ={"TMPDIR": "made-up"}), Context(built_in()))
     assert {one.severity for one in outcome.findings} <= {Severity.PASS, Severity.WARNING}
     assert "/tmp" in outcome.findings[-1].reason
 
 
 @pytest.mark.parametrize(("no_load", "measured"), [(False, True), (True, False)])
 def test_storage_is_not_measured_where_nothing_may_load_the_node(no_load: bool, measured: bool) -> None:
-    run, _ = chosen([StorageCheck()], VetSettings(no_load=no_load))
+    run, _ = chosen([named("storage")], VetSettings(no_load=no_load))
     assert bool(run) is measured

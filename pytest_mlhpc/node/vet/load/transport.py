@@ -12,18 +12,20 @@ import os
 import socket
 import struct
 import time
-from typing import Any, List, Mapping, Optional, Tuple
+from dataclasses import replace
+from typing import Any, Mapping, Optional
 
 import torch
 
+from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.checks import job_network
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Origin, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Origin
 from pytest_mlhpc.node.vet.load import host
 from pytest_mlhpc.node.vet.load.all_reduce import library
 from pytest_mlhpc.node.vet.load.devices import LoadNode
 from pytest_mlhpc.node.vet.load.host import ChosenTransport
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable, judged
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable, or_else
 from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.ports import Fabric, fabric_of
 
@@ -39,18 +41,33 @@ def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
         Failed: it said nothing that we understand.
     """
     began, machine = time.monotonic(), Machine()
+    exam = Examination("transport", machine, Context(built_in()), Origin.USER)
     try:
         fabric = fabric_of(machine)
     except Unreadable as error:
-        text = f"whether there is a fabric is unknown: {error}"
-        unknown = Finding("transport", Severity.UNKNOWN, text, rule="job.transport", origin=Origin.USER)
-        return CheckOutcome((unknown,), seconds=time.monotonic() - began)
+        exam.unknown("job.transport", f"whether there is a fabric is unknown: {error}")
+        return replace(exam.outcome(None), seconds=time.monotonic() - began)
     name = library(node.kind)
     begun(f"transport of {name}")
     chosen = of_gloo(os.environ, socket.gethostname()) if name == "gloo" else of_nccl(node, name)
     several = arguments.whole("nodes", 2, 1, 1 << 20) > 1
-    findings = judge(chosen, fabric if several else Fabric(), machine)  # one node sends over no network
-    return CheckOutcome(findings, (), facts(chosen), time.monotonic() - began)
+    judge(exam, chosen, fabric if several else Fabric())  # one node sends over no network
+    tell(exam, chosen)
+    return replace(exam.outcome(None), seconds=time.monotonic() - began)
+
+
+def tell(exam: Examination, chosen: ChosenTransport) -> None:
+    """Say what should be equal on all nodes."""
+    interfaces = " ".join(chosen.interfaces)
+    values = {
+        "network": chosen.network,
+        "interfaces": interfaces,
+        "provider": chosen.provider,
+        "version": chosen.version,
+    }
+    for what, value in values.items():
+        if value:
+            exam.fact(f"{chosen.library} {what}", value)
 
 
 def of_nccl(node: LoadNode, name: str) -> ChosenTransport:
@@ -71,21 +88,22 @@ def of_nccl(node: LoadNode, name: str) -> ChosenTransport:
     return chosen
 
 
-def judge(chosen: ChosenTransport, fabric: Fabric, machine: Machine) -> Tuple[Finding, ...]:
-    """Return a finding on what was chosen, beside what there is."""
+def judge(exam: Examination, chosen: ChosenTransport, fabric: Fabric) -> None:
+    """Judge what was chosen, beside what there is."""
     if chosen.library != "gloo":
-        return job_network.judge(chosen.seen, fabric, machine.environ, built_in(), check="transport")
+        job_network.judge_transport(exam, chosen.seen, fabric)
+        return
     words = f"{chosen.library} joins nodes by {chosen.network}"
     words += f" ({', '.join(chosen.interfaces[:8])})" if chosen.interfaces else ""
-    if not _is_slow(chosen, machine) or not fabric.text:
-        text = words if fabric.text else f"{words}; the node shows no fabric"
-        return (Finding("transport", Severity.INFO, text, rule="job.transport", origin=Origin.USER),)
+    if not _is_slow(chosen, exam.machine) or not fabric.text:
+        exam.info(words if fabric.text else f"{words}; the node shows no fabric", rule="job.transport")
+        return
     reason = (
         f"{words}, although there is {fabric.text}: many times slower; "
         "set GLOO_SOCKET_IFNAME to an interface of the fabric"
     )
     # Gloo knows nothing but sockets: that they do not run over the fabric costs less than it does NCCL.
-    return judged("transport", built_in(), "job.transport", 1.0, reason)
+    exam.judge("job.transport", 1.0, reason)
 
 
 def _is_slow(chosen: ChosenTransport, machine: Machine) -> bool:
@@ -95,22 +113,8 @@ def _is_slow(chosen: ChosenTransport, machine: Machine) -> bool:
 
 def _of_fabric(interface: str, machine: Machine) -> bool:
     """Return whether an interface is InfiniBand's or Slingshot's (``hsn0``; HPE's name for them)."""
-    try:
-        kind = machine.text(f"/sys/class/net/{interface}/type")
-    except Unreadable:
-        kind = ""
+    kind = or_else(machine.text, f"/sys/class/net/{interface}/type", "", Unreadable)
     return kind == INFINIBAND or interface.startswith("hsn")
-
-
-def facts(chosen: ChosenTransport) -> Tuple[Fact, ...]:
-    """Return what should be equal on all nodes."""
-    found: List[Tuple[str, str]] = [("network", chosen.network), ("interfaces", " ".join(chosen.interfaces))]
-    found += [("provider", chosen.provider), ("version", chosen.version)]
-    return tuple(
-        Fact("transport", f"{chosen.library} {name}", value, origin=Origin.USER)
-        for name, value in found
-        if value
-    )
 
 
 def of_gloo(environ: Mapping[str, str], host: str) -> ChosenTransport:
