@@ -19,7 +19,7 @@ class Examination:
         self.findings: List[Finding] = []
         self.facts: List[Fact] = []
         self.readings: List[Reading] = []
-        self._origin = origin
+        self.origin = origin
 
     def judge(
         self, key: str, value: float, reason: str, device: str = "", origin: Optional[Origin] = None
@@ -33,12 +33,12 @@ class Examination:
         severity = bound.severity(value)
         if severity is Severity.PASS:
             return False
-        self._add(
+        self.add(
             severity,
             reason,
             device,
             rule=key,
-            origin=origin or self._origin,
+            origin=origin or self.origin,
             metric=key.partition(".")[2],
             value=value if math.isfinite(value) else None,
             unit=bound.unit or "1",
@@ -47,25 +47,32 @@ class Examination:
 
     def unknown(self, key: str, reason: object, device: str = "") -> None:
         """Say that nobody can tell whether the bound *key* is kept."""
-        self._add(Severity.UNKNOWN, str(reason), device, rule=key)
+        self.add(Severity.UNKNOWN, str(reason), device, rule=key)
 
     def info(self, reason: str, device: str = "", **about: Any) -> None:
         """Say something that asks for nothing; *about* are further fields of the finding."""
-        self._add(Severity.INFO, reason, device, **about)
+        self.add(Severity.INFO, reason, device, **about)
 
-    def _add(self, severity: Severity, reason: str, device: str, **about: Any) -> None:
-        about.setdefault("origin", self._origin)
+    def add(self, severity: Severity, reason: str, device: str = "", **about: Any) -> None:
+        """Add a finding that no bound decides; *about* are further fields of it."""
+        about.setdefault("origin", self.origin)
         self.findings.append(Finding(self.check, severity, reason, device, **about))
 
     def fact(self, name: str, value: str, scope: str = "", device: str = "", **about: Any) -> None:
         """Say what other nodes, or devices of the model *scope*, should have in common."""
-        about.setdefault("origin", self._origin)
+        about.setdefault("origin", self.origin)
         self.facts.append(Fact(self.check, name, value, scope, device, **about))
+
+    def reading(
+        self, metric: str, key: str, model: str, value: float, unit: str = "B/s", **about: Any
+    ) -> None:
+        """Say a figure; *about* are further fields of the reading."""
+        self.readings.append(Reading(self.check, metric, key, model, value, unit, **about))
 
     def outcome(self, passed: Optional[str]) -> CheckOutcome:
         """Return all of it; with *passed* as a PASS where nothing asks for anything."""
         if passed is not None and all(one.severity is Severity.INFO for one in self.findings):
-            self._add(Severity.PASS, passed, "")
+            self.add(Severity.PASS, passed)
         return CheckOutcome(tuple(self.findings), tuple(self.readings), tuple(self.facts))
 
 

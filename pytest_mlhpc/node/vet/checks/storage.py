@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.vet.check import Check, Examination
 from pytest_mlhpc.node.vet.checks.inventory import memory_info
-from pytest_mlhpc.node.vet.finding import Origin, Reading
+from pytest_mlhpc.node.vet.finding import Origin
 from pytest_mlhpc.node.vet.machine import Machine, Room, Unreadable, or_else
 
 #: Begin of the names of folders that we make.
@@ -189,7 +189,16 @@ def _judge(exam: Examination) -> Optional[str]:
     if room.files is not None:
         text = f"{room.files} more files can be made at {folder}; remove some"
         exam.judge("storage.files", room.files, text)
-    exam.readings += _readings(measured, kind)
+    figures = {
+        "write": measured.write,
+        "read": measured.read,
+        "create": measured.create,
+        "stat": measured.stat,
+    }
+    for what, value in figures.items():
+        if value is not None:
+            key, unit = f"storage/{what}", "B/s" if what in {"write", "read"} else "1/s"
+            exam.reading(f"storage {what}", key, kind, value, unit, floor=key)
     return f"{folder} ({kind}) can be written and read, {room.free / 2**30:.1f} GiB are free"
 
 
@@ -215,20 +224,6 @@ def _judge_use(exam: Examination, folder: str, named: str, why: str, code: Optio
     rule = "storage.refused" if refused and not named else "storage.failed"
     text = f"{folder} cannot be written and read: {why}; set TMPDIR, name another folder, or have it repaired"
     exam.judge(rule, 1, text, origin=Origin.USER if refused else Origin.NODE)
-
-
-def _readings(measured: Measured, kind: str) -> List[Reading]:
-    figures = (
-        ("write", measured.write, "B/s"),
-        ("read", measured.read, "B/s"),
-        ("create", measured.create, "1/s"),
-        ("stat", measured.stat, "1/s"),
-    )
-    return [
-        Reading("storage", f"storage {what}", f"storage/{what}", kind, value, unit, floor=f"storage/{what}")
-        for what, value, unit in figures
-        if value is not None
-    ]
 
 
 CHECKS = (

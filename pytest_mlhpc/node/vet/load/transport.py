@@ -11,22 +11,19 @@ import fcntl
 import os
 import socket
 import struct
-import time
-from dataclasses import replace
 from typing import Any, Mapping, Optional
 
 import torch
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.checks import job_network
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Origin
+from pytest_mlhpc.node.vet.finding import Origin
 from pytest_mlhpc.node.vet.load import host
 from pytest_mlhpc.node.vet.load.all_reduce import library
 from pytest_mlhpc.node.vet.load.devices import LoadNode
 from pytest_mlhpc.node.vet.load.host import ChosenTransport
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
-from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable, or_else
-from pytest_mlhpc.node.vet.policy import built_in
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable, or_else
 from pytest_mlhpc.node.vet.ports import Fabric, fabric_of
 
 #: ioctl(2) request for an interface's IPv4 address (netdevice(7)), and what an interface of InfiniBand says in /sys that it is
@@ -34,26 +31,24 @@ from pytest_mlhpc.node.vet.ports import Fabric, fabric_of
 SIOCGIFADDR, INFINIBAND = 0x8915, "32"
 
 
-def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun, exam: Examination) -> None:
     """Start the library, and say what it chose.
 
     Raises:
         Failed: it said nothing that we understand.
     """
-    began, machine = time.monotonic(), Machine()
-    exam = Examination("transport", machine, Context(built_in()), Origin.USER)
+    exam.origin = Origin.USER
     try:
-        fabric = fabric_of(machine)
+        fabric = fabric_of(exam.machine)
     except Unreadable as error:
         exam.unknown("job.transport", f"whether there is a fabric is unknown: {error}")
-        return replace(exam.outcome(None), seconds=time.monotonic() - began)
+        return
     name = library(node.kind)
     begun(f"transport of {name}")
     chosen = of_gloo(os.environ, socket.gethostname()) if name == "gloo" else of_nccl(node, name)
     several = arguments.whole("nodes", 2, 1, 1 << 20) > 1
     judge(exam, chosen, fabric if several else Fabric())  # one node sends over no network
     tell(exam, chosen)
-    return replace(exam.outcome(None), seconds=time.monotonic() - began)
 
 
 def tell(exam: Examination, chosen: ChosenTransport) -> None:
