@@ -203,6 +203,17 @@ class Machine:
         except OSError as error:
             raise _refused(folder, error) from error
 
+    def numbered(self, folder: str, prefix: str) -> List[str]:
+        """Return the names in a folder that are *prefix* and a number, such as cpu0; none where there is no such folder.
+
+        Raises:
+            Unreadable: it is closed to us.
+        """
+        none: List[str] = []
+        size = len(prefix)
+        names = or_else(self.names_in, folder, none)
+        return [name for name in names if name[:size] == prefix and name[size:].isdecimal()]
+
     def room(self, folder: str) -> Room:
         """Return what is free for us on the file system of a folder.
 

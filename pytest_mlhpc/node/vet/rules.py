@@ -49,7 +49,8 @@ def call_jury(
     floor = find_floor(group.sample.floor, group.sample.model)
     if floor is not None and floor.unit != group.sample.unit:
         floor = None  # a check that says another unit than the floor must not condemn
-    learned = _find_learned(group.sample, settings, policy)
+    model = group.sample.model
+    learned = find_learned(group.sample.key, model, settings, policy) if model else None
     hosts, least = {host for host, _ in values}, _least(policy)
     few = "" if len(hosts) >= least else f"it takes {least:g} nodes to be peers, and {len(hosts)} measured it"
     if len(values) < least:
@@ -80,19 +81,12 @@ def _confusion(
     return ""
 
 
-def _find_learned(sample: Reading, settings: VetSettings, policy: Policy) -> Optional[Learned]:
+def find_learned(key: str, model: str, settings: VetSettings, policy: Policy) -> Optional[Learned]:
+    """Return what this site's history says of a quantity on devices of a model, where that is enough to judge by."""
     least = policy["history.count"].fail
-    for learned in settings.learned:
-        same = (learned.key, learned.model) == (sample.key, sample.model) and sample.model
-        if (
-            same
-            and not learned.host
-            and least is not None
-            and learned.count >= least
-            and learned.median > 0
-            and learned.mad >= 0
-        ):
-            return learned
+    for one in settings.learned if least is not None else ():
+        if (one.key, one.model, one.host) == (key, model, "") and one.count >= (least or 0):
+            return one if one.median > 0 and one.mad >= 0 else None
     return None
 
 

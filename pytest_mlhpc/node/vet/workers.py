@@ -435,18 +435,3 @@ class WorkerSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
-
-
-def checks_of_nodes(level: str = "quick") -> Tuple[str, ...]:
-    """Return the names of checks that a vetting of this level makes on each node, the passive ones first.
-
-    Those ``--for job`` are about a user's own set-up, and not among them.
-    """
-    from pytest_mlhpc.node.vet.checks import all_checks
-
-    checks, watches = all_checks()
-    levels = ("quick",) if level == "quick" else ("quick", "deep")
-    passive = {one.name for one in checks if not one.purpose and one.level in levels}
-    passive |= {one.name for one in watches if not one.purpose and one.level in levels}
-    load = [work.name for work in WORKS if not work.purpose and work.level in levels]
-    return (*sorted(passive), *load)

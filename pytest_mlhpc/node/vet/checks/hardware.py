@@ -92,20 +92,13 @@ def _heat(
     return bool(changes)
 
 
-def _cpus(machine: Machine) -> List[str]:
-    none: List[str] = []
-    return [
-        name for name in or_else(machine.names_in, _CPU, none) if name[:3] == "cpu" and name[3:].isdecimal()
-    ]
-
-
 def _number(machine: Machine, name: str) -> Optional[int]:
     return or_else(machine.number, name, None)
 
 
 def _counters(machine: Machine) -> Dict[Tuple[str, str], int]:
     found = {}
-    for cpu in _cpus(machine):
+    for cpu in machine.numbered(_CPU, "cpu"):
         folder = f"{_CPU}/{cpu}/thermal_throttle"
         if not machine.exists(folder):
             continue
@@ -156,7 +149,7 @@ def _clock(machine: Machine, cpu: str) -> Optional[float]:
 def _caps(machine: Machine) -> List[float]:
     """Return the highest clocks allowed, as shares of the base clock."""
     found = []
-    for cpu in _cpus(machine):
+    for cpu in machine.numbered(_CPU, "cpu"):
         limit = _number(machine, f"{_CPU}/{cpu}/cpufreq/scaling_max_freq")
         base = _base(machine, cpu) if limit else None
         if limit and base:
@@ -188,9 +181,7 @@ _DAY_S = 86400.0
 
 def _judge_edac(exam: Examination) -> Optional[str]:
     """Read all counters, and judge those of each module."""
-    none: List[str] = []
-    names = or_else(exam.machine.names_in, _EDAC_ROOT, none)
-    controllers = [name for name in names if name.startswith("mc") and name[2:].isdecimal()]
+    controllers = exam.machine.numbered(_EDAC_ROOT, "mc")
     if not controllers:
         exam.info("no driver counts memory errors on this node (EDAC), as in most VMs")
         return None
@@ -204,12 +195,11 @@ def _judge_controller(exam: Examination, name: str) -> None:
     days = max(1.0, _age_s(machine, folder) / _DAY_S)
     left = {kind: _count(machine, f"{folder}/{kind}_count") for kind in ("ue", "ce")}
     places = []
-    for dimm in machine.names_in(folder):
-        if dimm.startswith("dimm") and dimm[4:].isdecimal():
-            counts = {kind: _count(machine, f"{folder}/{dimm}/dimm_{kind}_count") for kind in left}
-            label = or_else(machine.text, f"{folder}/{dimm}/dimm_label", "") or "no label"
-            places.append((f"{name}/{dimm}", label, counts))
-            left = {kind: max(0, left[kind] - counts[kind]) for kind in left}
+    for dimm in machine.numbered(folder, "dimm"):
+        counts = {kind: _count(machine, f"{folder}/{dimm}/dimm_{kind}_count") for kind in left}
+        label = or_else(machine.text, f"{folder}/{dimm}/dimm_label", "") or "no label"
+        places.append((f"{name}/{dimm}", label, counts))
+        left = {kind: max(0, left[kind] - counts[kind]) for kind in left}
     places.append((name, "no module that it names", left))  # errors that no module owns to
     for device, label, counts in places:
         bad, mended = counts["ue"], counts["ce"]

@@ -122,18 +122,14 @@ def _judge_clock(exam: Examination) -> None:
 
 
 def _numa(machine: Machine) -> str:
-    nodes = [
-        name
-        for name in machine.names_in("/sys/devices/system/node")
-        if name[:4] == "node" and name[4:].isdecimal()
-    ]
-    return str(len(nodes))
+    machine.names_in("/sys/devices/system/node")  # Absent without it: a kernel that knows no NUMA
+    return str(len(machine.numbered("/sys/devices/system/node", "node")))
 
 
 def _governor(machine: Machine) -> str:
     """Return the governors of all processors; several are joined by commas."""
-    names = [name for name in machine.names_in(_CPU) if name[:3] == "cpu" and name[3:].isdecimal()]
-    found = {or_else(machine.text, f"{_CPU}/{name}/cpufreq/scaling_governor", "") for name in names} - {""}
+    files = (f"{_CPU}/{name}/cpufreq/scaling_governor" for name in machine.numbered(_CPU, "cpu"))
+    found = {or_else(machine.text, file, "") for file in files} - {""}
     if not found:
         raise Absent("no processor has a governor")
     return ",".join(sorted(found))

@@ -6,15 +6,17 @@ has touched first, so that it lies in the memory next to it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Callable, Dict
 
 import torch
 
 from pytest_mlhpc.node.vet.check import Examination
+from pytest_mlhpc.node.vet.checks.inventory import memory_info
 from pytest_mlhpc.node.vet.load import devices
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode, Meet, on_all
-from pytest_mlhpc.node.vet.load.host import total_memory
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable, is_number, or_else
 
 #: Seconds of measuring on the cores, and as much on the devices.
 QUICK_S, DEEP_S = 1.0, 5.0
@@ -49,6 +51,14 @@ def run(node: LoadNode, arguments: Arguments, begun: Begun, exam: Examination) -
         key, metric = f"memory/device_copy/{device_bytes(device) >> 20}MiB", "device_memory_copy"
         about: Dict[str, Any] = {"device": device.name, "floor": "memory/device", "round": arguments.round}
         exam.reading(metric, key, device.model, value, **about)
+
+
+def total_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of memory that are there for us: all of the node's, or our control group's limit."""
+    machine = Machine(root=root)
+    total = or_else(lambda name: memory_info(machine, name), "MemTotal", 1 << 40, Unreadable)
+    limit = or_else(machine.text, "/sys/fs/cgroup/memory.max", "", Unreadable)
+    return min(total, int(limit)) if is_number(limit) else total
 
 
 def core_bytes(threads: int, total: int) -> int:

@@ -7,10 +7,8 @@ host's name (PyTorch, ProcessGroupGloo::createDefaultDevice).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
 from typing import Any, Mapping, Optional
 
 import torch
@@ -24,11 +22,10 @@ from pytest_mlhpc.node.vet.load.devices import LoadNode
 from pytest_mlhpc.node.vet.load.host import ChosenTransport
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
 from pytest_mlhpc.node.vet.machine import Machine, Unreadable, or_else
-from pytest_mlhpc.node.vet.ports import Fabric, fabric_of
+from pytest_mlhpc.node.vet.ports import Fabric, fabric_of, ipv4_addresses
 
-#: ioctl(2) request for an interface's IPv4 address (netdevice(7)), and what an interface of InfiniBand says in /sys that it is
-#: (linux/if_arp.h, ARPHRD_INFINIBAND).
-SIOCGIFADDR, INFINIBAND = 0x8915, "32"
+#: What an interface of InfiniBand says in /sys that it is (linux/if_arp.h, ARPHRD_INFINIBAND).
+INFINIBAND = "32"
 
 
 def run(node: LoadNode, arguments: Arguments, begun: Begun, exam: Examination) -> None:
@@ -138,16 +135,7 @@ def interface_of(address: str) -> Optional[str]:
         return _interface_of_ipv6(address)
     if address.startswith("127."):
         return "lo"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, request)
-            except OSError:  # it has no address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+    return next((name for name, own in ipv4_addresses().items() if own == address), None)
 
 
 def _interface_of_ipv6(address: str) -> Optional[str]:
