@@ -315,10 +315,7 @@ CHECKS = (
         "edac",
         "Counts of corrected and uncorrected errors, by memory module where the driver knows it.",
         _judge_edac,
-        reads=(
-            f"{_EDAC_ROOT}/mc*/{{ce,ue}}_count",
-            f"{_EDAC_ROOT}/mc*/dimm*/dimm_{{ce,ue}}_count",
-        ),
+        reads=(f"{_EDAC_ROOT}/mc*/{{ce,ue}}_count", f"{_EDAC_ROOT}/mc*/dimm*/dimm_{{ce,ue}}_count"),
         cost_s=0.1,
     ),
     Check(

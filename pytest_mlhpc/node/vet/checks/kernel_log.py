@@ -138,13 +138,7 @@ CHECKS = (
         "kernel_log",
         "Judges the events of the kernel's log.",
         _judge,
-        reads=(
-            "/dev/kmsg",
-            "dmesg -r",
-            "journalctl -k -b",
-            "/proc/uptime",
-            "/sys/bus/pci/devices/*/device",
-        ),
+        reads=("/dev/kmsg", "dmesg -r", "journalctl -k -b", "/proc/uptime", "/sys/bus/pci/devices/*/device"),
         cost_s=0.3,
     ),
 )
