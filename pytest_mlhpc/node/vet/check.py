@@ -78,7 +78,7 @@ class Examination:
 
 @dataclass(frozen=True)
 class Check:
-    """A check that looks at a node once.
+    """A check that reads a node once.
 
     ``what`` it does and what it ``reads`` are for the manual. ``judge`` reads the node, judges it, and returns what to say where
     all is well (None: nothing); it raises ``Unreadable`` where it cannot tell, which becomes UNKNOWN. ``cost_s`` is what it may
@@ -104,14 +104,14 @@ class Check:
 class LoadWatch:
     """A check over the time of the load; fields as those of :class:`Check`.
 
-    ``start`` returns the state before the load, None where there is nothing to watch. ``look`` returns the state with what is
-    seen under load, every half second. ``judge`` looks again after the load, and judges what it has shown.
+    ``start`` returns the state before the load, None where there is nothing to watch. ``observe`` returns the state with what is
+    seen under load, every half second. ``judge`` reads the node again after the load, and judges what it has shown.
     """
 
     name: str
     what: str
     start: Callable[[Machine, Context], Any]
-    look: Callable[[Machine, Any], Any]
+    observe: Callable[[Machine, Any], Any]
     judge: Callable[[Examination, Any], Optional[str]]
     reads: Tuple[str, ...]
     cost_s: float
@@ -124,7 +124,7 @@ class LoadWatch:
 
     def sample(self, machine: Machine, state: Any) -> Any:
         """Return the state with what is seen now."""
-        return None if state is None else self.look(machine, state)
+        return None if state is None else self.observe(machine, state)
 
     def end(self, machine: Machine, context: Context, state: Any) -> CheckOutcome:
         """Return all that the load has shown."""

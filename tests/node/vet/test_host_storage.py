@@ -4,16 +4,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from corpus import named
 from full_disk import Limited
 
 from pytest_mlhpc.node.protocol.plan import VetSettings
+from pytest_mlhpc.node.vet.checks import storage
 from pytest_mlhpc.node.vet.checks.storage import (
     PIECE,
     PREFIX,
     STALE_S,
+    Measured,
     _files,
     _size,
     file_system,
@@ -126,6 +129,16 @@ def test_a_relative_folder_for_temporary_files_is_not_taken_for_one_at_the_root(
     outcome = named("storage").examine(Machine(environ={"TMPDIR": "made-up"}), Context(built_in()))
     assert {one.severity for one in outcome.findings} <= {Severity.PASS, Severity.WARNING}
     assert "/tmp" in outcome.findings[-1].reason
+
+
+def test_each_rate_that_was_measured_is_a_figure_with_its_floor(tmp_path: Path) -> None:
+    with patch.object(storage, "measure", return_value=Measured(1e9, 2e9, None, 40.0, 5)):
+        outcome = named("storage").examine(Machine(environ={}), context(tmp_path))
+    assert [(one.key, one.value, one.unit, one.floor) for one in outcome.readings] == [
+        ("storage/write", 1e9, "B/s", "storage/write"),
+        ("storage/read", 2e9, "B/s", "storage/read"),
+        ("storage/stat", 40.0, "1/s", "storage/stat"),
+    ]
 
 
 @pytest.mark.parametrize(("no_load", "measured"), [(False, True), (True, False)])

@@ -49,7 +49,7 @@ def _start_links(machine: Machine, context: Context) -> Optional[LinkState]:
     return _read_links(machine, state, all_links=True) if applies(context) else None
 
 
-def _look_at_links(machine: Machine, state: LinkState) -> LinkState:
+def _observe_links(machine: Machine, state: LinkState) -> LinkState:
     """Look at PCIe, which is at its full rate only now."""
     for device in state.devices:
         _best(state, device.name, pcie(AmdSession(machine), device))
@@ -373,7 +373,7 @@ def _start_throttle(machine: Machine, context: Context) -> Optional[ThrottleStat
     return state
 
 
-def _look_at_throttle(machine: Machine, state: ThrottleState) -> ThrottleState:
+def _observe_throttle(machine: Machine, state: ThrottleState) -> ThrottleState:
     _add(machine, state, state.devices)
     return state
 
@@ -413,7 +413,7 @@ WATCHES = (
         "amd_links",
         "Names devices with a link that is down, with fewer PCIe lanes than they could have, or with a slower rate.",
         _start_links,
-        _look_at_links,
+        _observe_links,
         _judge_links,
         reads=(
             "amdsmi",
@@ -426,7 +426,7 @@ WATCHES = (
         "amd_throttle",
         "Judges by the share of the time under load in which a device was slowed down by heat, or from outside.",
         _start_throttle,
-        _look_at_throttle,
+        _observe_throttle,
         _judge_throttle,
         reads=("amdsmi", "/sys/class/drm/card*/device/gpu_metrics"),
         cost_s=1.5,

@@ -39,7 +39,7 @@ def _start(machine: Machine, _context: Context) -> ProcessorState:
     return ProcessorState(_counters(machine), machine.clock(), _ticks(machine))
 
 
-def _look(machine: Machine, state: ProcessorState) -> ProcessorState:
+def _observe(machine: Machine, state: ProcessorState) -> ProcessorState:
     """Read the clocks of processors that were busy since the last sample."""
     ticks = _ticks(machine)
     busy = [name for name in sorted(ticks) if _busy(state.ticks.get(name), ticks[name])]
@@ -162,7 +162,7 @@ WATCHES = (
         "cpu_throttle",
         "Watches the node's processors.",
         _start,
-        _look,
+        _observe,
         _judge,
         reads=(
             f"{_CPU}/cpu*/thermal_throttle",

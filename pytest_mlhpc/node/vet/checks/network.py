@@ -53,7 +53,7 @@ def _start(machine: Machine, _context: Context) -> PortState:
     return PortState(read_ports(machine), machine.clock())
 
 
-def _look(machine: Machine, state: PortState) -> PortState:
+def _observe(machine: Machine, state: PortState) -> PortState:
     """See which ports are down under load."""
     now = read_ports(machine, counters=False)
     return PortState(state.ports, state.since, state.lost | _lost(state.ports, now))
@@ -126,7 +126,7 @@ WATCHES = (
         "network",
         "Watches all ports of the node.",
         _start,
-        _look,
+        _observe,
         _judge,
         reads=(
             "/sys/class/infiniband/*/ports/*/{state,phys_state,rate,counters,hw_counters}",

@@ -67,7 +67,7 @@ def start(machine: Machine, context: Context) -> Optional[WatchedDevices]:
     return WatchedDevices(frozenset(device.index for device in answering)) if answering else None
 
 
-def look(machine: Machine, seen: WatchedDevices, read: Read) -> WatchedDevices:
+def observe(machine: Machine, seen: WatchedDevices, read: Read) -> WatchedDevices:
     """Return the state with what *read* says of each device that computes now."""
     try:
         library = opened(machine)
@@ -223,7 +223,7 @@ WATCHES = (
         "nvidia_throttle",
         "Samples why clocks are held back.",
         start,
-        functools.partial(look, read=_read_clocks),
+        functools.partial(observe, read=_read_clocks),
         _judge_throttle,
         reads=("NVML: clock event reasons, utilization, temperature, under load",),
         cost_s=0.5,
@@ -232,7 +232,7 @@ WATCHES = (
         "nvidia_pcie",
         "Samples the PCIe link.",
         start,
-        functools.partial(look, read=_read_link),
+        functools.partial(observe, read=_read_link),
         functools.partial(_judge_each, judge=_judge_link, passed="PCIe links were at their best under load"),
         reads=("NVML: PCIe generation and width, now and at most, under load",),
         cost_s=0.5,
