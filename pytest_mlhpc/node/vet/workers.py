@@ -435,3 +435,14 @@ class WorkerSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+
+def checks_of_nodes(level: str = "quick") -> Tuple[str, ...]:
+    """Return the names of checks that a vetting of this level makes on each node, the passive ones first.
+
+    Those ``--for job`` are about a user's own set-up, and not among them.
+    """
+    from pytest_mlhpc.node.vet.checks import names_of
+
+    load = [work.name for work in WORKS if not work.purpose and level in (work.level, "deep")]
+    return (*sorted(names_of(purpose="", level=level)), *load)
