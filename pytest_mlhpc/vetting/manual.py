@@ -11,11 +11,9 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from pytest_mlhpc.node.vet.check import Check, LoadWatch
 from pytest_mlhpc.node.vet.checks import all_checks
-from pytest_mlhpc.node.vet.machine import Check, Watch
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import Bound
-from pytest_mlhpc.node.vet.statistics import FLOORS
+from pytest_mlhpc.node.vet.policy import Bound, built_in, floors
 from pytest_mlhpc.node.vet.workers import PAIR_S, WORKS
 
 _MARKED = re.compile(r"(<!-- (checks|rules|floors|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -49,15 +47,14 @@ def _table(head: str, rows: Iterable[Iterable[str]]) -> str:
 
 def _checks(names: list[str]) -> str:
     looks, watches = all_checks()
-    known: dict[str, Check | Watch] = {one.name: one for one in looks}
+    known: dict[str, Check | LoadWatch] = {one.name: one for one in looks}
     known.update({one.name: one for one in watches})
     under_load = {one.name for one in watches}
 
     def row(name: str) -> list[str]:
         one = known[name]
         when = one.level + (", under load" if name in under_load else "")
-        first = (type(one).__doc__ or "").strip().splitlines()[0]
-        return [f"`{name}`", first, when, f"{one.cost_s:g}", ", ".join(f"`{read}`" for read in one.reads)]
+        return [f"`{name}`", one.what, when, f"{one.cost_s:g}", ", ".join(f"`{read}`" for read in one.reads)]
 
     return _table(
         "| check | what it does | when | seconds at most, usually | what it reads |", map(row, names)
@@ -91,7 +88,7 @@ def _stage(bound: Bound, stage: float | None) -> str:
 def _floors(_names: list[str]) -> str:
     rows = [
         [one.hardware, f"`{one.name}`", f"{one.fail:.4g} {one.unit}", one.confidence, one.source]
-        for one in FLOORS
+        for one in floors()
     ]
     return _table("| device | figure | floor | confidence | source |", rows)
 

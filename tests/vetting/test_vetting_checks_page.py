@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.node.vet.checks import all_checks
-from pytest_mlhpc.node.vet.policies import built_in
+from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.workers import WORKS
 from pytest_mlhpc.vetting.manual import completed, named
 
