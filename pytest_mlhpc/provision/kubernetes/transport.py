@@ -188,6 +188,9 @@ class HttpTransport:
             request.method, request.path, query_params=list(request.query), header_params=headers,
             body=request.content, auth_settings=["BearerToken"],
         )  # fmt: skip
+        headers = urllib3.HTTPHeaderDict(headers)
+        for name, value in access.impersonated:
+            headers.add(name, value)
         self.login.count()
         try:
             with use_line(line):
@@ -443,6 +446,7 @@ class Access:
     server: str
     namespace: str
     authority: str = ""  #: which certificate authority it has, to tell clusters apart that have one URL
+    impersonated: tuple[tuple[str, str], ...] = ()  #: headers that say as whom it acts; one may be there several times
 
 
 class Login:
