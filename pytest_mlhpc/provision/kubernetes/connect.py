@@ -220,10 +220,14 @@ def _impersonation(user: Any, shown: str) -> tuple[tuple[str, str], ...]:
             if value is None or value == "":
                 continue
             if not (isinstance(value, str) and value.isascii() and value.isprintable()):
-                raise UsageError(f"kubeconfig {shown}: {header} cannot be {value!r:.80}: it is no printable text")
+                raise UsageError(
+                    f"kubeconfig {shown}: {header} cannot be {value!r:.80}: it is no printable text"
+                )
             found.append((header, value))
     if found and found[0][0] != "Impersonate-User":
-        raise UsageError(f"kubeconfig {shown}: {found[0][0]} needs a user to impersonate, and `as` is missing")
+        raise UsageError(
+            f"kubeconfig {shown}: {found[0][0]} needs a user to impersonate, and `as` is missing"
+        )
     return tuple(found)
 
 

@@ -111,7 +111,12 @@ def test_a_proxy_that_the_kubeconfig_names_is_used(serve, connected, config):
         ({"as": "bob"}, ["impersonate-user: bob"]),
         (
             {"as": "bob", "as-uid": "7", "as-groups": ["ops", "dev"]},
-            ["impersonate-user: bob", "impersonate-uid: 7", "impersonate-group: ops", "impersonate-group: dev"],
+            [
+                "impersonate-user: bob",
+                "impersonate-uid: 7",
+                "impersonate-group: ops",
+                "impersonate-group: dev",
+            ],
         ),
         (
             {"as": "system:serviceaccount:ns:x", "as-user-extra": {"Scopes/a": ["view", "edit"]}},
@@ -177,16 +182,17 @@ def test_an_impersonation_that_cannot_be_sent_is_refused(connected, config, keys
 @pytest.mark.parametrize(
     ("proxy", "text"),
     [
-        ("socks5://user:secret@127.0.0.1:1080", "`proxy-url` names a SOCKS5 proxy; only http:// and https://"),
+        (
+            "socks5://user:secret@127.0.0.1:1080",
+            "`proxy-url` names a SOCKS5 proxy; only http:// and https://",
+        ),
         ("socks4a://127.0.0.1:1080", "names a SOCKS4A proxy"),
         ("127.0.0.1:1080", "names what is no URL"),
         ("gopher://proxy", "names a GOPHER proxy"),
     ],
 )
 @pytest.mark.parametrize("server", [NOBODY, "https://127.0.0.1:9"])
-def test_a_proxy_that_is_none_of_http_is_refused_without_its_password(
-    connected, config, proxy, text, server
-):
+def test_a_proxy_that_is_none_of_http_is_refused_without_its_password(connected, config, proxy, text, server):
     with pytest.raises(UsageError, match=text) as error:
         connected(kubeconfig=config(server, **{"proxy-url": proxy}))
     assert "secret" not in str(error.value)
