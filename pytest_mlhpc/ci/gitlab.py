@@ -23,7 +23,7 @@ from pytest_mlhpc.judge import baseline_files
 from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json, to_json
-from pytest_mlhpc.store.files import replace_file
+from pytest_mlhpc.store.files import open_regular, replace_file
 from pytest_mlhpc.store.text import from_to, one_line, quantity
 
 #: A file of more is none of ours; GitLab itself takes comments of a million characters.
@@ -59,7 +59,7 @@ def read(folder: Path) -> list[CommitComparison]:
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 data = file.read(_MOST_BYTES + 1)
             if len(data) > _MOST_BYTES:
                 raise SchemaError(f"longer than {_MOST_BYTES:,} bytes")

@@ -77,7 +77,7 @@ def clean(text: str) -> str:
 
 
 def written_out(text: str) -> str:
-    """Return *text* with each byte of a name that is no UTF-8 (half of a surrogate pair in Python) as ``\\udce9``.
+    """Return *text* with each byte of a name that is no UTF-8 (half of a surrogate pair in Python) as its escape.
 
     Neither databases nor YAML hold such halves.
     """
