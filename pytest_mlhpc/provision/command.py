@@ -135,22 +135,22 @@ def _sanity(patterns: Sequence[str], finished: FinishedProgram) -> Failure | Non
 
 def _samples(
     metrics: Mapping[str, MetricPattern], finished: FinishedProgram
-) -> dict[str, list[object]] | str:
+) -> dict[str, list[_Observation]] | str:
     """Return all observations by metric, or why they could not be found."""
     patterns = {name: metric.pattern for name, metric in metrics.items() if metric.pattern is not None}
-    found: dict[str, list[object]] = {}
+    found: dict[str, list[_Observation]] = {}
     if patterns:
         texts = _search(patterns, finished)
         if isinstance(texts, str):
             return texts
-        found.update({name: list(values) for name, values in texts.items()})
+        found.update({name: [(text, after) for text, after in matches] for name, matches in texts.items()})
     if len(patterns) < len(metrics):
         printed = _json_samples(finished.output)
         found.update({name: printed.get(name, []) for name in metrics if name not in patterns})
     return found
 
 
-def _search(patterns: Mapping[str, str], finished: FinishedProgram) -> dict[str, list[str]] | str:
+def _search(patterns: Mapping[str, str], finished: FinishedProgram) -> dict[str, list[list[str]]] | str:
     size = len(finished.output)
     if all(size <= IN_PROCESS_BYTES.get(choices(pattern), -1) for pattern in patterns.values()):
         return search(patterns, finished.output.decode("utf-8", "replace"))
@@ -170,13 +170,13 @@ def _search(patterns: Mapping[str, str], finished: FinishedProgram) -> dict[str,
         return f"searching the output for {names} took more than {SEARCH_LIMIT_S:g} s; simplify the patterns"
     except subprocess.CalledProcessError as error:
         return f"searching the output failed: {last_lines(error.stderr.encode())}"
-    texts: dict[str, list[str]] = json.loads(answer.stdout)
+    texts: dict[str, list[list[str]]] = json.loads(answer.stdout)
     return texts
 
 
-def _json_samples(output: bytes) -> dict[str, list[object]]:
-    """Return the values of lines like ``{"metric": name, "value": x}`` by metric; other lines are ignored."""
-    found: dict[str, list[object]] = {}
+def _json_samples(output: bytes) -> dict[str, list[_Observation]]:
+    """Return the values of lines like ``{"metric": name, "value": x}`` by metric, with their ``unit``; other lines are ignored."""
+    found: dict[str, list[_Observation]] = {}
     for line in output.splitlines():
         stripped = line.strip()
         if not stripped.startswith(b"{"):
@@ -186,20 +186,21 @@ def _json_samples(output: bytes) -> dict[str, list[object]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(data, dict) and isinstance(data.get("metric"), str) and "value" in data:
-            found.setdefault(data["metric"], []).append(data["value"])
+            found.setdefault(data["metric"], []).append((data["value"], str(data.get("unit", ""))))
     return found
 
 
-def _metric(name: str, wanted: MetricPattern, observed: list[object]) -> MetricValue | Failure:
+def _metric(name: str, wanted: MetricPattern, observed: list[_Observation]) -> MetricValue | Failure:
     if not observed:
         line = json.dumps({"metric": name, "value": 1.0})
         how = f"nothing matches {wanted.pattern}" if wanted.pattern else f"no line is like {line}"
         return Failure("metric_missing", f"the program's output has no metric {name}: {how}")
     values = []
-    for item in observed:
+    for item, after in observed:
         value = _number(_plain_figure(item, wanted))
-        if isinstance(item, str) and value is None and (unit := _other_unit(item, wanted)):
-            return Failure("metric_invalid", f"metric {name} is {item[:80]!r}: {unit}")
+        text = str(item) if value is None else f"{item} {after.strip()}"
+        if isinstance(item, (str, int, float)) and (unit := _other_unit(text, wanted)):
+            return Failure("metric_invalid", f"metric {name} is {text[:80]!r}: {unit}")
         if value is None or not math.isfinite(value):
             return Failure(
                 "metric_invalid", f"metric {name} is {str(item)[:80]!r}, which is no finite number"
@@ -224,29 +225,43 @@ def _metric(name: str, wanted: MetricPattern, observed: list[object]) -> MetricV
         return Failure("metric_invalid", str(error))
 
 
-#: A figure with its unit behind it, as programs print it.
+#: What was observed of a metric, and what stood behind it, which may be its unit.
+_Observation = tuple[object, str]
+
+#: A figure with its unit behind it, as programs print it; the unit may be in brackets.
 _WITH_UNIT = re.compile(
-    r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([A-Za-z%\u00b5\u03bc][\w/%\u00b5\u03bc]*)\s*\Z"
+    r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*[\[(]?\s*([A-Za-z%\u00b5\u03bc][\w/%\u00b5\u03bc]*)"
 )
+#: Other spellings of units that programs print.
+_SPELLED = {
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"), "msec": "ms", "usec": "us", "nsec": "ns",
+    **dict.fromkeys(("mins", "minute", "minutes"), "min"), **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
+    **dict.fromkeys(("byte", "bytes"), "B"),
+}  # fmt: skip
+_PER_SECOND = re.compile(r"([KMGT]?)([bB])ps\Z")
 
 
 def _unit_of(text: str) -> tuple[str, float] | None:
+    """Return base unit and factor of a word behind a figure, None if it is no unit."""
+    rate = _PER_SECOND.match(text)
+    parts = [rate[1] + rate[2], "s"] if rate else text.split("/")
     try:
-        return base_unit(text)
+        return base_unit("/".join(_SPELLED.get(part, part) for part in parts))
     except ValueError:
         return None
 
 
 def _plain_figure(item: object, wanted: MetricPattern) -> object:
     """Return *item* without the declared unit, where it carries that."""
-    found = _WITH_UNIT.match(item) if isinstance(item, str) else None
+    found = _WITH_UNIT.fullmatch(item.rstrip()) if isinstance(item, str) else None
     return found[1] if found and _unit_of(found[2]) == (wanted.unit, wanted.scale) else item
 
 
 def _other_unit(item: str, wanted: MetricPattern) -> str:
     """Return what *item* carries in place of the declared unit, or an empty string."""
     found = _WITH_UNIT.match(item)
-    if not found or _unit_of(found[2]) is None:
+    unit = _unit_of(found[2]) if found else None
+    if not found or unit is None or unit == (wanted.unit, wanted.scale):
         return ""
     return f"it is in {found[2]}, and the metric is declared in {wanted.declared or wanted.unit}"
 
