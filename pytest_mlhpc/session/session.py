@@ -339,6 +339,10 @@ class BenchmarkSession:
         systems = dict.fromkeys(job.spec.target.partition.system for job in self.jobs.values())
         return tuple(key for system in systems for key in book.entries(system))
 
+    def baseline_files(self) -> tuple[str, ...]:
+        """Return the systems of which there is a file of accepted values."""
+        return self._concluder.book.systems() if self._concluder is not None else ()
+
     def unaccepted(self) -> frozenset[str]:
         """Return what was judged without an accepted baseline, as ``benchmark: metric``."""
         if self._concluder is None:

@@ -195,6 +195,22 @@ def test_a_misspelt_partition_or_environment_of_a_baseline_is_named_whatever_run
         judged(100, "-k", "test_it").expect(0, places, f"  {said}", passed=1)
 
 
+def test_a_baseline_file_of_a_misspelt_system_is_named(suite, judged):
+    judged(100, "--mlhpc-baseline=update")
+    folder = suite.folder / "baselines"
+    text = (folder / "local.yaml").read_text()
+    (folder / "local.yaml").unlink()
+    for system in ("loacl", "elsewhere"):
+        (folder / f"{system}.yaml").write_text(text.replace("system: local", f"system: {system}"))
+    judged(100).expect(
+        0,
+        "baseline entries of places that the systems file does not have:",
+        "  there is no system 'loacl' (did you mean 'local'?): all of its file",
+        absent="*elsewhere*",
+        passed=2,
+    )
+
+
 CHANGED = "1 series begins a new epoch, not compared with earlier ones (test_it?local:cpu?: {}); to accept: mlhpc baseline accept *"
 COMMAND = 'command ["sh","-c","echo rate: ${RATE:-100}"] -> ["sh","-c","echo rate: ${RATE:-100} # other"]'
 
