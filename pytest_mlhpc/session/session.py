@@ -295,16 +295,28 @@ class BenchmarkSession:
                 self._timer.cancel()
             if self._detaching:
                 self._lease()
-            for driver in self._drivers.values():
-                driver.close(detach=self._detaching and driver.durable)
             hurry = self.terminated
             try:
+                self._close_drivers()
                 self._await_drivers()
             except KeyboardInterrupt:  # the second: what is left is named, and not waited for
                 hurry = True
             with self._signals.uninterrupted():
                 self._finish()
             self._end_records(hurry=hurry)
+
+    def _close_drivers(self) -> None:
+        """Ask all drivers to end; a Ctrl-C meanwhile is raised once all are asked, so that none goes on."""
+        interrupt = None
+        for driver in self._drivers.values():
+            for _ in range(2):
+                try:
+                    driver.close(detach=self._detaching and driver.durable)
+                    break
+                except KeyboardInterrupt as error:
+                    interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def _await_drivers(self) -> None:
         for driver in self._drivers.values():
