@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -80,12 +80,14 @@ def planted(noise: Sequence[Noise], fault: str, seed: int) -> Planted:
         first = int(draw.integers(0, len(one.values) - nights + 1))
         values = one.values[first : first + nights]
         begin = int(draw.integers(FAULTS[0], min(FAULTS[1], nights - 20) + 1))
-        runs[row, :nights] = np.exp(_logarithms(one, values, fault, begin, draw))
+        runs[row, :nights] = planted_runs(replace(one, values=values), fault, begin, draw)
         begins[row], lengths[row] = begin, nights
     return Planted(noise, runs, begins, lengths)
 
 
-def _logarithms(one: Noise, values: Floats, fault: str, begin: int, draw: np.random.Generator) -> Floats:
+def planted_runs(one: Noise, fault: str, begin: int, draw: np.random.Generator) -> Floats:
+    """Return the runs (nights x attempts) of all nights of *one* with a *fault* that begins in the night *begin*."""
+    values = one.values
     nights, after = len(values), np.arange(len(values)) >= begin
     level = np.array([np.median(values[max(0, at - 25) : at + 26]) for at in range(nights)])
     if one.kind == "screened":
@@ -110,7 +112,7 @@ def _logarithms(one: Noise, values: Floats, fault: str, begin: int, draw: np.ran
     elif fault == "outliers":
         hit = draw.choice(np.arange(begin, nights), min(5, nights - begin), replace=False)
         logs[hit, 0] += np.log(1 - draw.uniform(0.08, 0.25, len(hit)))
-    return logs
+    return np.exp(logs)
 
 
 Judge = Callable[[Floats], tuple[Flags, NDArray[np.int64]]]

@@ -11,17 +11,15 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pytest_mlhpc.judge.changes import Attempts, Drop, lasting_drop, lasting_drops
-from pytest_mlhpc.judge.fence import SMALLEST, DropLimits
+from pytest_mlhpc.judge.fence import SIGMA_FLOOR, SMALLEST, DropLimits
 
 #: Nights from which on a series is judged by its own nights; younger ones are judged by the baseline's tolerance.
-ENOUGH = 16
+ENOUGH = DropLimits.enough
 #: Nights before the loss that say what the level was, at most.
-BEFORE = 60
-#: Quantile of the nights before that says how far a bad night usually lies: heavy tails widen the spread.
-TAIL = 0.1
+BEFORE = DropLimits.before
 #: Standard errors from which on re-runs are asked for.
 GATE = 1.8
 #: Standard errors from which on a loss that re-runs left undecided is suspect.
@@ -37,6 +35,8 @@ SHARE, ATTEMPTS_AGREE, ATTEMPTS_CONFIRM = 0.75, 3, 4
 MONTH = 30
 #: Standard errors that a loss must have beyond the limit where tonight was not re-run.
 ALONE = 0.5
+#: A night that was not run again is told of when it lies so many times as far off as any of the nights before.
+UNHEARD = 20.0
 #: Nights whose median says that a level is back, when it lies on the better side of the middle of the loss.
 BACK = 3
 
@@ -55,7 +55,7 @@ def limits_for(series: float, matters: float) -> LossLimits:
     On 17,220 nights of 82 series of public records that did not change, a score of 4 was reached falsely twice, 4.5 once, 5
     never; each decade of series asks for one more.
     """
-    return LossLimits(matters, max(3.5, 4.5 + math.log10(series / 600)))
+    return LossLimits(matters, max(3.5, 4.5 + math.log10(max(series, 1.0) / 600)))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ class Loss:
 
 def possible_losses(series: Sequence[tuple[Sequence[Attempts], str]]) -> list[Drop | None]:
     """Return of each (history, better) the loss that re-runs of tonight should confirm or refute, or None."""
-    return lasting_drops([(_standing(history), better) for history, better in series], _rule(GATE, SMALLEST))
+    return lasting_drops(
+        [(_standing(history), better) for history, better in series], DropLimits(GATE, SMALLEST)
+    )
 
 
 def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: LossLimits) -> list[Loss | None]:
@@ -84,11 +86,34 @@ def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: Los
     series = [(_standing(history), better) for history, better in series]
     for nights in DropLimits.nights:
         least = limits.matters * (SINGLE if nights == 1 else SEVERAL)
-        drops = lasting_drops(series, _rule(limits.score, least, (nights,)))
+        drops = lasting_drops(series, DropLimits(limits.score, least, (nights,)))
         for row, ((history, better), drop) in enumerate(zip(series, drops, strict=True)):
             if drop is not None and found[row] is None:
                 found[row] = _agreed(history, better, drop, limits)
     return found
+
+
+def chance_a_month(series: float, score: float) -> float:
+    """Return how many losses of that certainty noise alone shows in a month among so many series: the inverse of :func:`limits_for`.
+
+    No score beyond 7 is believed: the tails of noise are known no farther.
+    """
+    return series / 600 * 10.0 ** (4.5 - min(score, 7.0))
+
+
+def incident_losses(
+    series: Sequence[tuple[Sequence[Attempts], str]], limits: LossLimits
+) -> list[Loss | None]:
+    """Return of each (history, better) the loss that people are told of tonight, or None; a history has at least one night.
+
+    Beside :func:`certain_losses` that is tonight's verdict of a series too young for it, and a night that nothing confirms but
+    lies :data:`UNHEARD` times as far off as any night before.
+    """
+    found = certain_losses(series, limits)
+    return [
+        loss or _young(history) or _unheard(_standing(history), better)
+        for loss, (history, better) in zip(found, series, strict=True)
+    ]
 
 
 def open_loss(history: Sequence[Attempts], better: str) -> Loss | None:
@@ -115,14 +140,14 @@ def open_loss(history: Sequence[Attempts], better: str) -> Loss | None:
 
 def suspected(history: Sequence[Attempts], better: str, limits: LossLimits) -> bool:
     """Return whether tonight's level, after all re-runs, may be a loss that matters."""
-    rule = _rule(SUSPECT, SEVERAL * limits.matters)
+    rule = DropLimits(SUSPECT, SEVERAL * limits.matters)
     return lasting_drop(_standing(history), better, rule) is not None
 
 
 def gained(history: Sequence[Attempts], better: str, limits: LossLimits) -> bool:
     """Return whether the newest nights are better than those before, tonight alone or several."""
     other = "lower" if better == "higher" else "higher"
-    return lasting_drop(_standing(history), other, _rule(limits.score, SMALLEST)) is not None
+    return lasting_drop(_standing(history), other, DropLimits(limits.score, SMALLEST)) is not None
 
 
 def drift(history: Sequence[Attempts], better: str, limits: LossLimits) -> Loss | None:
@@ -131,7 +156,7 @@ def drift(history: Sequence[Attempts], better: str, limits: LossLimits) -> Loss 
     if len(known) < 2 * MONTH or not history[-1].finite:
         return None
     ends = [*known[:MONTH], *known[-MONTH:]]
-    rule = replace(_rule(limits.score, SEVERAL * limits.matters, (MONTH,)), before=MONTH)
+    rule = DropLimits(limits.score, SEVERAL * limits.matters, (MONTH,), before=MONTH)
     drop = lasting_drop(ends, better, rule)
     level = statistics.median(levels(known[:MONTH]))
     return Loss(MONTH, level, drop.size, drop.score) if drop else None
@@ -147,13 +172,6 @@ def levels(nights: Sequence[Attempts]) -> list[float]:
     return [night.level for night in nights if night.level is not None]
 
 
-def _rule(score: float, smallest: float, nights: tuple[int, ...] = DropLimits.nights) -> DropLimits:
-    return DropLimits(
-        confirmed=score, nights=nights, enough=ENOUGH, before=BEFORE, unheard=math.inf, smallest=smallest,
-        clip_recent=6.0, clip_single=math.inf, tail=TAIL, quorum=False,
-    )  # fmt: skip
-
-
 def _lost(value: float, level: float, better: str) -> float:
     """Return the share of *level* that *value* lacks, negative where it is better."""
     if not level:
@@ -164,6 +182,24 @@ def _lost(value: float, level: float, better: str) -> float:
 def _standing(history: Sequence[Attempts]) -> list[Attempts]:
     """Return the nights without those of losses that are over: they say nothing about what is usual."""
     return [*(night for night in history[:-1] if not night.regressed), history[-1]]
+
+
+def _young(history: Sequence[Attempts]) -> Loss | None:
+    """Return the loss for which the test of a young series failed tonight."""
+    known = sum(night.level is not None for night in history)
+    failed = history[-1].regressed and history[-1].finite and known <= ENOUGH
+    return Loss(1, math.nan, math.nan, math.inf) if failed else None
+
+
+def _unheard(history: Sequence[Attempts], better: str) -> Loss | None:
+    """Return the loss of a night without re-runs that is far beyond all nights before."""
+    known, tonight = levels(history[:-1])[-BEFORE:], history[-1]
+    if better not in {"higher", "lower"} or len(known) < ENOUGH or tonight.reruns or not tonight.finite:
+        return None
+    level = statistics.median(known)
+    farthest = max(SIGMA_FLOOR, *(abs(_lost(value, level, better)) for value in known))
+    size = _lost(tonight.value, level, better)
+    return Loss(1, level, size, math.inf) if size > max(SMALLEST, UNHEARD * farthest) else None
 
 
 def _agreed(history: Sequence[Attempts], better: str, drop: Drop, limits: LossLimits) -> Loss | None:
