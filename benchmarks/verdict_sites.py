@@ -90,7 +90,12 @@ class Records:
         return iter(())
 
     def series(
-        self, since_ns: int = 0, until_ns: int | None = None, *, system: str = "", benchmark: str = ""
+        self,
+        since_ns: int = 0,  # noqa: ARG002 - a Source
+        until_ns: int | None = None,
+        *,
+        system: str = "",  # noqa: ARG002
+        benchmark: str = "",  # noqa: ARG002
     ) -> Iterator[Series]:
         """Yield each series up to now."""
         for one in self._series:
@@ -171,7 +176,7 @@ def _cause_is_right(incident: Incident) -> bool | None:
 
 
 def measure(
-    noise: Sequence[Noise], systems: int, series: int, drops: int, rules: Rules, seed: int = 0
+    noise: Sequence[Noise], systems: int, series: int, drops: int, rules: Rules, *, seed: int = 0
 ) -> Heard:
     """Return what is heard of one site."""
     made = site(noise, systems, series, drops, seed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge import evidence
 from pytest_mlhpc.judge.baseline_files import LOCAL_TOLERANCE, TOLERANCE, Entry
 from pytest_mlhpc.judge.case import Ruling, Setting, usable
@@ -22,9 +22,22 @@ from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 _ACCEPTED_BY_HAND = frozenset({Verdict.IMPROVED, Verdict.DRIFTED, Verdict.REGRESSED})
 
 
+class JudgedTest(Protocol):
+    """What the judge asks of a test: its id, the metrics to judge, what is computed, and what each metric promises."""
+
+    @property
+    def node_id(self) -> str: ...  # noqa: D102
+    @property
+    def judged(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def definition(self) -> str: ...  # noqa: D102
+    @property
+    def references(self) -> Mapping[str, float]: ...  # noqa: D102
+
+
 def judge(
     attempts: Sequence[Measurement],
-    spec: JobSpec,
+    spec: JudgedTest,
     baselines: Mapping[str, Entry],
     history: Mapping[str, Sequence[Attempts]],
     *,
@@ -84,7 +97,7 @@ def judge(
 def _ruling(
     name: str,
     attempts: Sequence[Measurement],
-    spec: JobSpec,
+    spec: JudgedTest,
     baselines: Mapping[str, Entry],
     *,
     history: Mapping[str, Sequence[Attempts]],

@@ -98,7 +98,7 @@ def chance_a_month(series: float, score: float) -> float:
 
     No score beyond 7 is believed: the tails of noise are known no farther.
     """
-    return series / 600 * 10.0 ** (4.5 - min(score, 7.0))
+    return series / 600 * math.pow(10.0, 4.5 - min(score, 7.0))
 
 
 def incident_losses(

@@ -22,9 +22,9 @@ SPLIT = Attempts(90.0, (90.5, 100.2, 90.1, 101.0))
 LOWER, SLOWER = nights(12, level=97.5, seed=2), nights(6, level=108.0, seed=2)
 
 
-def told(*series, limits=LossLimits(SMALLEST / SEVERAL)):
+def told(*series):
     """Return what people are told of the newest night of each (history, better)."""
-    return incident_losses(series, limits)
+    return incident_losses(series, LossLimits(SMALLEST / SEVERAL))
 
 
 @pytest.mark.parametrize(
