@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.history_worlds import RUNS, Floats, judged_nights
-from benchmarks.verdicts import Noise, planted_runs
+from benchmarks.report import Row
+from benchmarks.verdict_noise import Noise, planted_runs
 from pytest_mlhpc.alert.channels.base import IncidentState
 from pytest_mlhpc.alert.incidents import advance, place
 from pytest_mlhpc.alert.messages import message_of, suspects_code
@@ -52,8 +53,8 @@ class Heard:
     silent: int
     claims: int
     wrong: int
-    red: float  #: tests that fail falsely, per night
-    red_nights: int  #: nights with one
+    spells: int  #: tests that begin to fail falsely
+    red_nights: int  #: nights in which one fails falsely
 
 
 def site(noise: Sequence[Noise], systems: int, series: int, drops: int, seed: int) -> Site:
@@ -163,10 +164,10 @@ def heard(made: Site, rules: Rules, judged: tuple[NDArray[np.bool_], NDArray[np.
         if name not in in_time and at <= joined.get(name, NIGHTS) < at + SOON
     }
     clean = failed & (np.arange(NIGHTS) < made.drops[:, None])
-    clean = clean[:, BEFORE:]
+    begun = clean[:, BEFORE:] & ~failed[:, BEFORE - 1 : -1]
     return Heard(
         len(made.keys), messages, false, len(planted), len(in_time), len(silent), claims, wrong,
-        float(clean.sum()) / WATCHED, int(clean.any(axis=0).sum()),
+        int(begun.sum()), int(clean[:, BEFORE:].any(axis=0).sum()),
     )  # fmt: skip
 
 
@@ -176,9 +177,39 @@ def _cause_is_right(incident: Incident) -> bool | None:
 
 
 def measure(
-    noise: Sequence[Noise], systems: int, series: int, drops: int, rules: Rules, *, seed: int = 0
+    noise: Sequence[Noise],
+    systems: int,
+    series: int,
+    drops: int,
+    *,
+    rules: Rules | None = None,
+    seed: int = 0,
 ) -> Heard:
     """Return what is heard of one site."""
     made = site(noise, systems, series, drops, seed)
     judged = judged_nights(made.runs, limits_for(systems * series, MATTERS))
-    return heard(made, rules, judged)
+    return heard(made, rules or Rules(), judged)
+
+
+#: Systems and series of each, planted drops, and how many such sites are looked at.
+SITES = ((1, 50, 5, 4), (1, 600, 30, 1), (1, 2_000, 100, 1), (10, 200, 100, 1))
+
+
+def rows(noise: Sequence[Noise]) -> Iterator[Row]:
+    """Yield what each site hears."""
+    for systems, series, drops, count in SITES:
+        every = [measure(noise, systems, series, drops, seed=seed) for seed in range(count)]
+        nights = count * WATCHED
+
+        def total(name: str, every: Sequence[Heard] = tuple(every)) -> float:
+            return sum(getattr(one, name) for one in every)
+
+        planted = total("drops")
+        words = (
+            f"red on {total('red_nights'):.0f} of {nights} mornings without reason ({total('spells'):.0f} spells); {total('messages'):.0f} "
+            f"messages, {total('false'):.0f} of them of nothing planted; of {planted:.0f} drops of {SIZE:.0%} "
+            f"{100 * total('named') / planted:.0f} % named within {SOON} nights, {total('silent'):.0f} joined in silence; "
+            f"{total('wrong'):.0f} of {total('claims'):.0f} causes wrong"
+        )
+        what = f"{count} x {systems} system{'s' * (systems > 1)}, {series:,} series each, {WATCHED} nights"
+        yield Row(what, "-", words, None)

@@ -37,9 +37,6 @@ FEWEST_BACK, MOST_BACK, SURE = 2, 12, 4.0
 LEVEL = 5
 #: Points by which the first night of a drop may differ from what the judge says.
 NEAR = 2
-#: Nights that a better level must have lasted before its end is a loss: fewer are a lucky fortnight. On 106 series of public
-#: records that adds 0.035 false messages in 100 nights (docs/change-points.md).
-LASTED = 14
 #: Nights on one node, at least, before it is named; it must be on fewer than half of those before.
 ON_NODE = 3
 #: What stands for infinite, as JSON has none.
@@ -113,11 +110,10 @@ def regressions(  # noqa: PLR0917 - what is watched, what is known, what is aske
         else:
             # A new book has to date what began long ago: by change points, as the judge of drops looks back twelve nights.
             old = _shifted(one, max(begin, now_ns - rules.recent * DAY_NS), rules) if known.fresh else None
-            bad = old or (
-                _fell_back(one, history, begin, rules) if loss is None else _dropped(one, loss.nights)
-            )
-            if bad is not None and old is None:
-                bad = replace(bad, reason=_certainty(history[-1], loss, len(judged), per_alarm))
+            new = _dropped(one, loss.nights, loss.level) if loss is not None else None
+            if loss is not None and new is not None:
+                new = replace(new, reason=_certainty(history[-1], loss, len(judged), per_alarm))
+            bad = old or new
         if bad is not None:
             found[subject] = bad
     return found
@@ -131,10 +127,10 @@ def _losses(histories: Sequence[tuple[Sequence[Attempts], str]], limits: LossLim
     return found
 
 
-def _certainty(tonight: Attempts, loss: Loss | None, series: int, per_alarm: float) -> str:
+def _certainty(tonight: Attempts, loss: Loss, series: int, per_alarm: float) -> str:
     """Return what speaks for a loss, and how often noise alone would say the same at this site."""
     again = ["confirmed by re-runs"] if tonight.reruns else []
-    if loss is None or not math.isfinite(loss.score):
+    if not math.isfinite(loss.score):
         return ", ".join(again)
     rate = losses.chance_a_month(per_alarm, loss.score)
     often = (
@@ -184,19 +180,21 @@ def _attempts(one: WatchedSeries, reruns: Reruns, since_ns: int) -> list[Attempt
     ]
 
 
-def _dropped(one: WatchedSeries, nights: int) -> Bad | None:
-    """Return a drop that lasts since about *nights*; None when tonight is good again, whatever the nights before say.
+def _dropped(one: WatchedSeries, nights: int, level: float = math.nan) -> Bad | None:
+    """Return a drop below *level*, where that is known, that lasts since about *nights*; None when tonight is good again, whatever the nights before say.
 
     None, too, where no night before was better: the judge, who has an accepted value, fails the test; history cannot say more.
     """
     points, better = one.series.points, one.series.better
     if len(points) < 2:
         return None
-    start = first = last = _onset(points, nights, better)
+    start = first = last = _onset(points, nights, better, level)
     known = _change_at(one, start, nights)
     if known is not None:  # it knows what nights without a figure leave open
         start, first, last = known.index, known.first, known.last
-    before = statistics.median(point.value for point in points[max(0, first - BEFORE) : first])
+    before = level
+    if math.isnan(level):
+        before = statistics.median(point.value for point in points[max(0, first - BEFORE) : first])
     after = statistics.median(point.value for point in points[last:])
     worse = worse_by(before, after, better)
     undone = any(
@@ -221,25 +219,6 @@ def _dropped(one: WatchedSeries, nights: int) -> Bad | None:
     )
 
 
-def _fell_back(one: WatchedSeries, history: Sequence[Attempts], since_ns: int, rules: Rules) -> Bad | None:
-    """Return how bad the end of a better level is that lasted less than the nights which tell what is usual.
-
-    The judge of drops compares with the median of those nights, which such a level is not. So both its change points, the one
-    to the better and a recent one to the worse, have to be found.
-    """
-    limits, points = DropLimits(), one.series.points
-    tonight = history[-1].level if history else None
-    if len(one.changes) < 2 or tonight is None:
-        return None
-    risen, fallen = one.changes[-2:]
-    lasted, ago = fallen.index - risen.index, len(points) - fallen.index
-    if one.shifts[-2].worse or not (LASTED <= lasted < limits.before and ago <= max(limits.nights)):
-        return None
-    if worse_by(fallen.before, tonight, one.series.better) < one.shifts[-1].worse_by / 3:
-        return None
-    return _shifted(replace(one, changes=one.changes[-1:], shifts=one.shifts[-1:]), since_ns, rules)
-
-
 def _change_at(one: WatchedSeries, start: int, nights: int) -> Change | None:
     """Return the change point that a drop is; for one that may have begun before the judge's nights, the newest to the worse."""
     for change in one.changes:
@@ -252,14 +231,14 @@ def _change_at(one: WatchedSeries, start: int, nights: int) -> Change | None:
     return newest if worse and newest.index < start else None
 
 
-def _onset(points: Sequence[Point], nights: int, better: str) -> int:
+def _onset(points: Sequence[Point], nights: int, better: str, level: float) -> int:
     """Return the index of the likeliest first night of a drop that lasts since about *nights*.
 
     That is where a step from the level before explains most: nights times the square of their mean loss.
     """
     start = max(len(points) - nights, 1)
     past = [point.value for point in points[max(0, start - BEFORE) : start]]
-    centre = statistics.median(past)
+    centre = statistics.median(past) if math.isnan(level) else level
     losses = [worse_by(centre, point.value, better) for point in points]
     candidates = range(max(1, start - NEAR), len(points))
     return max(candidates, key=lambda at: len(losses[at:]) * max(0.0, statistics.mean(losses[at:])) ** 2)

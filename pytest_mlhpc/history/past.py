@@ -215,7 +215,7 @@ def _rejudged(first: Record, attempts: Sequence[Measurement], by: JudgedBy, sour
     judgement = judge(
         attempts, test, entries, history,
         local=by.local, mode=by.mode, reruns_allowed=by.reruns_allowed, reruns_broken=by.reruns_broken, series=by.series,
-        nightly=by.nightly,
+        nightly=by.nightly, matters=by.matters,
     )  # fmt: skip
     failure = failure_of(judgement)
     verdict = failure.outcome if failure else judgement.verdict.value

@@ -126,8 +126,9 @@ def walked_back(start: Integers) -> list[int]:
 
 #: The level before is part median, hence a little less sure than a mean: pi / 2 for the median of normal figures, 1 for the mean.
 UNSURE = 1.3
-#: Share of normal figures -> standard deviations below the mean beyond which they lie.
-NORMAL = {0.1: 1.2816, 0.05: 1.6449, 0.025: 1.96}
+#: Quantile of the nights before whose distance counts as spread too: of normal figures one in twenty lies so many standard
+#: deviations below the mean, or farther. Figures of benchmarks have heavier tails.
+TAIL, TAIL_SIGMAS = 0.05, 1.6449
 #: No likeness of neighbours beyond this is believed: the error would have no bound.
 MOST_ALIKE = 0.9
 
@@ -179,7 +180,7 @@ def _compared(past: Floats, recent: Floats, centre: Floats, rule: DropLimits) ->
     variance = np.mean(off**2, axis=1)
     near = np.mean(off[:, 1:] * off[:, :-1], axis=1)
     alike = np.clip(np.divide(near, variance, out=np.zeros_like(near), where=variance > 0), 0.0, MOST_ALIKE)
-    tail = np.maximum(-np.quantile(past - centre[:, None], rule.tail, axis=1) / NORMAL[rule.tail], floor)
+    tail = np.maximum(-np.quantile(past - centre[:, None], TAIL, axis=1) / TAIL_SIGMAS, floor)
     variance = np.maximum(variance, tail**2)
     alike = np.clip(alike + 1 / past.shape[1], 0.0, MOST_ALIKE)
     lags = np.arange(1, nights)

@@ -113,9 +113,6 @@ class DropLimits:
     enough: int = 16  #: ... and at least
     clip: float = 3.0  #: sigmas that one night of those before may count at most
     clip_recent: float = 6.0  #: ... one of several new nights; a night alone counts in full
-    tail: float = (
-        0.1  #: quantile of the nights before whose distance counts as spread too: heavy tails widen it
-    )
 
     @property
     def longest(self) -> int:

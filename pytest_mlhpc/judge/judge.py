@@ -51,6 +51,7 @@ def judge(
     accept_options: Sequence[str] = (),
     series: float = 1,
     nightly: bool = True,
+    matters: float | None = None,
 ) -> Judgement:
     """Judge one run.
 
@@ -69,6 +70,7 @@ def judge(
         accept_options: what the command that accepts the value needs to find state and baselines.
         series: how many the site judges for each false loss a month that it accepts.
         nightly: whether the run will be a night of its series, as sessions of developers are not.
+        matters: the smallest loss that fails a test of the partition, where neither test nor baseline file says otherwise; None: the usual.
 
     Returns:
         A judgement, provisional while ``reruns_wanted`` is positive: run that many more and call again with all attempts.
@@ -77,7 +79,7 @@ def judge(
         return Judgement(Verdict.UNJUDGED)
     epoch = Epoch(spec.definition, attempts[0].device_model if attempts else "")
     setting = Setting(
-        local, mode, reruns_allowed, calibration_reference, epoch, reruns_broken, series, nightly
+        local, mode, reruns_allowed, calibration_reference, epoch, reruns_broken, series, nightly, matters
     )
     rulings = [
         _ruling(name, attempts, spec, baselines, history=history, setting=setting) for name in spec.judged

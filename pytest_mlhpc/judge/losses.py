@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_mlhpc.judge.changes import Attempts, Drop, lasting_drop, lasting_drops
+from pytest_mlhpc.judge.changes import Attempts, Drop, find, lasting_drop, lasting_drops
 from pytest_mlhpc.judge.fence import SIGMA_FLOOR, SMALLEST, DropLimits
 
 #: Nights from which on a series is judged by its own nights; younger ones are judged by the baseline's tolerance.
@@ -35,6 +35,8 @@ SHARE, ATTEMPTS_AGREE, ATTEMPTS_CONFIRM = 0.75, 3, 4
 MONTH = 30
 #: Standard errors that a loss must have beyond the limit where tonight was not re-run.
 ALONE = 0.5
+#: Nights whose median says whether a level was better for a while.
+BLOCK = 8
 #: A night that was not run again is told of when it lies so many times as far off as any of the nights before.
 UNHEARD = 20.0
 #: Nights whose median says that a level is back, when it lies on the better side of the middle of the loss.
@@ -71,7 +73,7 @@ class Loss:
 def possible_losses(series: Sequence[tuple[Sequence[Attempts], str]]) -> list[Drop | None]:
     """Return of each (history, better) the loss that re-runs of tonight should confirm or refute, or None."""
     return lasting_drops(
-        [(_standing(history), better) for history, better in series], DropLimits(GATE, SMALLEST)
+        [(_standing(history, better), better) for history, better in series], DropLimits(GATE, SMALLEST)
     )
 
 
@@ -83,7 +85,7 @@ def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: Los
         limits: what the loss must be.
     """
     found: list[Loss | None] = [None] * len(series)
-    series = [(_standing(history), better) for history, better in series]
+    series = [(_standing(history, better), better) for history, better in series]
     for nights in DropLimits.nights:
         least = limits.matters * (SINGLE if nights == 1 else SEVERAL)
         drops = lasting_drops(series, DropLimits(limits.score, least, (nights,)))
@@ -111,7 +113,7 @@ def incident_losses(
     """
     found = certain_losses(series, limits)
     return [
-        loss or _young(history) or _unheard(_standing(history), better)
+        loss or _young(history) or _unheard(history, better)
         for loss, (history, better) in zip(found, series, strict=True)
     ]
 
@@ -125,7 +127,7 @@ def open_loss(history: Sequence[Attempts], better: str) -> Loss | None:
     if not failed:
         return None
     began = len(history) - 1 - len(failed)
-    before = levels(history[:began])[-BEFORE:]
+    before = levels(_standing(history[: began + 1], better)[:-1])[-BEFORE:]
     during = levels(history[began:-1])[:BACK]
     now = levels(history[began:])[-BACK:]
     if not before or not during or not now:
@@ -141,19 +143,20 @@ def open_loss(history: Sequence[Attempts], better: str) -> Loss | None:
 def suspected(history: Sequence[Attempts], better: str, limits: LossLimits) -> bool:
     """Return whether tonight's level, after all re-runs, may be a loss that matters."""
     rule = DropLimits(SUSPECT, SEVERAL * limits.matters)
-    return lasting_drop(_standing(history), better, rule) is not None
+    return lasting_drop(_standing(history, better), better, rule) is not None
 
 
 def gained(history: Sequence[Attempts], better: str, limits: LossLimits) -> bool:
     """Return whether the newest nights are better than those before, tonight alone or several."""
     other = "lower" if better == "higher" else "higher"
-    return lasting_drop(_standing(history), other, DropLimits(limits.score, SMALLEST)) is not None
+    return lasting_drop(_standing(history, better), other, DropLimits(limits.score, SMALLEST)) is not None
 
 
 def drift(history: Sequence[Attempts], better: str, limits: LossLimits) -> Loss | None:
     """Return by how much the last month of an epoch is worse than its first, if that matters and is certain."""
-    known = [night for night in _standing(history) if night.level is not None]
-    if len(known) < 2 * MONTH or not history[-1].finite:
+    known = [night for night in history[:-1] if night.level is not None and not night.regressed]
+    known += history[-1:]
+    if not history[-1].finite or len(known) < 2 * MONTH:
         return None
     ends = [*known[:MONTH], *known[-MONTH:]]
     rule = DropLimits(limits.score, SEVERAL * limits.matters, (MONTH,), before=MONTH)
@@ -179,9 +182,35 @@ def _lost(value: float, level: float, better: str) -> float:
     return (level - value if better == "higher" else value - level) / abs(level)
 
 
-def _standing(history: Sequence[Attempts]) -> list[Attempts]:
-    """Return the nights without those of losses that are over: they say nothing about what is usual."""
-    return [*(night for night in history[:-1] if not night.regressed), history[-1]]
+def _standing(history: Sequence[Attempts], better: str) -> list[Attempts]:
+    """Return the nights that say what is usual, and tonight: not those of losses that are over, nor those before an improvement."""
+    usual = [night for night in history[:-1] if not night.regressed]
+    return [*usual[_improved(usual, better) :], history[-1]]
+
+
+def _improved(usual: Sequence[Attempts], better: str) -> int:
+    """Return the night from which on a level is better that has lasted for enough nights to be compared with; 0 where none is.
+
+    Nobody may have accepted it, and yet the level before is usual no more: whoever falls back to it has lost something.
+    """
+    at = [number for number, night in enumerate(usual) if night.level is not None][-(BEFORE + ENOUGH) :]
+    values = [usual[number].level or 0.0 for number in at]
+    if len(values) < 2 * ENOUGH or better not in {"higher", "lower"} or not _rose(values, better):
+        return 0
+    gains = [
+        change
+        for change in find(values)
+        if len(values) - change.last >= ENOUGH and _lost(change.after, change.before, better) < -SMALLEST
+    ]
+    return at[gains[-1].last] if gains else 0
+
+
+def _rose(values: Sequence[float], better: str) -> bool:
+    """Return whether some nights together are better than others before them: else no change of level needs to be looked for."""
+    medians = [
+        statistics.median(values[begin : begin + BLOCK]) for begin in range(0, len(values) - BLOCK + 1, BLOCK)
+    ]
+    return any(_lost(late, early, better) < -SMALLEST for early, late in itertools.combinations(medians, 2))
 
 
 def _young(history: Sequence[Attempts]) -> Loss | None:

@@ -172,6 +172,7 @@ class JobFinisher:
                 accept_options=self.accept_options,
                 series=by.series,
                 nightly=by.nightly,
+                matters=by.matters,
             )
 
         judgement = ask(None)
@@ -199,6 +200,7 @@ class JobFinisher:
             series=max(self.book.count(), 1) / self._false_alarms,
             reruns_allowed=max(0, self._reruns_left),
             reruns_broken=broken,
+            matters=spec.target.partition.matters,
             references=dict(spec.references),
         )
 

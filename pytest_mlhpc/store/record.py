@@ -33,7 +33,7 @@ class JudgedBy:
     """What a verdict follows from beside figures and history: with these, the run is judged again anywhere.
 
     ``entries`` are the baselines by metric, as the file has them; the nights of each metric count since ``since_ns``.
-    ``series`` and the last four fields are those of :func:`pytest_mlhpc.judge.judge.judge`.
+    ``series`` ``matters`` and the last fields are those of :func:`pytest_mlhpc.judge.judge.judge`.
     """
 
     entries: Mapping[str, Mapping[str, Any]]
@@ -45,6 +45,7 @@ class JudgedBy:
     series: float
     reruns_allowed: int
     reruns_broken: int
+    matters: float | None = None
     references: Mapping[str, float] = field(default_factory=dict)
 
 
