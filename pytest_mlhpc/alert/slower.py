@@ -129,7 +129,7 @@ def _losses(histories: Sequence[tuple[Sequence[Attempts], str]], limits: LossLim
 
 def _certainty(tonight: Attempts, loss: Loss, series: int, per_alarm: float) -> str:
     """Return what speaks for a loss, and how often noise alone would say the same at this site."""
-    again = ["confirmed by re-runs"] if tonight.reruns else []
+    again = ["confirmed by re-runs"] if tonight.reruns or tonight.regressed else []
     if not math.isfinite(loss.score):
         return ", ".join(again)
     rate = losses.chance_a_month(per_alarm, loss.score)

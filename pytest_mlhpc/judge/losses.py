@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_mlhpc.judge.changes import Attempts, Drop, find, lasting_drop, lasting_drops
 from pytest_mlhpc.judge.fence import SIGMA_FLOOR, SMALLEST, DropLimits
@@ -111,7 +111,7 @@ def incident_losses(
     Beside :func:`certain_losses` that is tonight's verdict of a series too young for it, and a night that nothing confirms but
     lies :data:`UNHEARD` times as far off as any night before.
     """
-    found = certain_losses(series, limits)
+    found = certain_losses([(_with_open(history), better) for history, better in series], limits)
     return [
         loss or _young(history) or _unheard(history, better)
         for loss, (history, better) in zip(found, series, strict=True)
@@ -211,6 +211,14 @@ def _rose(values: Sequence[float], better: str) -> bool:
         statistics.median(values[begin : begin + BLOCK]) for begin in range(0, len(values) - BLOCK + 1, BLOCK)
     ]
     return any(_lost(late, early, better) < -SMALLEST for early, late in itertools.combinations(medians, 2))
+
+
+def _with_open(history: Sequence[Attempts]) -> list[Attempts]:
+    """Return the nights with those of a loss that lasts until tonight: a test that is red already asks for no re-runs."""
+    began = len(history)
+    while began and history[began - 1].regressed:
+        began -= 1
+    return [*history[:began], *(replace(night, regressed=False) for night in history[began:])]
 
 
 def _young(history: Sequence[Attempts]) -> Loss | None:

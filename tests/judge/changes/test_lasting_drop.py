@@ -95,3 +95,8 @@ def test_many_series_are_judged_as_each_alone():
 def test_figures_so_small_that_their_squares_are_nothing_divide_nothing_by_it():
     one_outlier = [0.0] * 9 + [1.0] * 8 + [3.431732783297146e161, 0.0, 0.0]
     assert lasting_drop([Attempts(value) for value in one_outlier], "higher").score == math.inf
+
+
+def test_a_loss_that_failed_its_test_for_nights_is_told_also_if_nobody_asked_before():
+    red = [Attempts(90.0, (90.5, 89.8, 90.2, 90.1), regressed=True), *[Attempts(90.1, regressed=True)] * 2]
+    assert told(([*nights(60), *red], "higher"))[0].nights > 1
