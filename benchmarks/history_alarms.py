@@ -17,6 +17,9 @@ Alarms = NDArray[np.bool_]  # series x nights
 
 #: An alarm within so many nights of one that was counted is the same one; a drop is found within so many nights.
 SAME, SOON = 5, 14
+#: Nights, at most, after which half of the drops of 5 % are told. Where a fifth of the nights is as slow as that by itself, a
+#: drop that is told at once would be told falsely as well.
+LATE = {"slow nodes": 3}
 #: Most false alarms in 100 nights.
 MOST_FALSE = 0.4
 

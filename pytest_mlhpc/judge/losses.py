@@ -98,9 +98,9 @@ def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: Los
 def chance_a_month(series: float, score: float) -> float:
     """Return how many losses of that certainty noise alone shows in a month among so many series: the inverse of :func:`limits_for`.
 
-    No score beyond 7 is believed: the tails of noise are known no farther.
+    No score beyond 6 is believed: that is one decade farther than the noise of the records goes.
     """
-    return series / 600 * math.pow(10.0, 4.5 - min(score, 7.0))
+    return series / 600 * math.pow(10.0, 4.5 - min(score, 6.0))
 
 
 def incident_losses(

@@ -8,7 +8,7 @@ from worlds import entry, measurement, spec
 
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import judge
-from pytest_mlhpc.judge.losses import LossLimits, incident_losses
+from pytest_mlhpc.judge.losses import LossLimits, chance_a_month, incident_losses, limits_for
 from pytest_mlhpc.store.verdict import Verdict
 
 TOLD, FAILED, QUIET = "told", "failed", "quiet"
@@ -74,3 +74,10 @@ def test_the_order_in_which_clocks_put_the_nights_before_does_not_decide_a_large
     nights = noise(60)
     random.Random(3).shuffle(nights)  # noqa: S311 - test data, the same each time
     assert outcome(nights, [90.0] * 5) == FAILED
+
+
+@pytest.mark.parametrize("series", [600, 2_000, 10_000])
+def test_at_the_limit_of_a_site_noise_looks_like_a_loss_once_a_month(series):
+    limit = limits_for(series, 0.05).score
+    assert chance_a_month(series, limit) == pytest.approx(1.0)
+    assert chance_a_month(series, limit + 0.2) == pytest.approx(10**-0.2)
