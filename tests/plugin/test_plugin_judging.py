@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import time
 from types import SimpleNamespace
 
@@ -303,3 +304,29 @@ def test_an_influx_that_does_not_answer_is_reported_once_and_fails_nothing(judge
         judged(100, "-o", "mlhpc_history=influx", "-o", "mlhpc_infra_exit_code=75").expect(75, passed=2)
     )
     assert printed.count("history is read from the local store, as InfluxDB failed: ") == 1
+
+
+def test_a_session_is_judged_again_on_another_machine_from_its_records_alone(
+    suite, monkeypatch, tmp_path, capsys
+):
+    suite.write(SUITE)
+    monkeypatch.setenv("MLHPC_PURPOSE", "nightly")
+    monkeypatch.setenv("CI_COMMIT_BRANCH", "main")
+    for rate in (*[100] * 9, 50):
+        monkeypatch.setenv("RATE", str(rate))
+        suite.run(system="site").expect(rate == 50)
+    session = suite.records()[-1]["session"]
+    there = tmp_path / "another machine"
+    shutil.copytree(suite.state, there)
+    monkeypatch.chdir(tmp_path)
+    command = ["records", "rejudge", session, "--state-dir", str(there)]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "2 runs of 2 judged as recorded\n"
+
+    for file in (there / "records").rglob("*.jsonl"):
+        if session not in file.read_text():
+            file.unlink()
+    (there / "index.sqlite").unlink(missing_ok=True)
+    assert main(command) == 1
+    assert "test_it[site:part]: verdict: recorded regressed, now new\n" in capsys.readouterr().out
+    assert main(["records", "rejudge", "nobody's", "--state-dir", str(there)]) == 2
