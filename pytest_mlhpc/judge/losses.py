@@ -43,21 +43,25 @@ UNHEARD = 20.0
 BACK = 3
 
 
+#: Standard errors that noise alone reaches once a month among 600 series (``python -m benchmarks verdicts``).
+_OF_600 = 5.0
+
+
 @dataclass(frozen=True)
 class LossLimits:
     """``matters`` is the smallest loss that fails a test (share of the level), ``score`` its least certainty (standard errors)."""
 
     matters: float = 0.05
-    score: float = 4.5
+    score: float = _OF_600
 
 
 def limits_for(series: float, matters: float) -> LossLimits:
     """Return the limits for a site that judges so many series for each false loss a month that it accepts.
 
     On 17,220 nights of 82 series of public records that did not change, a score of 4 was reached falsely twice, 4.5 once, 5
-    never; each decade of series asks for one more.
+    never; whole sites of 600 such series showed five false losses a month at 4.5. Each decade of series asks for one more.
     """
-    return LossLimits(matters, max(3.5, 4.5 + math.log10(max(series, 1.0) / 600)))
+    return LossLimits(matters, max(3.5, _OF_600 + math.log10(max(series, 1.0) / 600)))
 
 
 @dataclass(frozen=True)
@@ -98,9 +102,9 @@ def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: Los
 def chance_a_month(series: float, score: float) -> float:
     """Return how many losses of that certainty noise alone shows in a month among so many series: the inverse of :func:`limits_for`.
 
-    No score beyond 6 is believed: that is one decade farther than the noise of the records goes.
+    No score beyond 6.5 is believed: that is more than one decade farther than the noise of the records goes.
     """
-    return series / 600 * math.pow(10.0, 4.5 - min(score, 6.0))
+    return series / 600 * math.pow(10.0, _OF_600 - min(score, 6.5))
 
 
 def incident_losses(

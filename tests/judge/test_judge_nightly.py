@@ -132,8 +132,10 @@ def test_a_large_loss_that_no_re_run_confirms_is_suspect(options, verdict, words
     assert words in judgement.metrics[0].reason
 
 
-def test_without_re_runs_two_nights_of_a_certain_loss_fail():
-    assert judged(80.0, history=[*quiet(), Attempts(80.0)], reruns_allowed=0).verdict is Verdict.REGRESSED
+@pytest.mark.parametrize(("before", "verdict"), [(1, Verdict.SUSPECT), (2, Verdict.REGRESSED)])
+def test_without_re_runs_the_third_night_of_a_loss_is_certain(before, verdict):
+    history = [*quiet(), *[Attempts(80.0)] * before]
+    assert judged(80.0, history=history, reruns_allowed=0).verdict is verdict
 
 
 def test_a_baseline_that_was_one_lucky_run_fails_nothing():

@@ -18,7 +18,7 @@ from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 TRAINING = [workload for workload in WORKLOADS if workload.module and not workload.probe]
 TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": (list, tuple), "mapping": dict,
-         "size": int, "sizes": list, "words": (list, tuple)}  # fmt: skip
+         "size": int, "sizes": list, "words": (list, tuple), "sanity": (list, tuple)}  # fmt: skip
 SHARED = {
     "global_batch",
     "precision",
