@@ -15,7 +15,7 @@ SCRIPTS = {
     "plugin_load": "Loading the plug-in",
     "command_jobs": "What a trivial test costs",
     "slots": "48 one-second jobs in 16 slots",
-    "start": "From the start of a rank to its first step",
+    "start": "A short run beyond its own steps",
     "busy": "Trainings beside other work",
     "measuring_cost": "What measuring costs",
     "loop_against_plain": "Our loop against the plainest correct loop",

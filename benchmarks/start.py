@@ -1,44 +1,150 @@
-"""How long a rank takes from its start to its first step, with torch's compiler front end and without it, in turns.
+"""What a short run costs beyond its own steps: a rank that a warm process forks against one that imports torch itself.
 
-Both sides are interpreters of their own that import torch, make an optimizer and train one step of a small layer.
+Both go the way of every run on `local`, in turns, so that whatever else the machine does meets both. A run is submitted when the
+one before has ended. Its own steps are the warm-up and the timed window; what is left is processes, imports, calibration, making
+model and data, and the way of the result. The same runs, on one thread, tell whether their figures agree: by the processor time of a step,
+which other programs disturb least, and by the largest memory.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import secrets
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from benchmarks.report import Row
+from pytest_mlhpc.jobs.provisioner import AllocationEnded, LineArrived
+from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
+from pytest_mlhpc.node.protocol.schema import Measurement, from_json
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
+from pytest_mlhpc.provision import payload
+from pytest_mlhpc.provision.local import LocalProvisioner
 
-ROUNDS = 7
+ROOT = Path(__file__).parents[1]
 
-PROGRAM = """
-import torch
-from pytest_mlhpc.node.worker import main as rank
-{install}
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-model(torch.ones(2, 4)).sum().backward()
-optimizer.step()
-"""
+#: Pairs of runs of each workload, and the steps of a run: enough for a fastest tenth.
+PAIRS = int(os.environ.get("MLHPC_BENCHMARK_PAIRS", "8"))
+NAMES = ("cosmoflow", "deepcam", "language_model", "resnet50")
+STEPS, WARM_UP = 20, 2
+
+#: How far the figures of the two may be apart: beyond that a workload's ranks are not forked.
+EQUAL = 0.01
+
+
+@dataclass
+class Side:
+    """What the runs of one side took beyond their steps (s), processor time of a step (s), largest memory (B)."""
+
+    beyond: list[float] = field(default_factory=list)
+    step: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
 
 
 def run() -> list[Row]:
-    """Return the medians of both and their ratio."""
-    sides = {"with": PROGRAM.format(install=""), "without": PROGRAM.format(install="rank.install({})")}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(ROUNDS):
-        for name, text in sides.items():
-            began = time.perf_counter()
-            subprocess.run([sys.executable, "-c", text], check=True)
-            seconds[name].append(time.perf_counter() - began)
-    with_it, without = (statistics.median(values) for values in seconds.values())
-    return [
-        Row(
-            "first step of a rank, torch's compiler imported by the optimizer", "-", f"{with_it:.2f} s", None
-        ),
-        Row("... with the stand-in of runs that compile nothing", "-", f"{without:.2f} s", None),
-        Row("ratio", "<= 0.6", f"{without / with_it:.2f}", without / with_it <= 0.6),
-    ]
+    """Return what a run costs on either side, whether figures agree, and what `make bench` takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {name: _turns(Path(folder), name) for name in NAMES}
+    rows = []
+    for name, (warm, fresh) in sides.items():
+        there, here = statistics.median(warm.beyond), statistics.median(fresh.beyond)
+        rows.append(Row(f"{name}, smoke: a run beyond its own steps, fresh", "-", f"{here:.2f} s", None))
+        rows.append(Row("... forked", "<= 0.5 s", f"{there:.2f} s", there <= 0.5))
+        rows.append(Row("... ratio", "-", f"{there / here:.2f}", None))
+        for what, one, other in (
+            ("processor time of a step", warm.step, fresh.step),
+            ("largest memory", warm.memory, fresh.memory),
+        ):
+            apart = statistics.median(one) / statistics.median(other) - 1.0
+            rows.append(
+                Row(f"... {what}, forked against fresh", "+-1 %", f"{apart:+.2%}", abs(apart) <= EQUAL)
+            )
+    return [*rows, _bench()]
+
+
+def _turns(folder: Path, name: str) -> tuple[Side, Side]:
+    """Run a workload *PAIRS* times on either side, and once before that nobody counts; return (forked, fresh)."""
+    sides = (Side(), Side())
+    state = folder / f"state-{name}"
+    built = payload.build(state)
+    local = LocalProvisioner(state_dir=state, session_id=uuid.uuid4().hex)
+    try:
+        _once(local, state, built.sha256, name, Side(), warm=True)
+        for turn, warm in itertools.product(range(PAIRS), (True, False)):
+            is_warm = warm is (turn % 2 == 0)  # each side is as often the first of a pair
+            _once(local, state, built.sha256, name, sides[0 if is_warm else 1], warm=is_warm)
+    finally:
+        local.close()
+    return sides
+
+
+def _once(local: LocalProvisioner, state: Path, sha256: str, name: str, side: Side, *, warm: bool) -> None:
+    plan = _plan(state, sha256, name, warm=warm)
+    began = time.perf_counter()
+    handle = local.submit(plan)
+    measured, ended = None, False
+    while not ended:
+        for event in local.events([handle], 60.0):
+            if isinstance(event, LineArrived) and event.message.kind == "measurement":
+                measured = from_json(Measurement, event.message.body)
+            if isinstance(event, LineArrived) and event.message.kind == "failed":
+                raise RuntimeError(json.dumps(dict(event.message.body)))
+            ended = ended or isinstance(event, AllocationEnded)
+    if measured is None:
+        raise RuntimeError(f"{name} measured nothing")
+    values = {one.name: one.value for one in measured.metrics}
+    own = values["epoch_time"] + values["warmup_time"]
+    if measured.environment["interpreter"] != ("warm" if warm else "fresh"):
+        raise RuntimeError(f"the rank of {name} was {measured.environment['interpreter']}")
+    side.beyond.append(time.perf_counter() - began - own)
+    side.step.append(measured.contention["own_cores"] * values["epoch_time"] / measured.steps)
+    side.memory.append(values["peak_memory"])
+
+
+def _plan(state: Path, sha256: str, name: str, *, warm: bool) -> Plan:
+    workload = next(one for one in WORKLOADS if one.name == name)
+    run = RunPlan(
+        run_id=uuid.uuid4().hex,
+        nonce=secrets.token_hex(8),
+        secret=secrets.token_hex(16),
+        attempt=0,
+        workload=name,
+        parameters=parameters_of(workload, "smoke"),
+        nodes=1,
+        ranks=1,
+        cores_per_rank=1,
+        device_type="cpu",
+        launcher="plain",
+        time_limit_s=600.0,
+        steps=STEPS,
+        warmup_steps=WARM_UP,
+        python=sys.executable,
+        calibrate=True,
+        warm=warm,
+    )
+    allocation = uuid.uuid4().hex
+    return Plan(allocation, sha256, str(state / "runs" / allocation), 1, 1200.0, (run,))
+
+
+def _bench() -> Row:
+    """Return the time of `make bench` once everything is installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "suites/", "--system", "local", "-q", "-p", "no:cacheprovider"],
+            cwd=ROOT,
+            env={**os.environ, "MLHPC_STATE": f"{folder}/state"},
+            check=True,
+            capture_output=True,
+        )
+        took = time.monotonic() - began
+    return Row("`make bench`, installed", "<= 40 s", f"{took:.0f} s", took <= 40.0)

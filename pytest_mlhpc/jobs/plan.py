@@ -28,6 +28,9 @@ from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, Origin, Re
 from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
 from pytest_mlhpc.store.record import RecordedVetting
 
+#: Accelerators whose ranks may be forked: a driver must not have been initialised before, of the others nobody has tried.
+WARM = frozenset({"cpu", "cuda"})
+
 
 def plan_of(
     specs: Sequence[tuple[JobSpec, int]],
@@ -119,7 +122,23 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
         cache=spec.cache,
         calibrate=partition.scheduler == "local" and spec.exclusive,
         cwd=spec.cwd,
+        warm=may_be_warm(spec),
     )
+
+
+def may_be_warm(spec: JobSpec) -> bool:
+    """Return whether the only rank of *spec* may be forked by a process that has imported torch (``node/batch/warm.py``).
+
+    Runs of the reference preset take so long that an import is nothing. A rank that is bound to cores chooses them before it
+    imports torch, and one that compiles imports torch's compiler.
+    """
+    partition = spec.target.partition
+    short = spec.preset != "reference" or spec.data == NO_DATA
+    alone = (
+        spec.ranks == 1 and spec.launcher == "plain" and spec.workload != "command" and not spec.about_nodes
+    )
+    plain = not any(spec.parameters.get(name) for name in ("binding", "compile"))
+    return partition.scheduler == "local" and partition.accelerator in WARM and short and alone and plain
 
 
 def _device_ids(spec: JobSpec) -> tuple[str, ...]:

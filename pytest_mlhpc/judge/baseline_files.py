@@ -85,8 +85,8 @@ def series_of(spec: JobSpec, metric: str) -> SeriesKey:
     )
 
 
-#: Parts of a run's environment that say where and of which commit, not which software.
-PLACE = frozenset({"host", "commit", "commit_changed"})
+#: Parts of a run's environment that say where, of which commit and by a rank started how, not which software.
+PLACE = frozenset({"host", "commit", "commit_changed", "interpreter"})
 
 
 def environment_digest(environment: Mapping[str, str]) -> str:

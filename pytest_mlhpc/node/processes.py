@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
 
 #: ``prctl`` option that has the kernel send a signal when the thread that made this process ends (linux/prctl.h).
 PR_SET_PDEATHSIG = 1
@@ -205,8 +205,10 @@ def exit_code_of_foreign(pid: int) -> Optional[int]:
     return exit_code(int(fields[49]))
 
 
-def end_descendants(root: int, grace_s: float, wakeup: int) -> Tuple[Dict[int, int], List[int]]:
-    """End everything below *root*: SIGTERM, and after *grace_s* seconds SIGKILL.
+def end_descendants(
+    root: int, grace_s: float, wakeup: int, spared: Collection[int] = ()
+) -> Tuple[Dict[int, int], List[int]]:
+    """End everything below *root* but the *spared* processes: SIGTERM, and after *grace_s* seconds SIGKILL.
 
     *wakeup* is a descriptor that becomes readable when a child ends. Returns the exit codes of our own children, and
     the pids that not even SIGKILL ended within ``KILL_LIMIT_S``.
@@ -216,7 +218,7 @@ def end_descendants(root: int, grace_s: float, wakeup: int) -> Tuple[Dict[int, i
     signalled: Dict[int, int] = {}
     while True:
         ended.update(reap())
-        left = descendants(root)
+        left = [pid for pid in descendants(root) if pid not in spared]
         passed = time.monotonic() - start
         if not left or passed > grace_s + KILL_LIMIT_S:
             ended.update(reap())  # what ended between the two looks

@@ -25,11 +25,21 @@ from pytest_mlhpc.node.run_files import stage
 from pytest_mlhpc.provision import guardian
 from pytest_mlhpc.provision.conversation import result_message, run_message
 from pytest_mlhpc.provision.device_lock import MachineLock
-from pytest_mlhpc.provision.local_process import CommandProcess, LocalProcess, start_batch, start_command
+from pytest_mlhpc.provision.local_process import (
+    BatchProcess,
+    CommandProcess,
+    LocalProcess,
+    RunningBatch,
+    start_batch,
+    start_command,
+)
 from pytest_mlhpc.provision.payload import cannot_write, make_directory, payload_path, write_private
 
 #: Interval between tries of a lock that another session holds, in seconds: flock(2) does not notify that it is free.
 LOCK_INTERVAL_S = 0.25
+
+#: Most batches that wait for a next plan: each has torch in its memory.
+MOST_WAITING = 2
 
 #: Interval between checks for a process's end on kernels without pidfd (before Linux 5.3), in seconds.
 EXIT_INTERVAL_S = 0.05
@@ -63,6 +73,7 @@ class LocalProvisioner:
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._waiting: collections.deque[_LocalAllocation] = collections.deque()
         self._running: dict[str, _LocalAllocation] = {}
+        self._batches: list[RunningBatch] = []  # that wait for a next plan, the one that did last at the end
         self._events: list[Event] = []
         self._guardian: subprocess.Popen[bytes] | None = None
         self._closed = False
@@ -165,6 +176,8 @@ class LocalProvisioner:
             allocation.lock.release()
         self._waiting.clear()
         self.cancel([allocation.handle for allocation in self._running.values()])
+        while self._batches:
+            self._batches.pop().end()
         if self._guardian is not None and self._guardian.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._guardian.stdin.close()
@@ -254,7 +267,9 @@ class LocalProvisioner:
             "MLHPC_RUN": run.run_id,
         }
         if len(plan.runs) > 1 or run.workload != "command" or run.launcher != "plain" or run.builds:
-            return start_batch(plan, environment, payload_path(self._state_dir, plan.payload_sha256))
+            return start_batch(
+                plan, environment, payload_path(self._state_dir, plan.payload_sha256), self._batches
+            )
         started = start_command(plan, environment)
         if isinstance(started, CommandProcess):
             return started
@@ -273,6 +288,8 @@ class LocalProvisioner:
             if not more:
                 self._selector.unregister(fd)
                 allocation.watched.remove(fd)
+            if isinstance(process, BatchProcess) and process.waits:
+                self._end(allocation, process)
         elif process.has_ended():
             self._end(allocation, process)
 
@@ -309,6 +326,10 @@ class LocalProvisioner:
         allocation.watched.clear()
         if allocation.process is not None:
             allocation.process.close()
+        if isinstance(allocation.process, BatchProcess) and allocation.process.waits:
+            self._batches.append(allocation.process.waits)
+            if len(self._batches) > MOST_WAITING:
+                self._batches.pop(0).end()
         allocation.lock.release()
         self._running.pop(allocation.handle.id, None)
 

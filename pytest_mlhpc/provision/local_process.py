@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError, ProtocolError, ProvisionError, RunFailure
@@ -65,6 +67,8 @@ class LocalProcess:
 
     def __init__(self, plan: Plan, process: subprocess.Popen[bytes], time_limit_s: float) -> None:
         self.plan = plan
+        self.cookie = plan.allocation_id  #: what its processes carry in MLHPC_ALLOCATION
+        self.signalled = False
         self.error: MlhpcError | None = None
         self.deadline = time.monotonic() + time_limit_s
         self._process = process
@@ -125,7 +129,7 @@ class LocalProcess:
             if last > self.pid:
                 names = os.listdir("/proc")  # noqa: PTH208 - names alone, for every program
                 candidates = [int(name) for name in names if name.isdigit() and int(name) > self.pid]
-        end_processes("MLHPC_ALLOCATION", self.plan.allocation_id, 0.5, candidates)
+        end_processes("MLHPC_ALLOCATION", self.cookie, 0.5, candidates)
 
     def on_deadline(self) -> None:
         """End the process after its deadline: SIGTERM first, SIGKILL after the grace time."""
@@ -141,6 +145,7 @@ class LocalProcess:
         """Send a signal to the process group, unless the process was reaped and its id may be another's."""
         if self._process.returncode is not None:
             return
+        self.signalled = True
         # Gone, or set-uid: end_processes() follows.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
@@ -149,9 +154,7 @@ class LocalProcess:
         """End all processes of this allocation; returns when none is left."""
         if not self.has_ended():
             self.send_signal(signal.SIGTERM)
-        end_processes(
-            "MLHPC_ALLOCATION", self.plan.allocation_id, self.grace_s if grace_s is None else grace_s
-        )
+        end_processes("MLHPC_ALLOCATION", self.cookie, self.grace_s if grace_s is None else grace_s)
         if not self.has_ended():
             self.send_signal(signal.SIGKILL)
             self._process.wait()
@@ -162,19 +165,94 @@ class LocalProcess:
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
+        self._close_pidfd()
+
+    def _close_pidfd(self) -> None:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
 
 
-class BatchProcess(LocalProcess):
-    """A batch: its standard output is worker lines; it ends when its standard input closes."""
+#: Variables that differ between plans of one environment.
+OF_PLAN = frozenset({"MLHPC_ALLOCATION", "MLHPC_RUN", "PYTEST_CURRENT_TEST"})
 
-    def __init__(self, plan: Plan, process: subprocess.Popen[bytes], log: Path, sockets: str) -> None:
-        super().__init__(plan, process, plan.time_limit_s)
-        self._sockets = sockets
+
+@dataclass(frozen=True)
+class RunningBatch:
+    """A batch that has done all runs of its plan and waits for the next one; what it imported serves that one, too.
+
+    ``environment`` is all that it was started with, but for what differs between plans. ``allocation`` is its first one,
+    whose id its processes carry.
+    """
+
+    process: subprocess.Popen[bytes]
+    python: str
+    environment: Mapping[str, str]
+    cores: frozenset[int]
+    allocation: str
+    sockets: str
+    started: float = field(default_factory=time.monotonic)
+
+    def serves(self, python: str, environment: Mapping[str, str]) -> bool:
+        """Return whether a plan with *environment* may be given to it: it lives, and would be started the same way."""
+        same = (self.python, self.environment) == (python, without_ids(environment))
+        silent = self.process.stdout is not None and not select.select([self.process.stdout], [], [], 0)[0]
+        return same and self.cores == os.sched_getaffinity(0) and silent and self.process.poll() is None
+
+    def give(self, plan: Plan) -> bool:
+        """Let it do the runs of *plan*; return False if it is gone."""
+        path = Path(plan.directory) / "plan.json"
+        if self.process.stdin is None or b"\n" in os.fsencode(path):
+            return False
+        try:
+            self.process.stdin.write(os.fsencode(path) + b"\n")
+            self.process.stdin.flush()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def end(self) -> None:
+        """End it and all its processes, and remove its socket folder."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(GRACE_S)
+        end_processes("MLHPC_ALLOCATION", self.allocation, 0.5)
+        self.process.wait()
+        remove_socket_folder(self.sockets)
+
+
+def without_ids(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are the same for all plans of one environment."""
+    return {name: text for name, text in environment.items() if name not in OF_PLAN}
+
+
+class BatchProcess(LocalProcess):
+    """A batch: its standard output is worker lines; it ends when its standard input closes.
+
+    Where all its runs are warm (``node/batch/warm.py``) it does further plans instead of ending.
+    """
+
+    def __init__(self, plan: Plan, batch: RunningBatch, log: Path) -> None:
+        super().__init__(plan, batch.process, plan.time_limit_s)
+        self.cookie, self._started = batch.allocation, batch.started
+        self._batch = batch
         self._log = log
         self._conversation = Conversation(plan, log)
+
+    @property
+    def waits(self) -> RunningBatch | None:
+        """The batch, where it has done all runs as it should and waits for the next plan."""
+        conversation = self._conversation
+        done = conversation.complete and not conversation.mismatch and self.error is None
+        alive = not self.signalled and not self.has_ended()
+        return self._batch if stays(self.plan) and done and alive else None
+
+    def finish(self) -> list[Message]:
+        """Do as for any process, or nothing where the batch goes on: it has ended all processes of its runs."""
+        return [] if self.waits else super().finish()
 
     def take(self, data: bytes) -> list[Message]:
         """Decode worker lines; end a batch whose protocol or payload does not match."""
@@ -191,9 +269,12 @@ class BatchProcess(LocalProcess):
         super().on_deadline()
 
     def close(self) -> None:
-        """Close descriptors and remove the socket folder, which a killed batch leaves."""
-        super().close()
-        remove_socket_folder(self._sockets)
+        """Close descriptors and remove the socket folder, which a killed batch leaves; a batch that goes on keeps its own."""
+        if self.waits is None:
+            super().close()
+            remove_socket_folder(self._batch.sockets)
+        else:
+            self._close_pidfd()
 
     def final_messages(self, code: int) -> Iterator[Message]:
         """Return faults of an unfinished conversation; sets ``error`` where runs have not ended."""
@@ -213,8 +294,15 @@ class BatchProcess(LocalProcess):
         self.error = ProtocolError("protocol_mismatch" if "protocol_mismatch" in tail else outcome, text)
 
 
-def start_batch(plan: Plan, environment: Mapping[str, str], payload: Path) -> BatchProcess:
-    """Start a batch for *plan* from the zip *payload*.
+def stays(plan: Plan) -> bool:
+    """Return whether the batch of *plan* does further plans: a process that it has made ready for its ranks is worth that."""
+    return plan.vetting is None and all(run.warm and not run.builds for run in plan.runs)
+
+
+def start_batch(
+    plan: Plan, environment: Mapping[str, str], payload: Path, waiting: list[RunningBatch]
+) -> BatchProcess:
+    """Start a batch for *plan* from the zip *payload*, or take one from those that are *waiting*.
 
     Raises:
         ProvisionError: ``launch_failed``, ``disk_full``, ``not_writable``, or ``unsafe_directory``: another user could have
@@ -229,23 +317,34 @@ def start_batch(plan: Plan, environment: Mapping[str, str], payload: Path) -> Ba
     except OSError as error:
         raise ProvisionError(outcome_of(error, "launch_failed"), no_room(error, payload)) from error
     path = os.pathsep.join(filter(None, (str(payload), environment.get("PYTHONPATH"))))
+    environment = {**environment, "PYTHONPATH": path}
     log = directory / "batch.log"
-    argv = [python, "-m", "pytest_mlhpc.node.batch.main", str(directory / "plan.json")]
+    if stays(plan):
+        for batch in [one for one in waiting if one.serves(python, environment)]:
+            waiting.remove(batch)
+            if batch.give(plan):
+                return BatchProcess(plan, batch, log)
+            batch.end()
     try:
         sockets = tempfile.mkdtemp(prefix=socket_prefix(environment["MLHPC_SESSION"]), dir=socket_base())
     except OSError as error:
         raise ProvisionError(unwritten(error), no_room(error, Path(socket_base()))) from error
-    environment = {**environment, "PYTHONPATH": path, "MLHPC_SOCKETS": sockets}
+    more = ["--more"] if stays(plan) else []
+    argv = [python, "-m", "pytest_mlhpc.node.batch.main", *more, str(directory / "plan.json")]
     try:
         with os.fdopen(open_private(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             # Started in the plan's directory: python -m looks there before it looks into the payload.
-            process = popen(argv, environment, plan.directory, log=file.fileno())
+            process = popen(
+                argv, {**environment, "MLHPC_SOCKETS": sockets}, plan.directory, log=file.fileno()
+            )
     except OSError as error:
         remove_socket_folder(sockets)
         if error.filename == str(log):
             raise ProvisionError(unwritten(error), no_room(error, log)) from error
         raise ProvisionError("launch_failed", f"cannot start {python!r}: {error.strerror}") from error
-    return BatchProcess(plan, process, log, sockets)
+    cores = frozenset(os.sched_getaffinity(0))
+    common = without_ids(environment)
+    return BatchProcess(plan, RunningBatch(process, python, common, cores, plan.allocation_id, sockets), log)
 
 
 class CommandProcess(LocalProcess):

@@ -106,6 +106,35 @@ def test_a_collective_without_devices_has_no_such_parameter_and_reads_no_data(de
 
 
 @pytest.mark.parametrize(
+    ("workload", "fields", "may"),
+    [
+        ("cosmoflow", {}, True),
+        ("cosmoflow", {"preset": "reference"}, False),  # an import is nothing of such a run
+        ("cosmoflow", {"devices_per_node": 2}, False),  # torchrun starts several ranks
+        ("cosmoflow", {"compile": "default"}, False),  # its rank imports the compiler
+        ("cosmoflow", {"binding": "cores"}, False),  # its rank chooses cores before it imports torch
+        ("storage", {"preset": "reference"}, True),  # a probe is short in each preset
+    ],
+)
+def test_ranks_of_short_runs_may_be_forked(declare, workload, fields, may):
+    assert run_plan(on(declare(workload, **fields), "local", "cpu"), 0).warm is may
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "accelerator", "may"),
+    [("local", "cpu", True), ("local", "cuda", True), ("local", "rocm", False), ("slurm", "cpu", False)],
+)
+def test_ranks_are_forked_only_where_that_was_tried(declare, scheduler, accelerator, may):
+    assert run_plan(on(declare("cosmoflow"), scheduler, accelerator), 0).warm is may
+
+
+def on(spec, scheduler, accelerator):
+    """Return *spec* on a partition of this scheduler and accelerator."""
+    partition = replace(spec.target.partition, scheduler=scheduler, accelerator=accelerator)
+    return replace(spec, target=replace(spec.target, partition=partition))
+
+
+@pytest.mark.parametrize(
     ("cwd", "folder"),
     [(None, None), (".", "/suites/a"), ("../data", "/suites/data"), ("/scratch", "/scratch")],
 )

@@ -1,7 +1,9 @@
-"""The batch: ``python -m pytest_mlhpc.node.batch.main [--lines FOLDER] PLAN`` does all runs of one plan.
+"""The batch: ``python -m pytest_mlhpc.node.batch.main [--lines FOLDER | --more] PLAN`` does all runs of one plan.
 
 Without ``--lines`` it serves this node alone: worker lines go to standard output, and standard input is the lifeline:
-when it closes, or on SIGTERM, everything ends at once. With ``--lines`` it is the first node's part of a Slurm job: lines
+when it closes, or on SIGTERM, everything ends at once. With ``--more`` the controller may send the paths of further plans there, a line
+each, once all runs of the plan before have ended: what was imported for the runs of one serves those of the next
+(``node/batch/warm.py``). With ``--lines`` it is the first node's part of a Slurm job: lines
 go to files in FOLDER (``node/batch/output.py``), ranks may be on all nodes of the job, and nobody holds a pipe. Everything else
 goes to standard error.
 
@@ -12,12 +14,14 @@ the nodes cannot be found out; 74: lines cannot be written; 75: Slurm started th
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Tuple, Union
 
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.batch import output
@@ -25,9 +29,13 @@ from pytest_mlhpc.node.batch.output import CannotWrite, ControllerLost, Lines, R
 from pytest_mlhpc.node.batch.runs import Site, do_run
 from pytest_mlhpc.node.batch.test_nodes import hold
 from pytest_mlhpc.node.batch.vetting import vet
-from pytest_mlhpc.node.files import EXIT_UNSAFE, UnsafeDirectoryError
-from pytest_mlhpc.node.processes import EXIT_TERMINATED, become_subreaper, raise_file_limit, say
+from pytest_mlhpc.node.batch.warm import WarmRanks
+from pytest_mlhpc.node.files import EXIT_UNSAFE, UnsafeDirectoryError, open_private
+from pytest_mlhpc.node.processes import EXIT_TERMINATED, become_subreaper, raise_file_limit, reap, say
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED, Plan, read_plan
+
+#: The log of a batch, in the folder of its plan.
+LOG = "batch.log"
 
 EXIT_PLAN = 2
 EXIT_BUG = (
@@ -61,18 +69,14 @@ class BatchSignals:
 
 def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> int:
     """Do all runs of the plan and return the exit code."""
-    folder, path = _arguments(arguments)
+    more = arguments[:1] == ["--more"]
+    folder, path = _arguments(arguments[more:])
     if path is None:
-        say("usage: python -m pytest_mlhpc.node.batch.main [--lines FOLDER] PLAN")
+        say("usage: python -m pytest_mlhpc.node.batch.main [--lines FOLDER | --more] PLAN")
         return EXIT_PLAN
-    try:
-        plan = read_plan(path)
-    except UnsafeDirectoryError as error:
-        say(f"{error.filename}: {error.strerror}")
-        return EXIT_UNSAFE
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        say(f"the plan {path} cannot be used: {error}")
-        return EXIT_PLAN
+    plan = _plan(path)
+    if isinstance(plan, int):
+        return plan
     signals = BatchSignals()
     raise_file_limit(max((run.ranks for run in plan.runs), default=1))
     problem = become_subreaper()
@@ -81,8 +85,76 @@ def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> i
     if folder is None:
         relay = Relay(os.dup(1))
         os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
-        return do_all(plan, path, relay, signals, Site((os.uname().nodename,), os.uname().nodename))
+        with contextlib.closing(WarmRanks()) as warm:
+            site = Site((os.uname().nodename,), os.uname().nodename, warm=None if problem else warm)
+            code = do_all(plan, path, relay, signals, site)
+            return do_more(relay.fd, signals, site) if more and code == 0 else code
     return in_job(plan, path, folder, signals, os.environ if environ is None else environ)
+
+
+def do_more(output: int, signals: BatchSignals, site: Site) -> int:
+    """Do further plans, whose paths come on standard input, until that closes or a signal says to end; return the exit code.
+
+    Each is done as the first one was: in its folder, with a log of its own there.
+    """
+    waiting = bytearray()
+    while True:
+        while b"\n" not in waiting:
+            ready = select.select([0, signals.wakeup], [], [])[0]
+            if signals.wakeup in ready:
+                _drain(signals, site)
+            if signals.stop():
+                return EXIT_TERMINATED
+            if 0 in ready:
+                data = os.read(0, 1 << 16)
+                if not data:
+                    return 0
+                waiting += data
+        line, _, waiting = waiting.partition(b"\n")
+        path = Path(os.fsdecode(bytes(line)))
+        try:
+            _move_to(path.parent)
+        except OSError as error:
+            say(f"cannot begin in {path.parent}: {error.strerror}")
+            return EXIT_CANNOT_WRITE
+        plan = _plan(path)
+        code = plan if isinstance(plan, int) else do_all(plan, path, Relay(output), signals, site)
+        if code:
+            return code
+
+
+def _move_to(folder: Path) -> None:
+    """Make *folder* the working directory, and write what is printed to a log there.
+
+    Raises:
+        OSError: it is gone, or the log cannot be made or is not this user's alone.
+    """
+    os.chdir(folder)
+    log = open_private(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+
+
+def _drain(signals: BatchSignals, site: Site) -> None:
+    """Take the signals that have come, and the exits of children while no run is under way."""
+    with contextlib.suppress(BlockingIOError):
+        os.read(signals.wakeup, 4096)
+    ended = reap()
+    if site.warm is not None:
+        site.warm.note_exits(ended)
+
+
+def _plan(path: Path) -> Union[Plan, int]:
+    """Return the plan, or the exit code where it cannot be used."""
+    try:
+        return read_plan(path)
+    except UnsafeDirectoryError as error:
+        say(f"{error.filename}: {error.strerror}")
+        return EXIT_UNSAFE
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        say(f"the plan {path} cannot be used: {error}")
+        return EXIT_PLAN
 
 
 def in_job(plan: Plan, path: Path, folder: Path, signals: BatchSignals, environ: Mapping[str, str]) -> int:

@@ -265,10 +265,10 @@ class Lines(Protocol):
 
 
 class Relay:
-    """Numbers and writes worker lines. Blocks while the controller is slow to read."""
+    """Numbers the worker lines of one plan and writes them to *fd*. Blocks while the controller is slow to read."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self.fd = fd
         self._seq = 0
 
     def send(self, run: RunPlan, kind: str, body: Mapping[str, Any]) -> None:
@@ -280,7 +280,7 @@ class Relay:
         """
         for line in encode(Message(run.run_id, run.nonce, kind, body), self._seq):
             try:
-                count = os.write(self._fd, line)
+                count = os.write(self.fd, line)
             except BrokenPipeError as error:
                 raise ControllerLost from error
             except OSError as error:

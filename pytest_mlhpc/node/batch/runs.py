@@ -22,9 +22,10 @@ from pytest_mlhpc.node.batch.pod_stream import ARTIFACTS
 from pytest_mlhpc.node.batch.ranks import RankBook
 from pytest_mlhpc.node.batch.server import RankServer, RemoteServer
 from pytest_mlhpc.node.batch.supervise import Server, Supervisor
+from pytest_mlhpc.node.batch.warm import WarmRanks
 from pytest_mlhpc.node.cores import on_node, waiting_variables
 from pytest_mlhpc.node.files import make_private, own_folder, unwritten
-from pytest_mlhpc.node.launch import module_of, step
+from pytest_mlhpc.node.launch import module_of, step, torchrun
 from pytest_mlhpc.node.processes import CappedLog, GrowthWatch, describe_exit, job_counters, say
 from pytest_mlhpc.node.protocol.channel import running_payload
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, BuildPlan, Plan, RunPlan
@@ -167,6 +168,7 @@ class Site:
     hub: str = ""
     address: str = ""
     pod: bool = False  #: the memory limit is this container's, and the kernel tells of it here
+    warm: Optional[WarmRanks] = None  #: what forks ranks of short runs
 
     def direct(self, run: RunPlan) -> bool:
         """Return whether the run's processes are all on this node, started by ourselves and not by Slurm."""
@@ -225,7 +227,9 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: EndSigna
         book = RankBook(run, () if site.direct(run) else good)
         book.started = started
         book.memory = memory_watch(site)
-        supervisor = Supervisor(book, directory, relay, signals.wakeup, signals.stop, lifeline=site.lifeline)
+        supervisor = Supervisor(
+            book, directory, relay, signals.wakeup, signals.stop, lifeline=site.lifeline, warm=site.warm
+        )
         execute(supervisor, run, path, site)
         started = book.started
         if not (book.trouble and book.trouble.again) or start == STARTS:
@@ -254,7 +258,9 @@ def prepare(
     """
 
     def supervise(book: RankBook, folder: Path, relay: Lines) -> Supervisor:
-        return Supervisor(book, folder, relay, signals.wakeup, signals.stop, lifeline=site.lifeline)
+        return Supervisor(
+            book, folder, relay, signals.wakeup, signals.stop, lifeline=site.lifeline, warm=site.warm
+        )
 
     root = builds_folder(plan, pod=site.pod)
     return build_all(plan, run, root, supervise, lambda one, alone: execute(one, alone, path, site))
@@ -300,7 +306,7 @@ def execute(supervisor: Supervisor, run: RunPlan, path: Path, site: Site) -> Non
         except (ImportError, AttributeError, ValueError, OSError, nodes.NodesUnknown) as error:
             book.fail("launch_failed", f"launcher {run.launcher!r}: {error}")
             return
-        book.agents = "pytest_mlhpc.node.worker.elastic" in argv
+        book.agents = torchrun.AGENT in argv
         behind = run.launcher != "plain" or not site.direct(run)
         try:
             supervisor.execute(argv, environment, server, behind=behind)

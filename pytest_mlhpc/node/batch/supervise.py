@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 from pytest_mlhpc.node.batch.output import ControllerLost, Lines, RunLogs
 from pytest_mlhpc.node.batch.ranks import LAUNCHER, LauncherOutput, RankBook
 from pytest_mlhpc.node.batch.server import RankConnection, RankMessage, RankServer, RemoteServer, open_pidfd
+from pytest_mlhpc.node.batch.warm import ForkedRank, WarmRanks
 from pytest_mlhpc.node.processes import MOST_STRANGERS, end_descendants, exit_code_of_foreign, reap
 
 #: Time between SIGTERM and SIGKILL, in seconds.
@@ -42,7 +43,8 @@ class Supervisor:
     """Runs one run's processes to their end; ``book`` knows what came of it.
 
     *wakeup* is readable when a child ended or a signal came, standard input when the controller is gone (unless there is
-    no such *lifeline*), and *stop* tells whether a signal asked the batch to end.
+    no such *lifeline*), and *stop* tells whether a signal asked the batch to end. *warm* forks the only rank of a run that may be warm, and
+    outlives each run.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Supervisor:
         stop: Callable[[], bool],
         *,
         lifeline: bool = True,
+        warm: Optional[WarmRanks] = None,
     ) -> None:
         self.book = book
         self.directory = directory
@@ -66,7 +69,9 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._pidfds: Dict[int, int] = {}  # rank -> pidfd
         self._connections: List[RankConnection] = []
-        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._process: Union[subprocess.Popen[bytes], ForkedRank, None] = None
+        self._warm = warm
+        self._early: Dict[int, int] = {}  # exits before the pid of a forked rank was known
 
     def execute(
         self, argv: List[str], environment: Mapping[str, str], server: Server, *, behind: bool
@@ -129,11 +134,15 @@ class Supervisor:
         if self.logs.open(self.logs.own) is None:
             return
         run = self.book.run
+        cwd = run.cwd if run.workload == "command" and run.cwd else str(self.directory)
+        process: Union[subprocess.Popen[bytes], ForkedRank, None] = None
         try:
-            process = subprocess.Popen(
+            if self._warm is not None and run.warm and self.logs.own != LAUNCHER and not run.wrapper:
+                process = self._warm.fork(run.python, environment, cwd)
+            process = process or subprocess.Popen(
                 argv,
                 env=dict(environment),
-                cwd=run.cwd if run.workload == "command" and run.cwd else str(self.directory),
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -148,6 +157,26 @@ class Supervisor:
             fd = process.stdout.fileno()
             os.set_blocking(fd, False)
             self._watch(fd, lambda: self._output(fd))
+        if self._warm is not None and self._warm.connection is not None and self._warm.asked is not None:
+            asked = self._warm.connection.fileno()
+            self._watch(asked, lambda: self._forked(self._warm, asked, argv, environment))
+
+    def _forked(
+        self, warm: Optional[WarmRanks], asked: int, argv: List[str], environment: Mapping[str, str]
+    ) -> None:
+        """Learn the pid of the rank that was to be forked; where there is none, start a rank as any other."""
+        why = None if warm is None else warm.answer()
+        if why == "":
+            return
+        self._selector.unregister(asked)
+        if why is None:
+            self._note_exits(self._early)
+            return
+        if self._process is not None and self._process.stdout is not None:
+            self._selector.unregister(self._process.stdout.fileno())
+            self._process.stdout.close()
+        self._process, self._warm = None, None
+        self._start(argv, environment)
 
     def _watch(self, fd: int, act: Callable[[], Any]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, act)
@@ -210,7 +239,11 @@ class Supervisor:
         self._note_exits(reap())
 
     def _note_exits(self, ended: Mapping[int, int]) -> None:
-        if self._process is not None and self._process.pid in ended:
+        if self._warm is not None:
+            self._warm.note_exits(ended)
+        if self._process is not None and self._process.pid == 0:
+            self._early.update(ended)
+        elif self._process is not None and self._process.pid in ended:
             self.launcher_exit = ended[self._process.pid]
             self._process.returncode = self.launcher_exit  # reaped here, not by Popen
         for rank in self.book.ranks.values():
@@ -304,7 +337,8 @@ class Supervisor:
             shown = self.logs.last_lines(self.logs.own, lines=1000, characters=1 << 16)
             code = self.launcher_exit or 0
             self.book.launcher_ended(code, shown, is_rank=not behind, words=self.words)
-        ended, stuck = end_descendants(os.getpid(), GRACE_S, self._wakeup)
+        spared = () if self._warm is None else self._warm.pids
+        ended, stuck = end_descendants(os.getpid(), GRACE_S, self._wakeup, spared)
         self._note_exits(ended)
         self._listen_to_all()
         self.book.settle()
@@ -329,6 +363,8 @@ class Supervisor:
 
     def _close(self) -> None:
         self._selector.close()
+        if self._warm is not None and self._warm.asked is not None:
+            self._warm.close()  # what it may still fork would be of a run that has ended
         for pidfd in self._pidfds.values():
             os.close(pidfd)
         for connection in self._connections:

@@ -117,7 +117,8 @@ class RunPlan:
     An ``exclusive`` run owns ``device_ids`` (empty, or on CPUs: the whole machine) while it lasts.
     ``nonce`` tells attempts apart and stands in all lines; ``secret`` is what processes of the run prove to know, and stands
     in no line. ``launcher_options`` are more words for the launcher's own command (srun, mpirun), ``wrapper`` those that go before
-    the interpreter or program, such as a container runtime with its options.
+    the interpreter or program, such as a container runtime with its options. A ``warm`` run has one rank, which may be forked by
+    a process that has imported torch (``node/batch/warm.py``).
     """
 
     run_id: str
@@ -153,6 +154,7 @@ class RunPlan:
     launcher_options: Tuple[str, ...] = ()
     wrapper: Tuple[str, ...] = ()
     secret: str = field(default="", repr=False)
+    warm: bool = False
 
     @property
     def started(self) -> int:

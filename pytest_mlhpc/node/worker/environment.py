@@ -54,6 +54,7 @@ def describe(
         "cpu_model": cpu_model(),
         "cores": str(_cores()),
         "glibc": " ".join(platform.libc_ver()).strip(),
+        "interpreter": "warm" if os.environ.get("MLHPC_FORKED") else "fresh",
         **device,
     }
     found.update(commit(Path(cwd) if cwd else Path.cwd()))

@@ -23,11 +23,16 @@ def write_plan(folder: Path, *runs: RunPlan, allocation: str = "alloc", **change
 
 
 def start(
-    folder: Path, *runs: RunPlan, lines: str = "", allocation: str = "alloc", **environ: str
+    folder: Path,
+    *runs: RunPlan,
+    lines: str = "",
+    more: bool = False,
+    allocation: str = "alloc",
+    **environ: str,
 ) -> subprocess.Popen:
-    """Start a batch. Without a folder for *lines* it has pipes, and standard input is its lifeline."""
+    """Start a batch. Without a folder for *lines* it has pipes, and standard input is its lifeline; *more* plans may come by it."""
     path = write_plan(folder, *runs, allocation=allocation)
-    options = ["--lines", str(folder / lines)] if lines else []
+    options = ["--lines", str(folder / lines)] if lines else ["--more"] if more else []
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     return subprocess.Popen(
         [sys.executable, "-m", "pytest_mlhpc.node.batch.main", *options, str(path)],

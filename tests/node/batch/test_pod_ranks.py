@@ -5,7 +5,7 @@ import sys
 import pytest
 from pods import run_plan
 
-from pytest_mlhpc.node.worker import elastic
+from pytest_mlhpc.node.launch import torchrun
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.prepare import goes_first
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
@@ -79,5 +79,5 @@ def test_ranks_that_share_a_disk_make_a_set_once(own_disk, first):
     ],
 )
 def test_an_agent_of_torchrun_has_its_pods_or_nodes_number_and_its_ranks_do_not_ask(environ, taken):
-    elastic.take_place(environ)
+    torchrun.take_place(environ)
     assert environ == taken

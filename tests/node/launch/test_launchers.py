@@ -114,7 +114,7 @@ def test_plain_on_another_node_is_a_step_of_one_task():
 def test_torchrun_on_several_pods_has_one_agent_a_pod_started_by_podrun():
     argv, environment = torchrun.launch(run_plan(ranks=4, nodes=2), ["a", "b"], PODS)
     assert argv[:7] == [sys.executable, "-m", "pytest_mlhpc.node.batch.podrun", "run-1", "2", "1", "--"]
-    assert argv[7:10] == ["/env/bin/python", "-m", "pytest_mlhpc.node.worker.elastic"]
+    assert argv[7:10] == ["/env/bin/python", "-m", "pytest_mlhpc.node.launch.torchrun"]
     assert {"--nnodes=2", "--nproc_per_node=2", "--master_addr=10.0.0.1", "--master_port=5"} <= set(argv)
     assert (environment["MLHPC_RANKS_FROM"], environment["OMP_NUM_THREADS"]) == ("pods", "3")
 

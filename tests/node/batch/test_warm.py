@@ -1,0 +1,274 @@
+"""Ranks that a warm process forks: they find what a fresh interpreter finds, whatever ranks before them did, and end as others do."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from batches import finish, messages, start, write_plan
+from pods import run_plan
+from running_suites import wait_for
+
+from pytest_mlhpc.node.batch import warm
+from pytest_mlhpc.node.processes import descendants, stat_fields
+
+pytestmark = pytest.mark.servers
+
+HERE = str(Path(__file__).parent)
+
+#: Runs of one allocation, one after the other: what their rank does, and whether it may be forked.
+RUNS = {
+    "fresh": ((), False),
+    "first": ((), True),
+    "mess": (("mess",), True),
+    "after mess": ((), True),
+    "says": (("say",), True),
+    "says fresh": (("say",), False),
+    "dies": (("say", "die"), True),
+    "dies fresh": (("say", "die"), False),
+    "aborts": (("abort",), True),
+    "aborts fresh": (("abort",), False),
+    "leaves": (("leave",), True),
+    "leaves fresh": (("leave",), False),
+    "daemon": (("start_a_daemon",), True),
+    "last": ((), True),
+}
+
+
+def is_alive(pid: str | int) -> bool:
+    return stat_fields(int(pid))[:1] not in ([], ["Z"], ["X"])
+
+
+def nosy(name: str, acts: tuple[str, ...] = (), *, may: bool = True, **variables: str):
+    """Return a run whose rank looks about itself and then does *acts*."""
+    return run_plan(
+        name, workload="nosy", launcher="plain", ranks=1, data_source="none", steps=1, secret="s" * 32,
+        parameters={"acts": list(acts)}, warm=may,
+        variables={"MLHPC_WORKLOAD_MODULE": "nosy_workload", "PYTHONPATH": HERE, **variables},
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of an allocation whose runs have ended."""
+
+    folder: Path
+    output: bytes
+    errors: str
+    runs: tuple[str, ...]
+
+    def facts(self, run: str) -> dict:
+        """What the rank of *run* found, but for what is drawn by chance."""
+        facts = json.loads((self.folder / run / "facts.json").read_text())
+        return {name: fact for name, fact in facts.items() if name not in ("drawn", "warm")}
+
+    def fact(self, run: str, name: str):
+        return json.loads((self.folder / run / "facts.json").read_text())[name]
+
+    def end(self, run: str) -> list[int]:
+        (body,) = [
+            one.body for one in messages(self.output, *self.runs) if (one.run_id, one.kind) == (run, "end")
+        ]
+        return body["exit"]
+
+    def failure(self, run: str) -> tuple[str, str]:
+        (body,) = [
+            one.body for one in messages(self.output, *self.runs) if (one.run_id, one.kind) == (run, "failed")
+        ]
+        return body["outcome"], body["text"]
+
+    def log(self, run: str) -> str:
+        return (self.folder / run / "rank0.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """An allocation with all of RUNS."""
+    folder = tmp_path_factory.mktemp("warm")
+    runs = [nosy(name, acts, may=may) for name, (acts, may) in RUNS.items()]
+    code, output, errors = finish(start(folder, *runs))
+    assert code == 0, errors
+    return Done(folder, output, errors, tuple(RUNS))
+
+
+def test_a_forked_rank_finds_what_a_fresh_interpreter_finds(done):
+    assert done.facts("first") == done.facts("fresh")
+    assert (done.fact("fresh", "warm"), bool(done.fact("first", "warm"))) == (None, True)
+
+
+def test_nothing_that_a_rank_changed_reaches_the_next_one(done):
+    assert done.facts("after mess") == done.facts("first")
+    assert done.fact("after mess", "warm") == done.fact("first", "warm")
+
+
+def test_the_same_process_forks_all_ranks_whatever_became_of_those_before(done):
+    forked = [done.fact(run, "warm") for run, (_, may) in RUNS.items() if may]
+    assert set(forked) == {done.fact("first", "warm")}
+    assert done.facts("last") == done.facts("first")
+
+
+def test_no_two_ranks_draw_the_same_numbers(done):
+    drawn = [number for run in RUNS for number in done.fact(run, "drawn")]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_cuda_is_not_initialised_before_the_fork(done):
+    assert not done.fact("first", "cuda")
+
+
+@pytest.mark.parametrize("run", ["says", "dies", "aborts", "leaves"])
+def test_a_forked_rank_ends_as_a_fresh_one(done, run):
+    assert done.end(run) == done.end(f"{run} fresh")
+    assert done.failure(run)[0] == done.failure(f"{run} fresh")[0]
+
+
+def test_exit_codes_and_signals_are_those_of_the_rank(done):
+    assert [done.end(run) for run in ("dies", "aborts", "leaves")] == [[-9], [-6], [3]]
+
+
+def test_output_is_the_rank_s_own(done):
+    assert done.log("dies") == done.log("dies fresh") == "on standard output\non standard error\n"
+
+
+def test_nothing_is_left_of_an_allocation(done):
+    assert not is_alive(done.fact("first", "warm"))
+
+
+class Batch:
+    """A batch that takes further plans."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process = None
+        self._number = 0
+
+    def give(self, run) -> Path:
+        """Let it do a plan with *run*; return the folder of the run."""
+        self._number += 1
+        folder = self.folder / f"plan{self._number}"
+        folder.mkdir(mode=0o700)
+        if self.process is None:
+            self.process = start(folder, run, more=True)
+        else:
+            path = write_plan(folder, run)
+            self.process.stdin.write(os.fsencode(path) + b"\n")
+            self.process.stdin.flush()
+        return folder / run.run_id
+
+    def do(self, run) -> dict:
+        """Let it do a plan with *run* to its end; return what the rank found."""
+        folder = self.give(run)
+        output = b""
+        while not any(one.kind == "end" for one in messages(output, run.run_id)):
+            data = os.read(self.process.stdout.fileno(), 1 << 16)
+            assert data, self.process.stderr.read()
+            output += data
+        return json.loads((folder / "facts.json").read_text())
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Iterator[Batch]:
+    """Make a batch that ends with the test."""
+    made = Batch(tmp_path)
+    yield made
+    if made.process is not None:
+        with made.process as process:
+            process.kill()
+
+
+def test_the_runs_of_a_further_plan_are_forked_by_the_same_process_in_their_own_folder(batch):
+    first, second = batch.do(nosy("one", ("mess",))), batch.do(nosy("two"))
+    assert first["warm"] == second["warm"]
+    assert second["folder"]
+    assert second["path"]
+
+
+def test_a_batch_ends_when_no_further_plan_can_come(batch):
+    pid = batch.do(nosy("one"))["warm"]
+    batch.process.stdin.close()
+    assert batch.process.wait(60) == 0
+    wait_for(lambda: not is_alive(pid))
+
+
+def test_a_warm_process_that_died_is_made_again(batch):
+    first = batch.do(nosy("one"))["warm"]
+    os.kill(int(first), signal.SIGKILL)
+    wait_for(lambda: not is_alive(first))
+    second, third = batch.do(nosy("two"))["warm"], batch.do(nosy("three"))["warm"]
+    assert first not in (second, third)
+    assert third is not None
+
+
+def test_a_rank_outlives_the_warm_process_that_forked_it(batch):
+    first = batch.do(nosy("one"))["warm"]
+    folder = batch.give(nosy("two", ("stay",)))
+    wait_for((folder / "staying").exists)
+    rank = int((folder / "staying").read_text() or 0)
+    os.kill(int(first), signal.SIGKILL)
+    wait_for(lambda: not is_alive(first))
+    assert is_alive(rank)
+
+
+@pytest.mark.parametrize("act", ["stay", ""], ids=["while a rank runs", "between two runs"])
+def test_no_process_outlives_a_batch_that_is_killed(batch, act):
+    batch.do(nosy("one"))
+    if act:
+        folder = batch.give(nosy("two", (act,)))
+        wait_for((folder / "staying").exists)
+    below = descendants(batch.process.pid)
+    batch.process.kill()
+    wait_for(lambda: not [pid for pid in below if is_alive(pid)])
+    assert below
+
+
+def test_another_environment_has_a_process_of_its_own(batch):
+    one = batch.do(nosy("one"))
+    other = batch.do(nosy("two", GOMP_SPINCOUNT="77"))
+    assert one["warm"] != other["warm"]
+    assert other["variables"]["GOMP_SPINCOUNT"] == "77"
+
+
+def test_an_interpreter_whose_imports_start_threads_forks_no_rank(tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    (site / "sitecustomize.py").write_text(code)
+    run = nosy("one", PYTHONPATH=f"{HERE}{os.pathsep}{site}")
+    code, output, errors = finish(start(tmp_path, run))
+    found = Done(tmp_path, output, errors, ("one",))
+    assert found.fact("one", "warm") is None
+    assert "ranks of this environment are not forked: its imports started 1 threads" in errors
+
+
+@pytest.mark.parametrize(
+    ("threads", "files", "initialised", "reason"),
+    [
+        (1, {3: "/dev/null"}, False, ""),
+        (3, {}, False, "its imports started 2 threads, which a child of a fork does not have"),
+        (1, {}, True, "its imports initialised CUDA, which a child of a fork cannot use"),
+        (1, {4: "/dev/nvidiactl"}, False, "its imports opened /dev/nvidiactl, which a child of a fork cannot use"),
+        (1, {4: "/dev/kfd"}, False, "its imports opened /dev/kfd, which a child of a fork cannot use"),
+    ],
+)  # fmt: skip
+def test_a_process_that_a_fork_would_break_forks_none(threads, files, initialised, reason):
+    assert warm.why_not(threads, files, initialised=initialised) == reason
+
+
+def test_a_further_plan_that_is_missing_ends_the_batch_and_its_log_says_why(batch):
+    batch.do(nosy("one"))
+    folder = batch.folder / "gone"
+    folder.mkdir(mode=0o700)
+    batch.process.stdin.write(os.fsencode(folder / "plan.json") + b"\n")
+    batch.process.stdin.flush()
+    assert batch.process.wait(60) == 2
+    assert "cannot be used" in (folder / "batch.log").read_text()
+
+
+def test_a_further_plan_in_a_folder_that_is_gone_ends_the_batch(batch):
+    batch.do(nosy("one"))
+    batch.process.stdin.write(os.fsencode(batch.folder / "gone" / "plan.json") + b"\n")
+    batch.process.stdin.flush()
+    assert batch.process.wait(60) == 74
