@@ -1,4 +1,4 @@
-"""The tables of docs/vetting-checks.md, made of the checks, bounds, floors and loads themselves.
+"""The lists of docs/vetting-checks.md, made of the checks, bounds and loads themselves.
 
 ``python -m pytest_mlhpc.vetting.manual docs/vetting-checks.md`` writes them anew between their markers, such as
 ``<!-- checks: edac pci -->`` and ``<!-- end -->``; what stands outside is written by hand and stays. Without a file
@@ -19,7 +19,7 @@ from pytest_mlhpc.node.vet.policy import Bound
 from pytest_mlhpc.node.vet.statistics import FLOORS
 from pytest_mlhpc.node.vet.workers import PAIR_S, WORKS
 
-_MARKED = re.compile(r"(<!-- (checks|rules|floors|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- (checks|rules|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def completed(page: str) -> str:
@@ -87,17 +87,6 @@ def _stage(bound: Bound, stage: float | None) -> str:
     return f"{comparison}{stage:.4g} {unit}".strip()
 
 
-def _floors(_names: list[str]) -> str:
-    devices: dict[str, list[str]] = {}
-    for one in FLOORS:
-        text = f"`{one.name}` {one.fail:.4g} {one.unit} ({one.confidence})"
-        devices.setdefault(one.hardware, []).append(text)
-    return _table(
-        "| device | floors, and how sure they are |",
-        ([name, "; ".join(found)] for name, found in devices.items()),
-    )
-
-
 def whole() -> str:
     """Return the tables with all that is known: what checks read, what bounds mean, and where each figure is from."""
     checks = [
@@ -144,7 +133,6 @@ def _loads(_names: list[str]) -> str:
 _TABLES: dict[str, Callable[[list[str]], str]] = {
     "checks": _checks,
     "rules": _rules,
-    "floors": _floors,
     "loads": _loads,
 }
 

@@ -1,4 +1,4 @@
-"""docs/vetting-checks.md has every check, load, rule and floor once, as the code has them, and says of each check what to do."""
+"""docs/vetting-checks.md has every check, load and rule once, as the code has them, and says of each check what to do."""
 
 import re
 from pathlib import Path
