@@ -29,13 +29,12 @@ from pytest_mlhpc.node.vet.finding import (
 )
 from pytest_mlhpc.node.vet.judge import judge, needs_repeat
 from pytest_mlhpc.node.vet.pairs import Round, confirm_schedule, pair_schedule
-from pytest_mlhpc.node.vet.policies.comparison import BOUNDS
-from pytest_mlhpc.node.vet.policy import Policy
+from pytest_mlhpc.node.vet.policy import built_in
 
 SPREAD = 0.015
 KEY, MODEL, RATE = "gemm/bf16/8192/random", "a device", 7e14
 BANDWIDTH = 1e10
-POLICY, SETTINGS = Policy(BOUNDS), VetSettings()
+POLICY, SETTINGS = built_in(), VetSettings()
 
 #: How many node verdicts a figure rests on, and at least and at most how many allocations.
 VERDICTS, FEWEST, MOST = 400_000, 3_000, 20_000

@@ -42,10 +42,10 @@ from typing import Any
 
 import yaml
 
+from pytest_mlhpc.node.vet.check import Check, LoadWatch
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Severity
 from pytest_mlhpc.node.vet.machine import (
-    Check,
     ClockState,
     Context,
     Done,
@@ -53,10 +53,8 @@ from pytest_mlhpc.node.vet.machine import (
     Machine,
     Room,
     Unreadable,
-    Watch,
 )
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import Bound, Policy
+from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -69,7 +67,7 @@ KEYS = {
 }  # fmt: skip
 KINDS = {"good", "bad", "unreadable", "odd"}
 
-#: Folders of cases whose checks, or the modules of these, are called so; all others are of the host.
+#: Folders of cases whose checks are called so; all others are of the host.
 GROUPS = ("nvidia", "amd", "graphcore", "cerebras", "job")
 
 #: How often a watch samples a case under load.
@@ -342,10 +340,14 @@ def machine_of(case: Case) -> Iterator[RecordedMachine]:
 # -- its verdict ------------------------------------------------------------------------------------------------------
 
 
-def group_of(check: Check | Watch) -> str:
-    """Return the folder of a check's cases, from the name of its module."""
-    name = type(check).__module__.rpartition(".")[2]
-    return next((group for group in GROUPS if name.startswith(group) or check.name.startswith(group)), "host")
+def group_of(check: Check | LoadWatch) -> str:
+    """Return the folder of a check's cases, from its name."""
+    return next((group for group in GROUPS if check.name.startswith(group)), "host")
+
+
+def named(name: str) -> Any:
+    """Return the check or watch of this name."""
+    return next(one for kind in every_check() for one in kind if one.name == name)
 
 
 def context_of(case: Case, policy: Policy | None = None) -> Context:
@@ -363,7 +365,7 @@ def context_of(case: Case, policy: Policy | None = None) -> Context:
     )
 
 
-def chosen(case: Case, checks: list[Check], watches: list[Watch]) -> tuple[list[Check], list[Watch]]:
+def chosen(case: Case, checks: list[Check], watches: list[LoadWatch]) -> tuple[list[Check], list[LoadWatch]]:
     """Return what a case is for.
 
     Raises:
@@ -375,7 +377,7 @@ def chosen(case: Case, checks: list[Check], watches: list[Watch]) -> tuple[list[
         if unknown := set(names) - known:
             raise ValueError(f"{case.name}: no checks {sorted(unknown)}; there are {sorted(known)}")
 
-    def wanted(check: Check | Watch) -> bool:
+    def wanted(check: Check | LoadWatch) -> bool:
         return check.name in names if names is not None else group_of(check) == case.group
 
     return [one for one in checks if wanted(one)], [one for one in watches if wanted(one)]
@@ -386,13 +388,13 @@ def _unknown(check: str, error: Unreadable) -> CheckOutcome:
 
 
 def _watch(
-    case: Case, machine: RecordedMachine, context: Context, watches: list[Watch]
+    case: Case, machine: RecordedMachine, context: Context, watches: list[LoadWatch]
 ) -> list[CheckOutcome]:
     """Return what each watch says; once one cannot read, that is all it says."""
     states: list[Any] = [None] * len(watches)
     unreadable: dict[int, CheckOutcome] = {}
 
-    def step(action: Callable[[Watch, Any], Any]) -> None:
+    def step(action: Callable[[LoadWatch, Any], Any]) -> None:
         for place, watch in enumerate(watches):
             if place not in unreadable:
                 try:
@@ -413,7 +415,7 @@ def outcomes(
     case: Case,
     policy: Policy | None = None,
     checks: list[Check] | None = None,
-    watches: list[Watch] | None = None,
+    watches: list[LoadWatch] | None = None,
 ) -> list[CheckOutcome]:
     """Return what these checks and watches (default: all there are) say of a case, as the engine runs them."""
     every = every_check()

@@ -13,11 +13,17 @@ STARTS = Metric("starts", r"start: (\S+)", "1", better="none", reduce="sum")
 
 
 @program(
-    "work.sh {nodes}", STARTS, files=["work.sh", "input/", "*.csv"], artifacts=["m.json", "out/*"],
-    env={"GREETING": "hello {ranks}, numa {numa_nodes}", "MY_TOKEN": "not for records"}, sanity=["all is well", r"hello 1, numa \d"],
+    "work.sh {nodes}", STARTS,
+    Metric("nodes", file="m.json", key="nodes", unit="1", better="none"),
+    Metric("letters", extract=lambda run: len(run.text("out/copy.txt")), unit="1", better="none"),
+    files=["work.sh", "input/", "*.csv"], artifacts=["m.json", "out/*"],
+    env={"GREETING": "hello {ranks}, numa {numa_nodes}", "MY_TOKEN": "not for records"},
+    sanity=["all is well", r"hello 1, numa \d", lambda run: run.errors == "a warning\n"],
 )
 def test_files(run):
-    assert run["starts"].value == 1
+    assert {name: run[name].value for name in run} == {"starts": 1, "nodes": 1, "letters": 11}
+    assert run.errors == "a warning\n"
+    assert "a warning" in run.output.splitlines()
     assert run.json("m.json") == {"nodes": 1}
     assert run.text("out/copy.txt") == "from input\n"
     assert run.path("out/copy.txt").stat().st_size == 11
@@ -32,6 +38,7 @@ def test_it_is_started_once_on_however_many_nodes(run):
 @program("work.sh 1", STARTS, files=["work.sh", "input", "table.csv"], nodes=NODES, ranks_per_node=RANKS)
 def test_ranks_are_started_on_every_node(run):
     assert run["starts"].value == NODES * RANKS
+    assert "a warning" in run.errors.splitlines()
 
 
 @program("work.sh 1", files=["work.sh", "input", "table.csv"])
@@ -52,6 +59,7 @@ def test_below_a_reference(run): pass
 
 tool = build("sh make-tool.sh", files=["make-tool.sh"], env={"SAYS": "built"})
 broken = build("sh -c 'echo no such library >&2; exit 3'")
+idle = build("true", files=["make-tool.sh"])
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -62,6 +70,10 @@ def test_a_program_that_is_built(run, tool, number):
 
 @program("{broken}/tool", STARTS)
 def test_a_build_that_fails(run, broken): pass
+
+
+@program("{idle}/tool", STARTS)
+def test_a_build_that_writes_nothing(run, idle): pass
 """
 
 MAKE_TOOL = """\
@@ -77,6 +89,7 @@ cat input/deep/text.txt > out/copy.txt
 printf '{"nodes": %s}' "$1" > m.json
 test -f table.csv
 echo "$GREETING"
+echo a warning >&2
 echo start: 1
 echo all is well
 """
@@ -84,9 +97,10 @@ echo all is well
 #: How many tests the suite has.
 TESTS = 7
 
-#: What a session says of the two that fail.
+#: What a session says of those that fail.
 FAILS = (
     "below_reference",
+    "build_failed: the build idle (true) wrote nothing into its folder",
     "build_failed: the build broken (sh -c echo no such library >&2; exit 3): ended with exit code 3; its last lines: no such library",
 )
 

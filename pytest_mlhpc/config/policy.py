@@ -12,8 +12,7 @@ from typing import Any
 from pytest_mlhpc.config.quantities import parse_memory
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
 from pytest_mlhpc.node.vet.checks.inventory import EXPECTABLE, OF_DEVICES
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import Bound, Policy
+from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in
 
 #: A larger file is none of these.
 MOST_BYTES = 1 << 20

@@ -9,6 +9,7 @@ from typing import Any
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import Problem, nearest
 from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.node.cores import ON_NODE
 from pytest_mlhpc.node.worker.workloads.definitions import Workload
 from pytest_mlhpc.node.worker.workloads.fields.quality import WINDOW, to_quality
 from pytest_mlhpc.store.text import count
@@ -29,6 +30,8 @@ def contradictions(spec: JobSpec, values: Mapping[str, Any]) -> list[tuple[str, 
         found.append(
             ("launcher", f"plain starts one process on one node, {many} asked; name srun, mpirun or torchrun")
         )
+    if spec.agentless:
+        found += _without_agent(spec)
     if spec.workload == "command":
         found += _wrong_command(spec)
     elif spec.steps < 1 and not spec.about_nodes:
@@ -107,6 +110,36 @@ def duplicates(specs: Sequence[JobSpec]) -> list[Problem]:
     ]
 
 
+def _without_agent(spec: JobSpec) -> list[tuple[str, str]]:
+    """Return what a program cannot have that is its container's own command."""
+    place = f"{spec.target.partition.id} has no agent in its pods (kubernetes: {{agent: false}})"
+    if spec.workload != "command":
+        return [("", f"{place}, which only programs can do without")]
+    found = []
+    if spec.started > 1 and spec.started > spec.nodes:
+        each = spec.started // spec.nodes
+        found.append(
+            ("ranks_per_node", f"{place}: a pod runs one process, {each} asked; say ranks_per_node=1")
+        )
+    if spec.nodes > 1 and spec.started == 1:
+        found.append(
+            ("nodes", f"{place} that would start it once; for one process on each node say ranks_per_node=1")
+        )
+    if spec.asked.get("launcher"):
+        found.append(("launcher", f"{place}: each starts its one process itself; leave launcher out"))
+    if spec.files:
+        found.append(("files", f"{place} that would take them; put them on a volume, or into the image"))
+    if spec.artifacts:
+        text = f"{place} that would send them, or files of metrics; write to a volume, or print"
+        found.append(("artifacts", text))
+    if spec.builds:
+        found.append((spec.builds[0].name, f"{place} that would build; build it into the image"))
+    texts = (*spec.argv, *spec.env.values())
+    if on_node := [name for name in ON_NODE if any(f"{{{name}}}" in text for text in texts)]:
+        found.append(("command", f"{place} that would read {{{on_node[0]}}} on the node"))
+    return found
+
+
 def _wrong_command(spec: JobSpec) -> list[tuple[str, str]]:
     found = []
     if not spec.argv or not spec.argv[0]:
@@ -117,7 +150,7 @@ def _wrong_command(spec: JobSpec) -> list[tuple[str, str]]:
         found.append(
             (
                 "artifacts",
-                "are files of the run's own folder; leave out cwd, and name what the program reads by files",
+                "are files of the run's own folder, as those of metrics are; leave out cwd, and name what the program reads by files",
             )
         )
     if spec.cwd is not None and spec.files:

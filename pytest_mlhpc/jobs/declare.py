@@ -15,7 +15,8 @@ from pytest_mlhpc.errors import Problem, SpecError, nearest
 from pytest_mlhpc.jobs.builds import Build, build_plan
 from pytest_mlhpc.jobs.contradictions import contradictions, unknown_judged
 from pytest_mlhpc.jobs.programs import (
-    patterns_of,
+    FUNCTION,
+    conditions_of,
     references_of,
     staged_files,
     with_plain_values,
@@ -165,7 +166,7 @@ def resolve(
     asked = with_plain_values(declared.where, asked) if workload.name == COMMAND else asked
     values = _effective(workload, chosen, asked, partition.accelerator)
     _check_within(declared, workload, values)
-    spec = _spec(declared, workload, chosen, values, asked)
+    spec = replace(_spec(declared, workload, chosen, values, asked), scheduler_options=options)
     together = [
         *contradictions(spec, values),
         *unknown_judged(spec, workload, values),
@@ -183,7 +184,7 @@ def resolve(
         spec = replace(spec, launcher=module)
     if problems:
         raise SpecError(problems)
-    return replace(spec, scheduler_options=options, definition=definition_of(spec, workload))
+    return replace(spec, definition=definition_of(spec, workload))
 
 
 def _effective(
@@ -361,12 +362,13 @@ def _program_fields(
         SpecError: its files, builds, references or folder cannot be.
     """
     where, folder, partition = declared.where, declared.folder, declared.target.partition
+    files_of_metrics = [rule["file"] for rule in metrics.values() if rule.get("file")]
     return {
         "argv": tuple(values["command"]),
         "processes": values["nodes"] * values["ranks_per_node"] if values["ranks_per_node"] else 1,
         "files": staged_files(where, folder, partition, values),
-        "artifacts": as_list(values["artifacts"]),
-        "sanity": patterns_of(values["sanity"]),
+        "artifacts": tuple(dict.fromkeys((*as_list(values["artifacts"]), *files_of_metrics))),
+        **_found_by_functions(declared, values, metrics),
         "builds": tuple(
             build_plan(where, name, one, place, declared.target)
             for name, (one, place) in declared.builds.items()
@@ -374,6 +376,29 @@ def _program_fields(
         "metrics": metrics,
         "references": references_of(where, partition, values["reference"], metrics, judged),
         "cwd": working_directory(where, folder, partition, values["cwd"]),
+    }
+
+
+def _found_by_functions(
+    declared: Declaration, values: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return which of its figures a test's own functions find, and where they stand, as fields of a spec.
+
+    Raises:
+        SpecError: a parameter holds one.
+    """
+    conditions = conditions_of(values["sanity"])
+    checks = any(one.startswith(FUNCTION) for one in conditions)
+    called = {"sanity": checks, "metrics": any(rule.get("extract") for rule in metrics.values())}
+    if held := [name for name, has in called.items() if has and name in declared.parametrized]:
+        text = "a function stands in the test's decorator, where it is found again; a parameter can hold none"
+        raise SpecError([Problem(declared.where, held[0], text)])
+    file, _, test = declared.node_id.partition("::")
+    place = f"{declared.folder.absolute() / Path(file).name}::{test.partition('[')[0]}"
+    return {
+        "sanity": tuple(one for one in conditions if not one.startswith(FUNCTION)),
+        "checks": checks,
+        "functions": place if any(called.values()) else "",
     }
 
 

@@ -126,7 +126,7 @@ def program(command: str | Sequence[Any], *metrics: Metric, **fields: Unpack[Pro
         fields: ``ranks_per_node`` is how many processes the launcher starts on each node; unset: one, on the first node, by no
             launcher. ``files`` are files, folders and globs relative to the test's file that the run finds in its folder,
             ``artifacts`` names or globs of files there that the test reads, ``sanity`` regular expressions that must match in
-            the output. ``cwd`` is the folder to start in, relative to the test's file; unset: a new one of the run.
+            the output, or functions of the run that must return something true. ``cwd`` is the folder to start in, relative to the test's file; unset: a new one of the run.
             ``reference`` is what the metric promises on a system, in its unit, such as ``{"cirrus": 180_000}`` or
             ``{"cirrus:gpu": (180_000, -0.05, None)}``; of several metrics ``{"triad": {"cirrus": 180_000}}``.
             Otherwise those of every test, see :func:`train`.
@@ -244,7 +244,7 @@ class ProgramFields(MeasuredFields, total=False):
     files: str | Sequence[str]
     files_limit: Size
     artifacts: str | Sequence[str]
-    sanity: str | Sequence[str]
+    sanity: str | Callable[[Any], Any] | Sequence[str | Callable[[Any], Any]]
     cwd: str | None
     reference: Mapping[str, Any] | None
 

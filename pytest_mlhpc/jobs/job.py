@@ -210,6 +210,7 @@ class Job:
     )  #: attempts that the infrastructure ended, and that were retried
     excluded: set[str] = field(default_factory=set)  #: nodes that failed during its attempts
     refused: Failure | None = None  #: why a re-run was refused
+    unbuilt: Failure | None = None  #: why a build that it needs failed, before anything was submitted
     pending: int = 0  #: attempts submitted or waiting to be
     outcome: Outcome | None = None
     done: threading.Event = field(default_factory=threading.Event)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 #: Fields of a spec that do not change what is run: where the test stands, what was asked before defaults were filled in,
 #: what is looked at afterwards, who is asked about it.
-_NOT_COUNTED = frozenset({"node_id", "asked", "target", "judged", "expected_metrics", "folder", "owner"})
+_NOT_COUNTED = frozenset(
+    {"node_id", "asked", "target", "judged", "expected_metrics", "folder", "owner", "functions"}
+)
 #: Fields of a partition that change how a job is submitted or run there. Not its limits for whole sessions.
 _PARTITION_FIELDS = (
     "system", "name", "scheduler", "launcher", "accelerator", "nodes", "vet", "scheduler_options",

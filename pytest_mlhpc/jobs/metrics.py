@@ -1,15 +1,19 @@
-"""The metrics that a test declares: their units, the patterns that find them in a program's output, and what is wrong with them. Pure."""
+"""The metrics that a test declares: their units, what finds them in a program's output and files, and what is wrong with them. Pure."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from itertools import pairwise
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.node.protocol.schema import BETTER, REDUCE, UNITS
+from pytest_mlhpc.node.run_files import safe
 
 #: What :func:`choices` says of a pattern that repeats a group.
 MANY = 1_000_000
@@ -137,7 +141,7 @@ _PREFIXED = {
 _PLAIN = {
     "1": ("1", 1.0), "%": ("1", 0.01), "min": ("s", 60.0), "h": ("s", 3600.0), "K": ("K", 1.0),
     **dict.fromkeys(("sample", "samples", "img", "image", "images"), ("samples", 1.0)),
-    **dict.fromkeys(("item", "items"), ("items", 1.0)),
+    **dict.fromkeys(("item", "items", "it", "step", "steps"), ("items", 1.0)),
     **dict.fromkeys(("token", "tokens"), ("tokens", 1.0)),
 }  # fmt: skip
 _PREFIX = re.compile(rf"({'|'.join([*_BINARY, *_SI])})(.+)")
@@ -152,14 +156,40 @@ def base_unit(text: object) -> tuple[str, float]:
     Raises:
         ValueError: it is not in the table.
     """
-    top, slash, bottom = text.partition("/") if isinstance(text, str) else ("", "", "")
-    unit, factor = _single(top)
-    if slash:
-        below, divisor = _single(bottom)
-        unit, factor = f"{unit}/{below}", factor / divisor
+    unit, factor = _of_table(text) if isinstance(text, str) else ("", 1.0)
     if unit not in UNITS:
-        raise ValueError(f"unit {text!r} is unknown; write one like {EXAMPLES}, or 1 for a plain number")
+        raise ValueError(_unknown_unit(text))
     return unit, factor
+
+
+def _of_table(text: str) -> tuple[str, float]:
+    top, slash, bottom = text.partition("/")
+    unit, factor = _single(top)
+    if not slash:
+        return unit, factor
+    below, divisor = _single(bottom)
+    return f"{unit}/{below}", factor / divisor
+
+
+def _unknown_unit(text: object) -> str:
+    """Say what could have been written in place of *text*: the units that look like it, or a choice of all."""
+    small = {prefix for prefix, factor in _SI.items() if factor < 1}  # of seconds, joules and watts alone
+    prefixed = (
+        f"{prefix}{unit}"
+        for unit in _PREFIXED
+        for prefix in ("", *_SI, *_BINARY)
+        if prefix not in small or unit in {"s", "J", "W"}
+    )
+    written = (f"{top}{bottom}" for top in (*_PLAIN, *prefixed) for bottom in ("", "/s", "/J"))
+    known = [unit for unit in written if _of_table(unit)[0] in UNITS]
+    near = []
+    if isinstance(text, str):
+        near = [unit for unit in known if unit.lower() == text.lower()][:3] or get_close_matches(
+            text, known, n=3
+        )
+    if near:
+        return f"unit {text!r} is unknown; did you mean {' or '.join(map(repr, near))}?"
+    return f"unit {text!r} is unknown; write one like {EXAMPLES}, or 1 for a plain number"
 
 
 def better_of(unit: str) -> str | None:
@@ -191,13 +221,18 @@ class Metric:
     Args:
         name: snake_case, as in ``run["triad"]``.
         pattern: regular expression with one group; each match in the output is a sample. ``^`` and ``$`` match at each
-            line. None: the program prints JSON lines, ``{"metric": "triad", "value": 12.5}``.
+            line. None, and nothing of what follows: the program prints JSON lines, ``{"metric": "triad", "value": 12.5}``.
         unit: of the printed figure, such as ``MB/s``, ``us``, ``GFLOP/s``, ``%``, ``img/s``; ``1`` is a plain number.
             Figures are recorded in base units: B/s, s, FLOP/s, 1, samples/s.
         better: ``higher``, ``lower`` or ``none`` (never judged). None: it follows from the unit; rates are better
             higher, times lower.
         reduce: how samples become the value: median, min, max, first, last, sum, mean.
         tolerance: how far equal runs differ, as a share (0.1 is 10 %), where that is more than usual.
+        file: a file that the program writes into its folder, in which *pattern* is looked for instead of in the output.
+        key: of a file .json or .jsonl the path of the figure, such as ``results.rate`` (``*``: each of a list), of .csv and
+            .tsv the column, of which each row is a sample.
+        extract: a function that takes what the run left (``output``, ``errors``, ``json(name)``, ``text(name)``,
+            ``path(name)``) and returns a number, or a list of samples. It runs in a process of its own.
     """
 
     name: str
@@ -206,6 +241,9 @@ class Metric:
     better: Literal["higher", "lower", "none"] | None = None
     reduce: Literal["median", "min", "max", "first", "last", "sum", "mean"] = "median"
     tolerance: float | None = None
+    file: str | None = None
+    key: str | None = None
+    extract: Callable[[Any], Any] | None = None
     mistake: str = field(default="", init=False, repr=False)  #: of the call
 
     def rule(self) -> dict[str, Any]:
@@ -219,6 +257,9 @@ class Metric:
             "declared": None if self.unit == unit else self.unit,
             "reduce": None if self.reduce == "median" else self.reduce,
             "tolerance": self.tolerance,
+            "file": self.file,
+            "key": self.key,
+            "extract": True if self.extract is not None else None,
         }
         return {key: value for key, value in found.items() if value is not None}
 
@@ -268,6 +309,7 @@ def _wrong(metric: Metric) -> list[str]:
         texts.append("a metric's name is snake_case of at most 64 characters")
     if metric.pattern is not None and (text := wrong_pattern(metric.pattern)):
         texts.append(text)
+    texts += _wrong_source(metric)
     texts += _wrong_unit(metric)
     if metric.reduce not in REDUCE:
         texts.append(f"reduce {metric.reduce!r} is not one of {', '.join(REDUCE)}")
@@ -277,6 +319,52 @@ def _wrong(metric: Metric) -> list[str]:
     ):
         texts.append(f"tolerance {share!r} is no share between 0 and 1, such as 0.1 for 10 %")
     return texts
+
+
+#: What a file is read as, by the end of its name; all others are text.
+JSON_FILES, CSV_FILES = (".json", ".jsonl", ".ndjson"), (".csv", ".tsv")
+
+
+def _wrong_source(metric: Metric) -> list[str]:
+    """Return what is wrong with where the figure is taken from."""
+    given = [name for name in ("pattern", "key", "extract") if getattr(metric, name) is not None]
+    if len(given) > 1:
+        return [f"has both {' and '.join(given)}; one of them finds the figure"]
+    if metric.extract is not None and metric.file is not None:
+        return ["has both file and extract; the function reads files itself, by run.text(name)"]
+    if metric.extract is not None:
+        text = wrong_function("extract", metric.extract)
+    elif metric.file is None:
+        text = "" if metric.key is None else f"key {metric.key!r} is of a file; name that by file='m.json'"
+    else:
+        text = _wrong_file(metric.file, metric.key, metric.pattern)
+    return [text] if text else []
+
+
+def _wrong_file(file: object, key: object, pattern: object) -> str:
+    if not isinstance(file, str) or not safe(file) or set("*?[") & set(file):
+        return f"file {file!r} is no path of one file in the run's folder"
+    if key is not None and not (isinstance(key, str) and key):
+        return f"key {key!r} is no text"
+    has_keys = PurePosixPath(file).suffix in {*JSON_FILES, *CSV_FILES}
+    if key is not None and not has_keys:
+        return f"file {file!r} has no keys, as {', '.join((*JSON_FILES, *CSV_FILES))} have; give a pattern"
+    if key is None and pattern is None:
+        return f"file {file!r}: say what of it: {'key' if has_keys else 'pattern'}=..."
+    return ""
+
+
+def wrong_function(what: str, function: object) -> str:
+    """Return why *function* cannot be called with a run, or an empty string."""
+    if not callable(function):
+        return f"{what} {function!r:.80} is no function; write {what}=lambda run: ..."
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return f"{what} {getattr(function, '__qualname__', function)} does not take one argument, the run"
+    except ValueError:  # of a few built-in functions nobody knows what they take
+        return ""
+    return ""
 
 
 def _wrong_unit(metric: Metric) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_mlhpc.errors import InfrastructureError, MlhpcError, StoreError
+from pytest_mlhpc.errors import InfrastructureError, MlhpcError, RunFailure, StoreError
 from pytest_mlhpc.jobs.job import (
     ActiveAllocation,
     AdoptedAllocation,
@@ -148,10 +148,10 @@ class PartitionQueue:
         if first.done.is_set() or not self._possible(first):
             return []
         packed = [first]
-        if may_share(first.spec, pack=self._pack):
+        if may_share(first.spec, pack=self._pack) and not first.unbuilt:
             longest_s = self._provisioner.longest()
             for job in list(self._waiting):
-                if job.done.is_set():
+                if job.done.is_set() or job.unbuilt:
                     continue
                 if not fits_into([one.spec for one in packed], job.spec, longest_s):
                     continue
@@ -173,6 +173,10 @@ class PartitionQueue:
             self._refused(jobs, Failure(error.outcome, str(error).removeprefix(f"{error.outcome}: ")))
         except (OSError, StoreError) as error:
             self._refused(jobs, Failure(unwritten(error), str(error)))
+        except RunFailure as error:
+            log = jobs[0].unbuilt.log if jobs[0].unbuilt else ""
+            text = str(error).removeprefix(f"{error.outcome}: ")
+            self._refused(jobs, Failure(error.outcome, text, log))
         except MlhpcError as error:
             self._refused(jobs, Failure("launch_failed", str(error)))
 
@@ -184,7 +188,7 @@ class PartitionQueue:
                 self._fail(job, failure.outcome, failure.text)
                 continue
             for attempt in new[:1]:
-                attempt.failures.append(replace(failure, log=attempt.directory))
+                attempt.failures.append(replace(failure, log=failure.log or attempt.directory))
                 attempt.finish(None)
             job.refused = failure
             job.pending -= 1
@@ -206,6 +210,8 @@ class PartitionQueue:
             attempt = Attempt(run, number, directory=folder, submitted_ns=time.time_ns(), shared=shared)
             job.attempts.append(attempt)
             runs[run.run_id] = (job, attempt)
+        if unbuilt := jobs[0].unbuilt:
+            raise RunFailure(unbuilt.outcome, unbuilt.text)
         self._callbacks.submitted([spec for spec, _ in numbered], plan)
         try:
             handle = self._provisioner.submit(plan)

@@ -112,6 +112,8 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
         files=dict(spec.files),
         artifacts=spec.artifacts,
         sanity=spec.sanity,
+        functions=spec.functions,
+        checks=spec.checks,
         builds=spec.builds,
         metrics={name: MetricPattern(**rule) for name, rule in spec.metrics.items()},
         exclusive=spec.exclusive,
@@ -178,7 +180,8 @@ def vetting_settings(spec: JobSpec, learned: Sequence[Learned] = ()) -> VetSetti
     partition = spec.target.partition
     vet, level = partition.vet, spec.vet_level
     # On `local` a program runs without a batch that could vet; nothing that it says is a figure of the machine's.
-    if level == "off" or (partition.scheduler == "local" and spec.workload == "command"):
+    by_nobody = spec.agentless or (partition.scheduler == "local" and spec.workload == "command")
+    if level == "off" or by_nobody:
         return None
     # Before a measurement, what has nothing to be compared with is unknown; a test of nodes says whether it is.
     asked = spec.parameters if spec.workload == VETTED else {"require_comparison": True}

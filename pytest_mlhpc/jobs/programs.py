@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import Problem, SpecError, nearest
-from pytest_mlhpc.jobs.metrics import wrong_metrics, wrong_pattern
+from pytest_mlhpc.jobs.metrics import base_unit, wrong_function, wrong_metrics, wrong_pattern
 from pytest_mlhpc.jobs.software import SoftwareError, check_artifacts, files_of, is_staged
 from pytest_mlhpc.jobs.spec import JobSpec, as_list
 
@@ -31,9 +32,9 @@ def with_plain_values(where: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     elif command is not None:
         problems += [Problem(where, "command", text) for text in _wrong(command)]
         found["command"] = [_text(value) for value in command] if not problems else []
-    for pattern in patterns_of(asked.get("sanity") or ()):
-        if text := wrong_pattern(pattern, one_group=False):
-            problems.append(Problem(where, "sanity", text))
+    if conditions := conditions_of(asked.get("sanity") or ()):
+        problems += [Problem(where, "sanity", text) for text in map(_wrong_condition, conditions) if text]
+        found["sanity"] = [_named(one) for one in conditions]
     if "metrics" in asked:
         wrong = wrong_metrics(asked["metrics"])
         problems += [Problem(where, "metrics", text) for text in wrong]
@@ -100,20 +101,37 @@ def references_of(
             problems.append(
                 f"{name!r} is no judged metric" + (f" (did you mean {known!r}?)" if known else "")
             )
+        rule = metrics.get(name, {})
         problems += [
-            f"{place}: expected a positive number in the unit of {name}, found {value!r}; or (number, low, high) with "
-            "shares such as -0.05 and 0.1"
-            for place, value in values.items()
-            if _promise(value, metrics.get(name, {}).get("better", "")) is None
+            f"{place}: {text}" for place, value in values.items() if (text := _no_promise(name, value, rule))
         ]
     if problems:
         raise SpecError([Problem(where, "reference", text) for text in problems])
     found = {}
     for name, values in named.items():
-        promise = _promise(_of_place(values, partition), metrics[name].get("better", ""))
+        promise = _promise(_of_place(values, partition), metrics[name])
         if promise is not None:
-            found[name] = promise * metrics[name].get("scale", 1.0)
+            found[name] = promise
     return found
+
+
+def _no_promise(name: str, value: Any, rule: Mapping[str, Any]) -> str:
+    """Return why *value* cannot be promised of the metric *name*, or an empty string."""
+    declared = rule.get("declared") or rule.get("unit", "")
+    number = value[0] if isinstance(value, (tuple, list)) and value else value
+    if isinstance(number, str) and (parts := _WITH_UNIT.fullmatch(number)):
+        try:
+            unit, _ = base_unit(parts[2])
+        except ValueError as error:
+            return str(error)
+        if unit != rule.get("unit"):
+            return f"{number!r} is in {parts[2]}, and {name} is declared in {declared}"
+    if _promise(value, rule) is not None:
+        return ""
+    return (
+        f"expected a positive number in the unit of {name} ({declared}), found {value!r}; or (number, low, high) with "
+        "shares such as -0.05 and 0.1"
+    )
 
 
 def _of_place(values: Mapping[str, Any], partition: Partition) -> Any:
@@ -124,11 +142,26 @@ def _of_place(values: Mapping[str, Any], partition: Partition) -> Any:
     return values[places[0]] if places else None
 
 
-def _promise(value: Any, better: str) -> float | None:
-    """Return the worst value that keeps a promise: a number, or the bound of ``(number, low, high)``; None: it is neither."""
+#: A reference that says its unit.
+_WITH_UNIT = re.compile(r"\s*([\d.]+(?:[eE][-+]?\d+)?)\s*([^\s\d.]\S*)\s*")
+
+
+def _promise(value: Any, rule: Mapping[str, Any]) -> float | None:
+    """Return the worst value that keeps a promise, in base units; None: it is none.
+
+    It is a number, a text such as ``180 GB/s``, or the bound of ``(number, low, high)``.
+    """
     low = high = None
+    scale, better = rule.get("scale", 1.0), rule.get("better", "")
     if isinstance(value, (tuple, list)) and len(value) == 3:
         value, low, high = value
+    if isinstance(value, str) and (parts := _WITH_UNIT.fullmatch(value)):
+        try:
+            value, (unit, scale) = float(parts[1]), base_unit(parts[2])
+        except ValueError:
+            return None
+        if unit != rule.get("unit"):
+            return None
     shares = [share for share in (low, high) if share is not None]
     if any(isinstance(one, bool) or not isinstance(one, (int, float)) for one in (value, *shares)):
         return None
@@ -138,7 +171,7 @@ def _promise(value: Any, better: str) -> float | None:
         or (high is not None and not 0 <= high < math.inf)
     ):
         return None
-    return float(value * (1 + ((high if better == "lower" else low) or 0.0)))
+    return float(scale * value * (1 + ((high if better == "lower" else low) or 0.0)))
 
 
 def working_directory(where: str, folder: Path, partition: Partition, given: str | None) -> str | None:
@@ -169,6 +202,21 @@ def staged_files(where: str, folder: Path, partition: Partition, values: Mapping
         raise SpecError([Problem(where, error.key, str(error))]) from None
 
 
-def patterns_of(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the patterns of ``sanity``: a text is one pattern, blanks and all."""
-    return (given,) if isinstance(given, str) else tuple(given)
+def conditions_of(given: Any) -> tuple[Any, ...]:
+    """Return the patterns and functions of ``sanity``: a text is one pattern, blanks and all."""
+    return (given,) if isinstance(given, str) or callable(given) else tuple(given)
+
+
+def _wrong_condition(condition: Any) -> str:
+    if callable(condition):
+        return wrong_function("sanity", condition)
+    return wrong_pattern(condition, one_group=False)
+
+
+def _named(condition: Any) -> str:
+    """Return a pattern of ``sanity``, or for records the name of a function."""
+    return f"{FUNCTION}{getattr(condition, '__qualname__', '')}" if callable(condition) else str(condition)
+
+
+#: Before the name of a function among the patterns of ``sanity``: no pattern begins so.
+FUNCTION = "(?function)"

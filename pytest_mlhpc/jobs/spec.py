@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -89,6 +89,8 @@ class JobSpec:
     )  #: path in the run's folder -> what is copied there
     artifacts: tuple[str, ...] = ()  #: names or globs of files that the test may read
     sanity: tuple[str, ...] = ()  #: regular expressions that must match in the output
+    checks: bool = False  #: functions of the test say, too, whether the run is sound
+    functions: str = ""  #: ``file::test`` in which functions of metrics and sanity stand; no part of the job
     builds: tuple[BuildPlan, ...] = ()  #: what has to be built before it runs
     cwd: str | None = None  #: folder that a program starts in; None: a new one of its run
     folder: str = (
@@ -115,6 +117,13 @@ class JobSpec:
     def about_nodes(self) -> bool:
         """Whether nothing is measured: nodes are held for the test, or vetted."""
         return self.workload in (HELD, VETTED)
+
+    @property
+    def agentless(self) -> bool:
+        """Whether no agent of ours is beside the program: it is the command of its container (``kubernetes: {agent: false}``)."""
+        partition = self.target.partition
+        options = {**partition.scheduler_options, **self.scheduler_options}
+        return partition.scheduler == "kubernetes" and options.get("agent") is False
 
     @property
     def vet_level(self) -> str:
@@ -166,7 +175,8 @@ def allocation_time_s(specs: Sequence[JobSpec]) -> float:
 
 def fits_into(packed: Sequence[JobSpec], more: JobSpec, longest_s: float | None) -> bool:
     """Whether *more* may run after *packed* in one allocation of at most *longest_s* seconds; None: any."""
-    if packed[0].holds_nodes or more.holds_nodes or not same_needs(packed[0], more):
+    alone = packed[0].holds_nodes or more.holds_nodes or more.agentless
+    if alone or not same_needs(packed[0], more):
         return False
     # All of one allocation say the same where tests say a time; one beyond *longest_s* is had alone.
     limits = [limit for limit in (longest_s, more.scheduler_options.get("max_time")) if limit is not None]
@@ -263,9 +273,10 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "list": (list, tuple),
     "mapping": (Mapping,), "judge": (bool, list, tuple), "duration": (int, float, str), "size": (int, str),
     "sizes": (list, tuple), "words": (str, list, tuple), "line": (str,),
+    "sanity": (str, list, tuple, Callable),  # type: ignore[dict-item]  # it is a class, whatever typing says
 }  # fmt: skip
 _KINDS = {"line": "a text", "judge": "True, False or a list of metrics", "duration": "a time like '30m', or seconds",
-          "words": "a text or a list of words", "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
+          "words": "a text or a list of words", "sanity": "a pattern, a function of the run, or a list of them", "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
 
 
 def as_list(given: str | Sequence[Any]) -> tuple[str, ...]:

@@ -293,6 +293,45 @@ class CappedLog:
         self._fd = -1
 
 
+#: Most bytes of a program's standard error that are logged apart, beside its output.
+ERRORS_CAP = 1024 * 1024
+
+#: Most bytes that wait for the end of the other stream's line.
+LONGEST_WAIT = 65536
+
+
+class JoinedLines:
+    """Joins standard output and standard error line by line, in the order in which they are read.
+
+    A stream whose line has begun goes on at once. Only what the other one prints meanwhile waits for the end of that line.
+    """
+
+    def __init__(self) -> None:
+        self._begun: Optional[bool] = (
+            None  #: whose line is unfinished: standard error's (True), the other's, or none
+        )
+        self._waiting = b""  #: of the other stream
+
+    def feed(self, data: bytes, *, error: bool) -> bytes:
+        """Take what was read of standard error, or of standard output; return what the log gets now."""
+        if self._begun is None or self._begun is error:
+            cut = data.rfind(b"\n") + 1
+            if not (self._waiting and cut):
+                self._begun = None if cut == len(data) else error
+                return data
+            line, rest, waiting = data[:cut], data[cut:], self._waiting
+            self._waiting, self._begun = b"", None
+            joined = line + self.feed(waiting, error=not error)
+            return joined + (self.feed(rest, error=error) if rest else b"")
+        self._waiting += data
+        return self.finish() if len(self._waiting) > LONGEST_WAIT else b""
+
+    def finish(self) -> bytes:
+        """Return what still waits."""
+        waiting, self._waiting, self._begun = self._waiting, b"", None
+        return waiting
+
+
 def say(text: str) -> None:
     """Write one line to the batch's own log, whatever state that is in."""
     with contextlib.suppress(OSError, ValueError):

@@ -14,7 +14,7 @@ import os
 import shutil
 import tarfile
 from pathlib import Path, PurePosixPath
-from typing import Iterable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 
@@ -115,6 +115,18 @@ def artifacts_of(folder: Path, artifacts: Sequence[str]) -> List[str]:
         if path.resolve().is_relative_to(root):
             found.append(inside)
     return matching(found, artifacts)
+
+
+def find_artifact(folder: Path, name: str, artifacts: Sequence[str]) -> Optional[Path]:
+    """Return where the artifact *name* of a run in *folder* lies, taken out of a pod's archive first; None: nowhere.
+
+    Raises:
+        OSError, tarfile.TarError: the archive cannot be read.
+    """
+    archive = folder / ARCHIVE
+    if not (folder / name).is_file() and archive.is_file():
+        unpack(archive, folder, artifacts)
+    return folder / name if (folder / name).is_file() else None
 
 
 def archive_of(files: Iterable[Tuple[str, Path]]) -> bytes:

@@ -1,4 +1,4 @@
-"""The result of a finished `command` run: metrics by named patterns or JSON lines, or the failure that it was."""
+"""The result of a finished `command` run: metrics of its output, its files or a test's functions, or the failure that it was."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
+from pytest_mlhpc.errors import RunFailure
 from pytest_mlhpc.jobs.metrics import base_unit, choices
 from pytest_mlhpc.node.processes import describe_exit
 from pytest_mlhpc.node.protocol.plan import MetricPattern, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, SchemaError
-from pytest_mlhpc.provision.search import search
+from pytest_mlhpc.provision.search import RunFiles, search, values_of
 from pytest_mlhpc.store.record import Failure
 
 #: Most bytes of output that are logged and searched.
@@ -28,8 +30,8 @@ OUTPUT_CAP = 16 * 1024 * 1024
 #: run in a process that can be ended.
 IN_PROCESS_BYTES = {0: 8192, 1: 8192, 2: 512}
 
-#: Time limit of a search there, in seconds.
-SEARCH_LIMIT_S = 10.0
+#: Time limit of a search there, and of the functions of one test, in seconds.
+SEARCH_LIMIT_S, FUNCTIONS_LIMIT_S = 10.0, 60.0
 
 #: Most samples of one metric (node/protocol/schema.py).
 MAX_SAMPLES = 4096
@@ -45,7 +47,10 @@ _REDUCE: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True)
 class FinishedProgram:
-    """A program that has ended. ``output`` is its logged output, whole if ``dropped`` is zero; ``log`` is its file."""
+    """A program that has ended. ``output`` is its logged output, whole if ``dropped`` is zero; ``log`` is its file.
+
+    ``folder`` is that of the run, in which its files are.
+    """
 
     exit: int  #: exit code, or minus the number of the signal that killed it
     output: bytes
@@ -54,6 +59,12 @@ class FinishedProgram:
     host: str
     started_ns: int
     ended_ns: int
+    folder: Path = Path()
+
+    @property
+    def last_lines(self) -> str:
+        """The end of its output, as text that is safe to print."""
+        return last_lines(self.output)
 
 
 def measure(run: RunPlan, finished: FinishedProgram) -> Measurement | Failure:
@@ -61,17 +72,11 @@ def measure(run: RunPlan, finished: FinishedProgram) -> Measurement | Failure:
     trouble = _exit_failure(finished) or _output_failure(run, finished)
     if trouble:
         return Failure(*trouble, log=str(finished.log))
-    if isinstance(wrong := _sanity(run.sanity, finished), Failure):
-        return wrong
-    samples = _samples(run.metrics, finished)
-    if isinstance(samples, str):
-        return Failure("metric_invalid", samples, log=str(finished.log))
-    metrics = []
-    for name, wanted in run.metrics.items():
-        metric = _metric(name, wanted, samples.get(name, []))
-        if isinstance(metric, Failure):
-            return Failure(metric.outcome, _with_last_lines(metric.text, finished), log=str(finished.log))
-        metrics.append(metric)
+    try:
+        metrics = _metrics(run, finished)
+    except RunFailure as failure:
+        text = str(failure).removeprefix(f"{failure.outcome}: ")
+        return Failure(failure.outcome, text, log=str(finished.log))
     return Measurement(
         run_id=run.run_id,
         nonce=run.nonce,
@@ -86,8 +91,34 @@ def measure(run: RunPlan, finished: FinishedProgram) -> Measurement | Failure:
         samples=0,
         started_ns=finished.started_ns,
         ended_ns=finished.ended_ns,
-        metrics=tuple(metrics),
+        metrics=metrics,
     )
+
+
+def _metrics(run: RunPlan, finished: FinishedProgram) -> tuple[MetricValue, ...]:
+    """Return the metrics of a program that ended well.
+
+    Raises:
+        RunFailure: it is not sound, or one of them cannot be had.
+    """
+    called = _call(run, finished) if run.functions else {}
+    _check_sanity(run.sanity, finished, called.get("unsound", ""))
+    try:
+        samples = {**_samples(run, finished), **called.get("samples", {})}
+        failed = called.get("errors", {})
+        return tuple(
+            _metric(name, wanted, samples.get(name, []), failed.get(name, ""))
+            for name, wanted in run.metrics.items()
+        )
+    except RunFailure as failure:
+        text = str(failure).removeprefix(f"{failure.outcome}: ")
+        if text.startswith(_SEARCHING):
+            raise
+        raise RunFailure(failure.outcome, _with_last_lines(text, finished)) from None
+
+
+#: How a text begins that tells of a search and not of the program.
+_SEARCHING = "searching "
 
 
 def last_lines(output: bytes, lines: int = 20, characters: int = 2000) -> str:
@@ -107,12 +138,12 @@ def _exit_failure(finished: FinishedProgram) -> tuple[str, str] | None:
 
 def _with_last_lines(reason: str, finished: FinishedProgram) -> str:
     """Return *reason*, and below it the last lines of the program's output."""
-    lines = last_lines(finished.output)
+    lines = finished.last_lines
     return f"{reason}; its last lines:\n{lines}" if lines else f"{reason}; it printed nothing"
 
 
 def _output_failure(run: RunPlan, finished: FinishedProgram) -> tuple[str, str] | None:
-    if not finished.dropped or not (run.metrics or run.sanity):
+    if not finished.dropped or not (run.sanity or any(not one.file for one in run.metrics.values())):
         return None
     printed = len(finished.output) + finished.dropped
     return (
@@ -121,57 +152,129 @@ def _output_failure(run: RunPlan, finished: FinishedProgram) -> tuple[str, str] 
     )
 
 
-def _sanity(patterns: Sequence[str], finished: FinishedProgram) -> Failure | None:
-    """Return the failure of a program that ended well and did not print what its test wants to see."""
+def _check_sanity(patterns: Sequence[str], finished: FinishedProgram, unsound: str) -> None:
+    """Check that a program which ended well printed what its test wants to see.
+
+    Raises:
+        RunFailure: it did not, or a function of the test says why it is *unsound*.
+    """
     found = _search({pattern: f"({pattern})" for pattern in patterns}, finished) if patterns else {}
-    if isinstance(found, str):
-        return Failure("sanity_failed", found, log=str(finished.log))
     missing = [pattern for pattern in patterns if not found[pattern]]
-    if not missing:
-        return None
-    text = f"nothing in the program's output matches {' nor '.join(map(repr, missing))} (sanity)"
-    return Failure("sanity_failed", _with_last_lines(text, finished), log=str(finished.log))
+    if missing:
+        unsound = f"nothing in the program's output matches {' nor '.join(map(repr, missing))} (sanity)"
+    if unsound:
+        raise RunFailure("sanity_failed", _with_last_lines(unsound, finished))
 
 
-def _samples(
-    metrics: Mapping[str, MetricPattern], finished: FinishedProgram
-) -> dict[str, list[object]] | str:
-    """Return all observations by metric, or why they could not be found."""
-    patterns = {name: metric.pattern for name, metric in metrics.items() if metric.pattern is not None}
+def _samples(run: RunPlan, finished: FinishedProgram) -> dict[str, list[object]]:
+    """Return all observations by metric, but those that functions make.
+
+    Raises:
+        RunFailure: they could not be found.
+    """
     found: dict[str, list[object]] = {}
-    if patterns:
-        texts = _search(patterns, finished)
-        if isinstance(texts, str):
-            return texts
+    for file in dict.fromkeys(metric.file for metric in run.metrics.values() if not metric.extract):
+        here = {name: one for name, one in run.metrics.items() if one.file == file and not one.extract}
+        source = _file_of_run(run, finished, file) if file else finished
+        patterns = {name: one.pattern for name, one in here.items() if one.pattern is not None}
+        texts = _search(patterns, source, file or "the output") if patterns else {}
         found.update({name: list(values) for name, values in texts.items()})
-    if len(patterns) < len(metrics):
-        printed = _json_samples(finished.output)
-        found.update({name: printed.get(name, []) for name in metrics if name not in patterns})
+        printed = _json_samples(source.output) if not file and len(patterns) < len(here) else {}
+        for name in here.keys() - patterns.keys():
+            found[name] = _values_of_file(name, here[name], source) if file else printed.get(name, [])
     return found
 
 
-def _search(patterns: Mapping[str, str], finished: FinishedProgram) -> dict[str, list[str]] | str:
+def _file_of_run(run: RunPlan, finished: FinishedProgram, name: str) -> FinishedProgram:
+    """Return *finished* with the content of a file of the run in place of its output.
+
+    Raises:
+        RunFailure: the program has not written it, or it is too large.
+    """
+    try:
+        path = RunFiles(finished.folder, finished.log, run.artifacts).path(name)
+    except RunFailure as failure:
+        raise RunFailure("metric_missing", str(failure).removeprefix(f"{failure.outcome}: ")) from None
+    if (size := path.stat().st_size) > OUTPUT_CAP:
+        text = f"{name} has {size} bytes; metrics are searched within {OUTPUT_CAP}"
+        raise RunFailure("output_limit", text)
+    return replace(finished, output=path.read_bytes(), log=path)
+
+
+def _values_of_file(name: str, metric: MetricPattern, source: FinishedProgram) -> list[object]:
+    try:
+        return values_of(metric.file, source.output.decode("utf-8", "replace"), metric.key)
+    except KeyError as error:
+        raise RunFailure("metric_missing", f"metric {name}: in {metric.file} {error.args[0]}") from None
+    except ValueError as error:
+        raise RunFailure("metric_invalid", f"metric {name}: {metric.file} cannot be read: {error}") from None
+
+
+def _search(
+    patterns: Mapping[str, str], finished: FinishedProgram, what: str = "the output"
+) -> dict[str, list[str]]:
+    """Return the matches of each pattern.
+
+    Raises:
+        RunFailure: the search took too long.
+    """
     size = len(finished.output)
     if all(size <= IN_PROCESS_BYTES.get(choices(pattern), -1) for pattern in patterns.values()):
         return search(patterns, finished.output.decode("utf-8", "replace"))
+    request = {"path": str(finished.log), "patterns": patterns}
+    doing = f"{_SEARCHING}{what} for {', '.join(patterns)}"
+    answer: dict[str, list[str]] = _ask(
+        ["-I", "-S"], request, SEARCH_LIMIT_S, doing, "; simplify the patterns"
+    )
+    return answer
+
+
+def _call(run: RunPlan, finished: FinishedProgram) -> dict[str, Any]:
+    """Return what the functions of the run's test find.
+
+    Raises:
+        RunFailure: they cannot be called, or took too long.
+    """
+    request = {
+        "functions": run.functions,
+        "metrics": [name for name, metric in run.metrics.items() if metric.extract],
+        "checks": run.checks,
+        "folder": str(finished.folder),
+        "log": str(finished.log),
+        "artifacts": run.artifacts,
+        "sys_path": sys.path,
+    }
+    answer: dict[str, Any] = _ask([], request, FUNCTIONS_LIMIT_S, "calling the functions of the test")
+    if broken := answer.get("broken"):
+        raise RunFailure("metric_invalid", broken)
+    return answer
+
+
+def _ask(options: Sequence[str], request: object, limit_s: float, doing: str, advice: str = "") -> Any:
+    """Return the answer of the process that searches.
+
+    Raises:
+        RunFailure: there is none.
+    """
     from pytest_mlhpc.provision import search as program
 
     try:
         answer = subprocess.run(
-            [sys.executable, "-I", "-S", program.__file__],
-            input=json.dumps({"path": str(finished.log), "patterns": patterns}),
+            [sys.executable, *options, program.__file__],
+            input=json.dumps(request),
             capture_output=True,
             text=True,
-            timeout=SEARCH_LIMIT_S,
+            timeout=limit_s,
             check=True,
         )
+        return json.loads(answer.stdout)
     except subprocess.TimeoutExpired:
-        names = ", ".join(patterns)
-        return f"searching the output for {names} took more than {SEARCH_LIMIT_S:g} s; simplify the patterns"
+        text = f"{doing} took more than {limit_s:g} s{advice}"
     except subprocess.CalledProcessError as error:
-        return f"searching the output failed: {last_lines(error.stderr.encode())}"
-    texts: dict[str, list[str]] = json.loads(answer.stdout)
-    return texts
+        text = f"{doing} failed: {last_lines(error.stderr.encode())}"
+    except ValueError:
+        text = f"{doing} ended without an answer"
+    raise RunFailure("metric_invalid", text)
 
 
 def _json_samples(output: bytes) -> dict[str, list[object]]:
@@ -190,23 +293,23 @@ def _json_samples(output: bytes) -> dict[str, list[object]]:
     return found
 
 
-def _metric(name: str, wanted: MetricPattern, observed: list[object]) -> MetricValue | Failure:
+def _metric(name: str, wanted: MetricPattern, observed: list[object], failed: str) -> MetricValue:
+    if failed:
+        raise RunFailure("metric_invalid", f"metric {name}: its function failed: {failed}")
     if not observed:
-        line = json.dumps({"metric": name, "value": 1.0})
-        how = f"nothing matches {wanted.pattern}" if wanted.pattern else f"no line is like {line}"
-        return Failure("metric_missing", f"the program's output has no metric {name}: {how}")
+        raise RunFailure("metric_missing", _nothing_found(name, wanted))
     values = []
     for item in observed:
         value = _number(_plain_figure(item, wanted))
         if isinstance(item, str) and value is None and (unit := _other_unit(item, wanted)):
-            return Failure("metric_invalid", f"metric {name} is {item[:80]!r}: {unit}")
+            raise RunFailure("metric_invalid", f"metric {name} is {item[:80]!r}: {unit}")
         if value is None or not math.isfinite(value):
-            return Failure(
+            raise RunFailure(
                 "metric_invalid", f"metric {name} is {str(item)[:80]!r}, which is no finite number"
             )
         value *= wanted.scale
         if wanted.unit != "1" and (value < 0 or (value == 0 and wanted.unit not in MAY_BE_ZERO)):
-            return Failure("metric_invalid", f"metric {name} is {value:g} {wanted.unit}, which cannot be")
+            raise RunFailure("metric_invalid", f"metric {name} is {value:g} {wanted.unit}, which cannot be")
         values.append(value)
     step = -(-len(values) // MAX_SAMPLES)
     try:
@@ -221,7 +324,18 @@ def _metric(name: str, wanted: MetricPattern, observed: list[object]) -> MetricV
             wanted.tolerance,
         )
     except (SchemaError, OverflowError) as error:
-        return Failure("metric_invalid", str(error))
+        raise RunFailure("metric_invalid", str(error)) from None
+
+
+def _nothing_found(name: str, wanted: MetricPattern) -> str:
+    if wanted.extract:
+        return f"the function of metric {name} found nothing"
+    if wanted.key:
+        return f"{wanted.file} has no metric {name}: {wanted.key} has no values"
+    where = f"the file {wanted.file}" if wanted.file else "the program's output"
+    line = json.dumps({"metric": name, "value": 1.0})
+    how = f"nothing matches {wanted.pattern}" if wanted.pattern else f"no line is like {line}"
+    return f"{where} has no metric {name}: {how}"
 
 
 #: A figure with its unit behind it, as programs print it.

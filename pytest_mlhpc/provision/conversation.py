@@ -90,7 +90,8 @@ class Conversation:
 
     def _command(self, run: RunPlan, end: Message) -> Message:
         folder = Path(self._plan.directory) / run.run_id
-        log = folder / ("rank0.log" if run.launcher == "plain" else "launcher.log")
+        names = ("container.log", "rank0.log" if run.launcher == "plain" else "launcher.log")
+        log = next((folder / name for name in names if (folder / name).exists()), folder / names[1])
         times = [end.body.get(name) for name in ("started_ns", "ended_ns")]
         began, ended = (time if isinstance(time, int) else 0 for time in times)
         host = str(end.body.get("host") or socket.gethostname())
@@ -101,7 +102,7 @@ class Conversation:
         except OSError as error:
             return result_message(run, Failure("no_result", f"cannot read {log}: {error.strerror}"))
         code = next((code for code in end.body["exit"] if code), 0)
-        finished = FinishedProgram(code, output, max(0, size - OUTPUT_CAP), log, host, began, ended)
+        finished = FinishedProgram(code, output, max(0, size - OUTPUT_CAP), log, host, began, ended, folder)
         return result_message(run, measure(run, finished))
 
 

@@ -250,7 +250,7 @@ class LocalProvisioner:
         self._events.append(StateChanged(handle, JobState.RUNNING, beside, nodes, beside=beside))
         if isinstance(process, CommandProcess):
             self._events.append(LineArrived(handle, process.started()))
-        for fd in (process.output, process.pidfd):
+        for fd in (*process.outputs, process.pidfd):
             if fd >= 0:
                 self._selector.register(fd, selectors.EVENT_READ, allocation)
                 allocation.watched.append(fd)
@@ -282,8 +282,8 @@ class LocalProvisioner:
         process = allocation.process
         if process is None or allocation.handle.id not in self._running:
             return  # it ended while earlier output was processed
-        if fd == process.output:
-            messages, more = process.read()
+        if fd in process.outputs:
+            messages, more = process.read(fd)
             self._events += [LineArrived(allocation.handle, message) for message in messages]
             if not more:
                 self._selector.unregister(fd)

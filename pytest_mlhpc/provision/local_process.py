@@ -22,7 +22,13 @@ from pathlib import Path
 from pytest_mlhpc.errors import MlhpcError, ProtocolError, ProvisionError, RunFailure
 from pytest_mlhpc.node.cores import on_node
 from pytest_mlhpc.node.files import EXIT_UNSAFE, UNSAFE, check_private, open_private, outcome_of, unwritten
-from pytest_mlhpc.node.processes import CappedLog, describe_exit, start_in_new_session
+from pytest_mlhpc.node.processes import (
+    ERRORS_CAP,
+    CappedLog,
+    JoinedLines,
+    describe_exit,
+    start_in_new_session,
+)
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
@@ -76,8 +82,11 @@ class LocalProcess:
         self._terminated = False
         if process.stdout is None:
             raise ValueError("the process was started without a pipe for its output")
-        self.output = process.stdout.fileno()
-        os.set_blocking(self.output, False)
+        pipes = (process.stdout, process.stderr)
+        #: Where it is heard: at its standard output, and of a program at its standard error.
+        self.outputs = tuple(pipe.fileno() for pipe in pipes if pipe is not None)
+        for fd in self.outputs:
+            os.set_blocking(fd, False)
         self.pidfd = _pidfd(process.pid)
 
     @property
@@ -85,21 +94,21 @@ class LocalProcess:
         """The pid of the top process, which leads a process group of its own."""
         return self._process.pid
 
-    def read(self, reads: int = READS) -> tuple[list[Message], bool]:
-        """Return the messages that the available output completes, and whether output may still come."""
+    def read(self, fd: int, reads: int = READS) -> tuple[list[Message], bool]:
+        """Return the messages that what *fd* has completes, and whether more may come there."""
         messages: list[Message] = []
         for _ in range(reads):
             try:
-                data = os.read(self.output, 1 << 16)
+                data = os.read(fd, 1 << 16)
             except BlockingIOError:
                 return messages, True
             if not data:
                 return messages, False
-            messages += self.take(data)
+            messages += self.take(data, error=fd != self.outputs[0])
         return messages, True
 
-    def take(self, data: bytes) -> list[Message]:
-        """Process output; return the messages that it completes."""
+    def take(self, data: bytes, *, error: bool) -> list[Message]:
+        """Process standard output, or standard error; return the messages that it completes."""
         raise NotImplementedError
 
     def final_messages(self, code: int) -> Iterator[Message]:
@@ -113,7 +122,7 @@ class LocalProcess:
     def finish(self) -> list[Message]:
         """After :meth:`has_ended`: end the descendants, read the last output, and return the last messages."""
         self.end_leftovers()
-        messages, _ = self.read(FINAL_READS)
+        messages = [message for fd in self.outputs for message in self.read(fd, FINAL_READS)[0]]
         return [*messages, *self.final_messages(self._process.returncode)]
 
     def end_leftovers(self) -> None:
@@ -161,7 +170,7 @@ class LocalProcess:
 
     def close(self) -> None:
         """Close descriptors. The process has ended."""
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
@@ -254,7 +263,7 @@ class BatchProcess(LocalProcess):
         """Do as for any process, or nothing where the batch goes on: it has ended all processes of its runs."""
         return [] if self.waits else super().finish()
 
-    def take(self, data: bytes) -> list[Message]:
+    def take(self, data: bytes, *, error: bool = False) -> list[Message]:  # noqa: ARG002 - its standard error is a file
         """Decode worker lines; end a batch whose protocol or payload does not match."""
         messages = self._conversation.take(data)
         if self._conversation.mismatch:
@@ -354,6 +363,8 @@ class CommandProcess(LocalProcess):
         self._run = plan.runs[0]
         super().__init__(plan, process, self._run.time_limit_s)
         self._log = log
+        self._errors: CappedLog | None = None
+        self._joined = JoinedLines()
         self._head = bytearray()
         self._failure: Failure | None = None
         self._started_ns = time.time_ns()
@@ -367,17 +378,24 @@ class CommandProcess(LocalProcess):
         }
         return run_message(self._run, "started", body)
 
-    def take(self, data: bytes) -> list[Message]:
-        """Log output; a log that cannot be written ends the program."""
-        if len(self._head) <= MEMORY_BYTES:
-            self._head += data
+    def take(self, data: bytes, *, error: bool) -> list[Message]:
+        """Log output, and standard error apart, too; a log that cannot be written ends the program."""
         try:
-            self._log.write(data)
-        except OSError as error:
+            if error:
+                self._errors = self._errors or CappedLog(self._log.path.with_name("errors.log"), ERRORS_CAP)
+                self._errors.write(data)
+            self._write(self._joined.feed(data, error=error))
+        except OSError as full:
             if self._failure is None:
-                self._failure = Failure(unwritten(error), no_room(error, self._log.path))
+                self._failure = Failure(unwritten(full), no_room(full, self._log.path))
                 self.send_signal(signal.SIGKILL)
         return []
+
+    def _write(self, joined: bytes) -> None:
+        if joined and len(self._head) <= MEMORY_BYTES:
+            self._head += joined
+        if joined:
+            self._log.write(joined)
 
     def on_deadline(self) -> None:
         """Set the failure, and end the program."""
@@ -388,16 +406,23 @@ class CommandProcess(LocalProcess):
 
     def final_messages(self, code: int) -> Iterator[Message]:
         """Return the measurement or the failure, and the end."""
-        self._log.close()
+        with contextlib.suppress(OSError):  # of a full disk the failure tells
+            self._write(self._joined.finish())
+        self._close_logs()
         yield result_message(self._run, self._failure or self._measure(code))
         yield run_message(self._run, "end", {"exit": [code]})
 
     def close(self) -> None:
-        """Close descriptors, the log's too: a cancelled program has no final messages. An empty folder of the run goes."""
-        self._log.close()
+        """Close descriptors, the logs' too: a cancelled program has no final messages. An empty folder of the run goes."""
+        self._close_logs()
         with contextlib.suppress(OSError):
             _own_folder(self.plan).rmdir()
         super().close()
+
+    def _close_logs(self) -> None:
+        for log in (self._log, self._errors):
+            if log is not None:
+                log.close()
 
     def _measure(self, code: int) -> Measurement | Failure:
         path = self._log.path
@@ -410,8 +435,9 @@ class CommandProcess(LocalProcess):
         except OSError as error:
             return Failure("no_result", f"cannot read the output {path}: {error.strerror}")
         host, now = socket.gethostname(), time.time_ns()
+        times, folder = (self._started_ns, now), _own_folder(self.plan)
         return measure(
-            self._run, FinishedProgram(code, output, self._log.dropped, path, host, self._started_ns, now)
+            self._run, FinishedProgram(code, output, self._log.dropped, path, host, *times, folder)
         )
 
 
@@ -457,7 +483,7 @@ def _start_error(run: RunPlan, error: OSError | ValueError) -> str:
 def popen(
     argv: Sequence[str], environment: Mapping[str, str], cwd: str | None, *, log: int | None
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, its output on a pipe. With *log*, errors go there and stdin is a pipe.
+    """Start a program in a session of its own, its output and its errors on pipes. With *log*, errors go there and stdin is a pipe.
 
     No function runs in the child, so that Python starts it by vfork, however large this process is.
     """
@@ -467,7 +493,7 @@ def popen(
         cwd=cwd,
         stdin=subprocess.DEVNULL if log is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if log is None else log,
+        stderr=subprocess.PIPE if log is None else log,
         bufsize=0,
     )
 

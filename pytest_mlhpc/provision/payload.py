@@ -97,7 +97,7 @@ def own_files() -> Iterator[tuple[str, Path]]:
         f"{package.name}/__init__.py",
         Path(os.devnull),
     )  # empty: the public names are for tests, which no node runs
-    yield from _python_files(package / FOLDER, package.parent)
+    yield from _files(package / FOLDER, package.parent, (".py", ".json"))
 
 
 def nvml() -> Iterator[tuple[str, Path]]:
@@ -126,16 +126,16 @@ def extra_files(modules: Sequence[str]) -> Iterator[tuple[str, Path]]:
             if (root / parent / "__init__.py").exists():
                 yield str(parent / "__init__.py"), root / parent / "__init__.py"
         if origin.name == "__init__.py":
-            yield from _python_files(origin.parent, root)
+            yield from _files(origin.parent, root, (".py",))
         else:
             yield str(origin.relative_to(root)), origin
 
 
-def _python_files(folder: Path, root: Path) -> Iterator[tuple[str, Path]]:
+def _files(folder: Path, root: Path, endings: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
     for where, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):
-            if name.endswith(".py"):
+            if name.endswith(endings):
                 path = Path(where) / name
                 yield str(path.relative_to(root)), path
 

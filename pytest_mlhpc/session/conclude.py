@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from pytest_mlhpc.store.index import Index
 
 
+#: What a record says of a program that was the command of its container.
+WITHOUT_AGENT = "no agent was in its pod: its node was not vetted, and there is neither telemetry nor standard error apart"
+
+
 class JobFinisher:
     """Judges ended jobs and stores their records. Called by drivers' threads, one at a time."""
 
@@ -307,7 +311,10 @@ class JobFinisher:
             asked=to_json(spec.asked),
             parameters=to_json(spec.parameters),
             failure=str(failure) if failure else "",
-            explanation=(*judgement.explanation, *filter(None, [attempt.beside])) if judgement else (),
+            explanation=(
+                *((*judgement.explanation, *filter(None, [attempt.beside])) if judgement else ()),
+                *([WITHOUT_AGENT] if spec.agentless else []),
+            ),
             node_hours=used_hours(spec, attempt.run_s),
             queue_s=attempt.queue_s,
             run_s=attempt.run_s,

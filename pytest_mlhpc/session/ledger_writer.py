@@ -214,6 +214,18 @@ class LedgerWriter:
     def _until_ns(self) -> int:
         return self._ledger.until(self._settings.lease_s)
 
+    def payload(self, root: Path) -> str:
+        """Return the hash of the payload below *root* for what this machine does before anything is submitted.
+
+        Raises:
+            ProvisionError: it cannot be written.
+        """
+        from pytest_mlhpc.provision import payload
+
+        if (str(root),) not in self._payloads:
+            self._payloads[str(root),] = payload.build(root, ()).sha256
+        return self._payloads[str(root),]
+
     def _payload(self, spec: JobSpec, root: Path, *, alone: bool) -> str:
         """Return the hash of the payload that *spec* needs; a program that is started directly, by itself, needs none."""
         local = spec.target.partition.scheduler == "local"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.config.quantities import format_size
-from pytest_mlhpc.errors import Problem, UsageError
+from pytest_mlhpc.errors import MlhpcError, Problem, ProvisionError, UsageError
 from pytest_mlhpc.jobs.budget import (
     Budget,
     BudgetLimit,
@@ -28,10 +30,15 @@ from pytest_mlhpc.jobs.budget import (
     used_hours,
 )
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.jobs.plan import plan_of
+from pytest_mlhpc.jobs.provisioner import AllocationEnded, LineArrived
+from pytest_mlhpc.jobs.spec import JobSpec, run_root
+from pytest_mlhpc.node.batch.runs import COMPLETE
+from pytest_mlhpc.node.protocol.plan import BuildPlan, RunPlan
 from pytest_mlhpc.node.worker.workloads.fields.parallel import layout
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.store.files import unusable
+from pytest_mlhpc.store.record import Failure
 
 
 class Spending:
@@ -127,6 +134,75 @@ def check(specs: Sequence[JobSpec], settings: Settings) -> Spending:
     spending = Spending(specs, settings)
     spending.announcement += unused
     return spending
+
+
+def build_before(
+    specs: Sequence[JobSpec], state_dir: Path, session_id: str, payload: Callable[[Path], str]
+) -> tuple[dict[str, Failure], list[str]]:
+    """Make the builds that are to be made on this machine; return node id -> why one that it needs failed, and lines that tell.
+
+    Each is made once, by a batch of its own, which ends with this session. *payload* makes the payload for a root.
+    """
+    made: dict[tuple[Path, str], Failure | None] = {}
+    failures: dict[str, Failure] = {}
+    lines: list[str] = []
+    for spec in specs:
+        root = run_root(spec.target.partition, state_dir)
+        for build in (one for one in spec.builds if one.before):
+            place = (root, build.key)
+            if place not in made and not (root / "builds" / build.key / COMPLETE).exists():
+                began = time.monotonic()
+                made[place] = _build_here(spec, build, root, session_id, payload)
+                how = "failed" if made[place] else "is made"
+                lines.append(f"build {build.name} {how}, {time.monotonic() - began:.0f} s on this machine")
+            if failure := made.get(place):
+                failures.setdefault(spec.node_id, failure)
+    return failures, lines
+
+
+def _build_here(
+    spec: JobSpec, build: BuildPlan, root: Path, session_id: str, payload: Callable[[Path], str]
+) -> Failure | None:
+    """Make one build; return why it failed."""
+    from pytest_mlhpc.provision.local import LocalProvisioner
+    from pytest_mlhpc.provision.slurm.script import with_software
+
+    words = tuple(with_software(build.argv, spec.target.environment))
+    provisioner = LocalProvisioner(state_dir=root, session_id=session_id)
+    failed: Failure | None = None
+    try:
+        plan = plan_of([(spec, 0)], root / "runs" / session_id, payload(root))
+        handle = provisioner.submit(
+            replace(plan, runs=(_only_builds(plan.runs[0], build, words),), nodes=1, spares=0)
+        )
+        while True:
+            for event in provisioner.events([handle], 1.0):
+                if isinstance(event, LineArrived) and event.message.kind == "failed":
+                    body = event.message.body
+                    shown, own = " ".join(words)[:200], " ".join(build.argv)[:200]
+                    failed = Failure(
+                        body["outcome"], body["text"].replace(shown, own), str(body.get("log", ""))
+                    )
+                elif isinstance(event, AllocationEnded):
+                    return failed or _failure(event.error)
+    except ProvisionError as error:
+        return _failure(error)
+    finally:
+        provisioner.close()
+
+
+def _only_builds(run: RunPlan, build: BuildPlan, words: tuple[str, ...]) -> RunPlan:
+    """Return a run in the place of *run* that makes one build by *words*, and then does nothing."""
+    return replace(
+        run, workload="command", argv=("true",), metrics={}, sanity=(), functions="", checks=False, files={}, artifacts=(),
+        builds=(replace(build, argv=words, before=False),), nodes=1, ranks=1, processes=1, launcher="plain",
+        python=sys.executable, exclusive=False, cwd=None, device_ids=(), wrapper=(), launcher_options=(),
+    )  # fmt: skip
+
+
+def _failure(error: MlhpcError | None) -> Failure | None:
+    outcome = getattr(error, "outcome", "build_failed")
+    return Failure(outcome, str(error).removeprefix(f"{outcome}: ")) if error is not None else None
 
 
 def _refuse_state_dir(settings: Settings) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import numbers
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -15,7 +14,7 @@ from pytest_mlhpc.jobs.job import Outcome
 from pytest_mlhpc.jobs.metrics import base_unit
 from pytest_mlhpc.judge.evidence import metric_lines
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
-from pytest_mlhpc.node.run_files import ARCHIVE, artifacts_of, matching, unpack
+from pytest_mlhpc.provision.search import RunFiles
 from pytest_mlhpc.store.text import quantity
 from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 
@@ -139,13 +138,21 @@ class Run:
 
     @property
     def output(self) -> str:
-        """What the program printed, standard output and error as they came; of several ranks, what their launcher did.
+        """What the program printed, standard output and error line by line as they came; of several ranks, what their launcher did.
 
         Raises:
             RunFailure: the folder of the run is gone.
         """
-        log = self._log()
-        return log.read_bytes().decode("utf-8", "replace") if log is not None else ""
+        return self._files().output
+
+    @property
+    def errors(self) -> str:
+        """What the program wrote to its standard error, at most 1 MiB; of several ranks, what their launcher passed on.
+
+        Raises:
+            RunFailure: the folder of the run is gone, or the program was its container's command: then nobody parts them.
+        """
+        return self._files().errors
 
     @property
     def log(self) -> Path:
@@ -154,8 +161,7 @@ class Run:
         Raises:
             RunFailure: the folder of the run is gone.
         """
-        folder = self._folder()
-        return self._log() or folder / "output.log"
+        return self._files().log
 
     def path(self, name: str) -> Path:
         """Return where the artifact *name* lies, a path in the folder of the run.
@@ -163,26 +169,11 @@ class Run:
         Raises:
             RunFailure: the program has not written it, or the test does not name it among its ``artifacts``.
         """
-        if not matching([name], self.outcome.artifacts):
-            example = f"artifacts=[{name!r}]"
-            known = ", ".join(self.outcome.artifacts) or "none"
-            text = f"{name!r} is no artifact of the test (it has {known}); add {example} to its decorator"
-            raise RunFailure("no_result", text)
-        inner = self._folder() / self.measurement.run_id
-        folder = inner if inner.is_dir() else self._folder()
-        archive = folder / ARCHIVE
-        if not (folder / name).is_file() and archive.is_file():
-            unpack(archive, folder, self.outcome.artifacts)
-        if not (folder / name).is_file():
-            written = ", ".join(artifacts_of(folder, self.outcome.artifacts)) or "none"
-            raise RunFailure(
-                "no_result", f"the program wrote no {name!r} into {folder}; artifacts there: {written}"
-            )
-        return folder / name
+        return self._files().path(name)
 
     def text(self, name: str) -> str:
         """Return the content of the artifact *name* as text."""
-        return self.path(name).read_text("utf-8", "replace")
+        return self._files().text(name)
 
     def json(self, name: str) -> Any:
         """Return the content of the artifact *name*, a JSON file.
@@ -190,25 +181,25 @@ class Run:
         Raises:
             RunFailure: it is missing, or no JSON.
         """
-        try:
-            return json.loads(self.text(name))
-        except (ValueError, RecursionError) as error:
-            raise RunFailure("metric_invalid", f"{self.path(name)} is no JSON: {error}") from None
+        return self._files().json(name)
 
-    def _folder(self) -> Path:
+    def _files(self) -> RunFiles:
+        """Return what the run left.
+
+        Raises:
+            RunFailure: the folder of the run is gone.
+        """
         folder = Path(self.outcome.directory)
         if not folder.is_dir():
             raise RunFailure("no_result", f"the run's output was removed with its folder {folder}")
-        return folder
-
-    def _log(self) -> Path | None:
-        folder = self._folder()
-        places = [
+        inner = folder / self.measurement.run_id
+        logs = [
             place / name
-            for place in (folder, folder / self.measurement.run_id)
-            for name in ("output.log", "rank0.log", "launcher.log")
+            for place in (folder, inner)
+            for name in ("output.log", "rank0.log", "launcher.log", "container.log")
         ]
-        return next((place for place in places if place.is_file()), None)
+        log = next((one for one in logs if one.is_file()), logs[0])
+        return RunFiles(inner if inner.is_dir() else folder, log, self.outcome.artifacts)
 
     def __getitem__(self, name: str) -> MeasuredMetric:
         """Return a metric; KeyError names the nearest and lists all."""

@@ -130,6 +130,9 @@ class BenchmarkSession:
         self._timer: threading.Timer | None = None
         self._signals = Signals(self._terminate)
         self._detaching = False
+        self._unbuilt: Mapping[
+            str, Failure
+        ] = {}  #: node id -> why a build that it needs failed on this machine
         self.terminated = False  #: by SIGTERM or SIGHUP
         self._closed = False
 
@@ -143,10 +146,14 @@ class BenchmarkSession:
         if self.jobs or not specs or self._closed:
             return
         from pytest_mlhpc.session.conclude import JobFinisher
-        from pytest_mlhpc.session.preflight import check
+        from pytest_mlhpc.session.preflight import build_before, check
 
         spending = check(specs, self.settings)
         self.announcement += spending.announcement
+        unbuilt: Mapping[str, Failure] = {}
+        if self.settings.resume is None and any(build.before for spec in specs for build in spec.builds):
+            unbuilt, lines = build_before(specs, self.settings.state_dir, self.id, self._books.payload)
+            self.announcement += lines
         provenance = self._books.provenance = provenance_of(self._root)
         self._concluder = JobFinisher(
             self.settings,
@@ -160,7 +167,7 @@ class BenchmarkSession:
             tell=self.trouble.append,
         )
         self._concluder.book.problems(sorted({spec.target.partition.system for spec in specs}))
-        jobs = [Job(spec) for spec in specs]
+        jobs = [Job(spec, unbuilt=unbuilt.get(spec.node_id)) for spec in specs]
         adopted: Mapping[str, Sequence[AdoptedAllocation]] = {}
         self._signals.catch()  # what is taken over keeps its lease if this session is told to end now
         try:
@@ -295,16 +302,20 @@ class BenchmarkSession:
                 self._timer.cancel()
             if self._detaching:
                 self._lease()
-            for driver in self._drivers.values():
-                driver.close(detach=self._detaching and driver.durable)
             hurry = self.terminated
             try:
+                self._close_drivers()
                 self._await_drivers()
             except KeyboardInterrupt:  # the second: what is left is named, and not waited for
                 hurry = True
+                self._close_drivers()  # it may have come before all were told
             with self._signals.uninterrupted():
                 self._finish()
             self._end_records(hurry=hurry)
+
+    def _close_drivers(self) -> None:
+        for driver in self._drivers.values():
+            driver.close(detach=self._detaching and driver.durable)
 
     def _await_drivers(self) -> None:
         for driver in self._drivers.values():

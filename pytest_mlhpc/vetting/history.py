@@ -23,6 +23,7 @@ from pytest_mlhpc.node.vet.finding import (
     Severity,
     VetVerdict,
 )
+from pytest_mlhpc.node.vet.statistics import mad
 from pytest_mlhpc.node.vet.text import reason
 from pytest_mlhpc.vetting.journal import (
     HISTORY,
@@ -46,9 +47,6 @@ LEARN_S = 90 * 86400.0
 
 #: Fewest figures and vettings from which anything is learned, and most vettings (the latest ones) that count.
 LEAST_FIGURES, LEAST_VETTINGS, MOST_VETTINGS = 20, 5, 30
-
-#: Makes the median absolute deviation of a normal distribution its standard deviation.
-MAD_SCALE = 1.4826
 
 #: A node's score is the best of its first rounds, as many as a quick vetting has: the best of more would be higher.
 PAIR_ROUNDS = 3
@@ -237,8 +235,7 @@ def _latest(entries: Iterable[FigureEntry]) -> dict[tuple[str, str], list[Figure
 
 def _learned(key: str, model: str, figures: Sequence[float], host: str = "") -> Learned:
     middle = statistics.median(figures)
-    mad = MAD_SCALE * statistics.median(abs(value - middle) for value in figures)
-    return Learned(key, model, middle, mad, len(figures), host)
+    return Learned(key, model, middle, mad(figures, middle), len(figures), host)
 
 
 def excluded(
@@ -281,19 +278,11 @@ def _passes(entry: NodeEntry, offence: NodeEntry | None) -> bool:
     """Whether *entry* ends the exclusion for *offence*."""
     if offence is None or entry.fitness != Fitness.FIT.value:
         return False
-    return _closeness(entry) >= _closeness(offence) or offence.check in _checks_without_load(entry.level)
+    if _closeness(entry) >= _closeness(offence):
+        return True
+    from pytest_mlhpc.node.vet.checks import names_of
 
-
-def _checks_without_load(level: str) -> frozenset[str]:
-    """Return the names of checks that any vetting of a level makes on a node, also without load."""
-    from pytest_mlhpc.node.vet.checks import all_checks
-
-    checks, _ = all_checks()
-    return frozenset(
-        one.name
-        for one in checks
-        if not one.purpose and not getattr(one, "loads", False) and (level == "deep" or one.level == "quick")
-    )
+    return offence.check in names_of(purpose="", level=entry.level, unloaded=True)
 
 
 def _closeness(entry: NodeEntry) -> tuple[int, int]:

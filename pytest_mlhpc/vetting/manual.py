@@ -12,11 +12,9 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from pytest_mlhpc.node.vet.check import Check, LoadWatch
 from pytest_mlhpc.node.vet.checks import all_checks
-from pytest_mlhpc.node.vet.machine import Check, Watch
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import Bound
-from pytest_mlhpc.node.vet.statistics import FLOORS
+from pytest_mlhpc.node.vet.policy import Bound, built_in, floors
 from pytest_mlhpc.node.vet.workers import PAIR_S, WORKS
 
 _MARKED = re.compile(r"(<!-- (checks|rules|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -48,10 +46,10 @@ def _table(head: str, rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _known() -> dict[str, tuple[Check | Watch, str]]:
+def _known() -> dict[str, tuple[Check | LoadWatch, str]]:
     """Return each check by name, and when it runs."""
     looks, watches = all_checks()
-    known: dict[str, tuple[Check | Watch, str]] = {one.name: (one, one.level) for one in looks}
+    known: dict[str, tuple[Check | LoadWatch, str]] = {one.name: (one, one.level) for one in looks}
     known.update({one.name: (one, f"{one.level}, under load") for one in watches})
     return known
 
@@ -92,7 +90,7 @@ def whole() -> str:
     checks = [
         [
             f"`{name}`",
-            (type(one).__doc__ or "").strip().splitlines()[0],
+            one.what,
             when,
             f"{one.cost_s:g}",
             ", ".join(one.reads),
@@ -103,15 +101,15 @@ def whole() -> str:
         [f"`{one.key}`", one.meaning, _stage(one, one.warn), _stage(one, one.fail), one.source]
         for one in built_in().bounds.values()
     ]
-    floors = [
+    lowest = [
         [one.hardware, f"`{one.name}`", f"{one.fail:.4g} {one.unit}", one.confidence, one.source]
-        for one in FLOORS
+        for one in floors()
     ]
     return "\n".join(
         (
             _table("| check | what it does | when | seconds at most, usually | what it reads |", checks),
             _table("| rule | what is counted | warning from | unfit from | source |", rules),
-            _table("| device | figure | floor | confidence | source |", floors),
+            _table("| device | figure | floor | confidence | source |", lowest),
         )
     )
 

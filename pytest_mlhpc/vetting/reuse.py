@@ -237,7 +237,7 @@ class StoredResults:
         self, identity: str, verdict: VetVerdict, report: Report, settings: VetSettings, reused: Sequence[str]
     ) -> None:
         """Keep what was found, and take unfit nodes out of service if that was asked for."""
-        from pytest_mlhpc.node.vet.checks import all_checks
+        from pytest_mlhpc.node.vet.checks import names_of
         from pytest_mlhpc.vetting.history import StoredVetting, keep
 
         where = self._where
@@ -245,10 +245,7 @@ class StoredResults:
         try:
             if not reused:  # figures must not count twice, nor results grow young by being used
                 keep(self.state_dir, vetting)
-                checks, watches = all_checks()
-                about_job = [one.name for one in checks if one.purpose == "job"]
-                about_job += [one.name for one in watches if one.purpose == "job"]
-                remember(self.state_dir, vetting, about_job)
+                remember(self.state_dir, vetting, names_of(purpose="job"))
         except (MlhpcError, OSError) as error:
             _tell(f"the verdict cannot be stored for later: {error}")
         if self.apply:

@@ -8,8 +8,7 @@ import yaml
 
 from pytest_mlhpc.config.policy import read_policy
 from pytest_mlhpc.errors import ConfigError
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import Bound, Policy
+from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in
 
 POLICY = Policy(
     [

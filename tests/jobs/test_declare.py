@@ -27,7 +27,7 @@ TYPED = {
 
 #: Type of a field -> how it is annotated.
 ANNOTATED = {
-    "int": int, "float": float, "str": str, "bool": bool, "judge": bool, "duration": str, "size": int, "list": typing.Sequence, "words": str,
+    "int": int, "float": float, "str": str, "bool": bool, "judge": bool, "duration": str, "size": int, "list": typing.Sequence, "words": str, "sanity": str,
     "sizes": typing.Sequence, "mapping": typing.Mapping, "line": str,
 }  # fmt: skip
 

@@ -17,10 +17,10 @@ RATE = (Metric("rate", r"rate: (\S+)", "items/s"),)
 @pytest.mark.parametrize(
     ("reference", "text"),
     [
-        ({"sys": "fast"}, "sys: expected a positive number in the unit of rate, found 'fast'"),
-        ({"sys": True}, "sys: expected a positive number in the unit of rate, found True"),
-        ({"sys": 0}, "sys: expected a positive number in the unit of rate, found 0"),
-        ({"sys": float("inf")}, "sys: expected a positive number in the unit of rate, found inf"),
+        ({"sys": "fast"}, "sys: expected a positive number in the unit of rate (items/s), found 'fast'"),
+        ({"sys": True}, "sys: expected a positive number in the unit of rate (items/s), found True"),
+        ({"sys": 0}, "sys: expected a positive number in the unit of rate (items/s), found 0"),
+        ({"sys": float("inf")}, "sys: expected a positive number in the unit of rate (items/s), found inf"),
         ({"sys": {"part": 1}}, "'sys' is no judged metric"),
         ({"rat": {"sys": 1}}, "'rat' is no judged metric (did you mean 'rate'?)"),
         (180, "expected mapping, found 180"),
@@ -209,6 +209,37 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_submitted(problem
         ({"command": ["a\0b"], "metrics": RATE}, "holds a NUL character"),
         ({"command": ["x"], "metrics": [3]}, "metrics: expected Metric(name, pattern, unit), found 3"),
         ({"command": ["x"], "metrics": [*RATE, *RATE]}, "metrics: rate: is declared twice"),
+        *[
+            ({"command": ["x"], "metrics": [Metric("rate", unit="MB/s", **given)]}, f"metrics: rate: {text}")
+            for given, text in (
+                (
+                    {"pattern": "(x)", "extract": abs},
+                    "has both pattern and extract; one of them finds the figure",
+                ),
+                ({"pattern": "(x)", "key": "a", "file": "m.json"}, "has both pattern and key; one of them"),
+                (
+                    {"extract": abs, "file": "m.json"},
+                    "has both file and extract; the function reads files itself",
+                ),
+                ({"extract": "rate"}, "extract 'rate' is no function; write extract=lambda run: ..."),
+                ({"extract": lambda: 1}, "extract "),
+                ({"extract": pow}, "extract pow does not take one argument, the run"),
+                ({"key": "a"}, "key 'a' is of a file; name that by file='m.json'"),
+                (
+                    {"file": "../m.json", "key": "a"},
+                    "file '../m.json' is no path of one file in the run's folder",
+                ),
+                ({"file": "*.json", "key": "a"}, "file '*.json' is no path of one file in the run's folder"),
+                ({"file": 3}, "file 3 is no path of one file"),
+                ({"file": "m.json", "key": ""}, "key '' is no text"),
+                (
+                    {"file": "md.log", "key": "a"},
+                    "file 'md.log' has no keys, as .json, .jsonl, .ndjson, .csv, .tsv have",
+                ),
+                ({"file": "m.csv"}, "file 'm.csv': say what of it: key=..."),
+                ({"file": "md.log"}, "file 'md.log': say what of it: pattern=..."),
+            )
+        ],
         *(
             ({"command": ["x"], "metrics": [metric]}, text)
             for metric, text in (

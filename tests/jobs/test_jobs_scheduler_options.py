@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc.config.model import NodeType
+from pytest_mlhpc.config.model import NodeType, Vet
 from pytest_mlhpc.errors import SpecError
 from pytest_mlhpc.jobs.ledger_entry import spec_digest
-from pytest_mlhpc.jobs.plan import plan_of
-from pytest_mlhpc.jobs.spec import same_needs
+from pytest_mlhpc.jobs.metrics import Metric
+from pytest_mlhpc.jobs.plan import plan_of, vetting_settings
+from pytest_mlhpc.jobs.spec import fits_into, same_needs
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
 from pytest_mlhpc.provision.kubernetes.schema import KubernetesOptions
+
+RATE = [Metric("rate", r"rate: (\S+)", "items/s")]
 
 
 @pytest.fixture
@@ -112,3 +115,45 @@ def test_a_run_in_a_pod_has_the_share_of_the_node_that_its_devices_are(spec, tar
     found = spec(replace(target, partition=partition), devices_per_node=devices)
     assert (found.node_cores, found.node_memory) == share
     assert found.cores_per_rank == share[0] // devices
+
+
+@pytest.mark.parametrize(
+    ("workload", "asked", "text"),
+    [
+        ("cosmoflow", {}, "sys:part has no agent in its pods (kubernetes: {agent: false}), which only programs can do without"),
+        ("command", {"ranks_per_node": 2}, "ranks_per_node: sys:part has no agent in its pods (kubernetes: {agent: false}): a pod runs one process, 2 asked"),
+        ("command", {"nodes": 2}, "nodes: sys:part has no agent in its pods (kubernetes: {agent: false}) that would start it once; for one process on each node say ranks_per_node=1"),
+        ("command", {"files": [Path(__file__).name]}, "files: sys:part has no agent in its pods (kubernetes: {agent: false}) that would take them; put them on a volume"),
+        ("command", {"artifacts": "m.json"}, "artifacts: sys:part has no agent in its pods (kubernetes: {agent: false}) that would send them"),
+        ("command", {"metrics": [Metric("rate", file="m.json", key="rate", unit="MB/s")]}, "artifacts: sys:part has no agent"),
+        (
+            "command",
+            {"ranks_per_node": 1, "launcher": "torchrun"},
+            "launcher: sys:part has no agent in its pods (kubernetes: {agent: false}): each starts its one process itself; leave launcher out",
+        ),
+        ("command", {"env": {"A": "{numa_nodes}"}}, "that would read {numa_nodes} on the node"),
+    ],
+)  # fmt: skip
+def test_what_needs_an_agent_is_refused_where_a_pod_has_none(spec, cluster, workload, asked, text):
+    fields = {"command": ["x"], "metrics": RATE} if workload == "command" else {}
+    with pytest.raises(SpecError) as caught:
+        spec(
+            cluster,
+            workload=workload,
+            folder=Path(__file__).parent,
+            **{**fields, **asked},
+            kubernetes={"agent": False},
+        )
+    assert text in str(caught.value.problems[0])
+
+
+def test_a_program_without_agent_shares_no_allocation_and_is_not_vetted(spec, cluster):
+    vetted = replace(cluster, partition=replace(cluster.partition, vet=Vet("quick"), launcher="torchrun"))
+    fields = {"workload": "command", "command": ["x"], "metrics": RATE, "nodes": 2, "ranks_per_node": 1}
+    found = spec(vetted, **fields, kubernetes={"agent": False})
+    assert found.agentless
+    assert not fits_into([found], replace(found, node_id="other"), None)
+    assert vetting_settings(found) is None
+    usual = spec(vetted, **fields)
+    assert fits_into([usual], replace(usual, node_id="other"), None)
+    assert vetting_settings(usual) is not None

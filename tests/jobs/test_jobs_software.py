@@ -5,7 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pytest_mlhpc.config.model import Environment
+from pytest_mlhpc.errors import SpecError
 from pytest_mlhpc.jobs import software
+from pytest_mlhpc.jobs.builds import Build, build_plan
+from pytest_mlhpc.jobs.ledger_entry import spec_digest
 from pytest_mlhpc.jobs.metrics import Metric
 from pytest_mlhpc.jobs.plan import run_plan
 from pytest_mlhpc.jobs.spec import same_needs
@@ -95,8 +98,13 @@ def test_a_pod_gets_no_more_than_an_object_of_the_server_holds(folder, target):
         ({"slurm": {"partition": "x"}}, "slurm: partition is the site's to say, in systems.yaml"),
         ({"slurm": {"constrain": "x"}}, "slurm.constrain: unknown key (did you mean 'constraint'?)"),
         ({"artifacts": "../x"}, "artifacts: '../x' is no path in the run's folder"),
-        ({"artifacts": "x", "cwd": "/tmp"}, "artifacts: are files of the run's own folder; leave out cwd"),
+        (
+            {"artifacts": "x", "cwd": "/tmp"},
+            "artifacts: are files of the run's own folder, as those of metrics are; leave out cwd",
+        ),
         ({"sanity": "(a+)+"}, "sanity: pattern '(a+)+' repeats a repeat, which can take for ever"),
+        ({"sanity": lambda: True}, "<lambda> does not take one argument, the run"),
+        ({"sanity": [3]}, "sanity: pattern 3 is no text"),
         (
             {"launcher": "plain"},
             "launcher: starts ranks, and without ranks_per_node a program is started once",
@@ -105,6 +113,14 @@ def test_a_pod_gets_no_more_than_an_object_of_the_server_holds(folder, target):
         (
             {"reference": {"sys": (180, 0.1, None)}},
             "reference: sys: expected a positive number in the unit of rate",
+        ),
+        (
+            {"reference": {"sys": "180 GB/s"}},
+            "reference: sys: '180 GB/s' is in GB/s, and rate is declared in items/s",
+        ),
+        (
+            {"reference": {"sys": "180 itms/s"}},
+            "reference: sys: unit 'itms/s' is unknown; did you mean 'items/s'",
         ),
     ],
 )
@@ -174,3 +190,40 @@ def test_a_reference_is_found_by_partition_system_or_device(declare, target, giv
     on = replace(target, partition=replace(target.partition, nodes=node))
     spec = declare("command", on=on, command=["x"], metrics=[Metric("rate", "(.)", "MB/s")], reference=given)
     assert spec.references == {"rate": pytest.approx(limit)}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "extra", "text"),
+    [
+        ("slurm", {}, ""),
+        ("local", {"container": {"image": "x"}}, ""),
+        ("kubernetes", {}, "where='login': nodes of sys:part see no folder of this machine; leave where out"),
+        ("slurm", {"container": {"image": "x"}}, "where='login': the container of environment default is on nodes; leave where out"),
+        ("slurm", {"uenv": {"image": "x"}}, "where='login': the uenv of environment default is on nodes"),
+    ],
+)  # fmt: skip
+def test_a_build_is_made_on_the_login_node_where_nodes_find_it(target, tmp_path, scheduler, extra, text):
+    partition = replace(target.partition, scheduler=scheduler)
+    on = replace(target, partition=partition, environment=replace(target.environment, extra=extra))
+    if not text:
+        plan = build_plan("here", "tool", Build("make", where="login"), tmp_path, on)
+        assert plan.before == (scheduler == "slurm")  # on `local` a run that needs it is on the same machine
+        return
+    with pytest.raises(SpecError) as caught:
+        build_plan("here", "tool", Build("make", where="login"), tmp_path, on)
+    assert text in str(caught.value.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("node_id", "names"),
+    [("a[b]/t.py::test_it", "test_it"), ("t.py::TestA::test_it[sys:part-x::y[0]]", "TestA::test_it")],
+)
+def test_the_functions_of_a_test_are_found_by_its_file_and_names(declare, target, folder, node_id, names):
+    metric = Metric("rate", extract=lambda run: 1, unit="items/s")
+    spec = declare("command", on=target, node_id=node_id, folder=folder, command=["x"], metrics=[metric])
+    assert spec.functions == f"{folder}/t.py::{names}"
+    assert run_plan(spec, 0).functions == spec.functions
+    moved = declare(
+        "command", on=target, node_id="u.py::test_it", folder=folder.parent, command=["x"], metrics=[metric]
+    )
+    assert spec_digest(moved) == spec_digest(replace(spec, benchmark=moved.benchmark))

@@ -22,10 +22,19 @@ def test_every_base_unit_and_every_example_is_in_the_table():
     assert all(base_unit(text) for text in EXAMPLES.split(", "))
 
 
-@pytest.mark.parametrize("text", ["", "parsec", "kitems/s", "MB/", "/s", "ks/B", "m", "k%", "MMB", None, 3])
-def test_what_is_in_no_table_is_no_unit(text):
-    with pytest.raises(ValueError, match="is unknown; write one like 1, %, s, ms"):
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        *[(text, "write one like 1, %, s, ms") for text in ("", "parsec", None, 3)],
+        ("kitems/s", "did you mean 'items/s' or"), ("gb/s", "did you mean 'GB/s' or 'Gb/s'?"), ("usec", "did you mean 'us'?"),
+        ("MB/", "did you mean 'MB/s' or"), ("GFLOPs", "did you mean 'GFLOPS'?"), ("k%", "did you mean '%'?"),
+        *[(text, "did you mean") for text in ("/s", "ks/B", "m", "MMB")],
+    ],
+)  # fmt: skip
+def test_what_is_in_no_table_is_no_unit_and_those_that_look_like_it_are_named(text, near):
+    with pytest.raises(ValueError, match=r"is unknown; ") as caught:
         base_unit(text)
+    assert near in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ AREAS: Mapping[str, Area] = {
     ),
     "vet": Area(
         (
-            *(f"node/vet/{name}.py" for name in ("judge", "rules", "statistics", "policy")),
+            *(f"node/vet/{name}.py" for name in ("judge", "rules", "statistics", "policy", "check")),
             "node/vet/checks/*.py",
         ),
         ("tests/node/vet",),

@@ -37,7 +37,7 @@ def test_files_artifacts_variables_and_ranks_are_the_same_as_on_a_cluster(suite)
     systems.write_text(systems.read_text().replace("cores: 1", "cores: 2"))
     write_suite(suite.folder, nodes=1, ranks=2)
     result = suite.run("test_files.py")
-    result.assert_outcomes(passed=TESTS, failed=2)
+    result.assert_outcomes(passed=TESTS, failed=len(FAILS))
     assert all(text in " ".join(result.outlines) for text in FAILS)
     (built,) = suite.state.glob("builds/*")  # of two runs, and nothing of the one that failed
     assert sorted(path.name for path in built.iterdir()) == [".complete", "make-tool.sh", "rank0.log", "tool"]
@@ -112,6 +112,7 @@ def test_builds_that_cannot_be_are_errors_of_their_tests(suite):
         from pytest_mlhpc import build
         quoted, nothing, nodes = build("make 'x"), build(""), build("make")
         lost, named = build("make", files="scr"), build("make", env={"A B": 1})
+        placed = build("make", where="logn")
 
         @job("x")
         def test_quoted(run, quoted): pass
@@ -123,10 +124,12 @@ def test_builds_that_cannot_be_are_errors_of_their_tests(suite):
         def test_lost(run, lost): pass
         @job("x")
         def test_named(run, named): pass
+        @job("x")
+        def test_placed(run, placed): pass
         """
     )
     result = suite.run()
-    result.expect(1, errors=5)
+    result.expect(1, errors=6)
     result.stdout.fnmatch_lines_random(
         [
             "*: quoted: no closing quotation in *",
@@ -134,6 +137,7 @@ def test_builds_that_cannot_be_are_errors_of_their_tests(suite):
             "*: nodes: {nodes} is a figure of the run; give the build another name",
             "*: lost: files: there is no 'scr' in *",
             "*: named: env: 'A B' is no name of a variable",
+            "*: placed: where 'logn' is not one of node, login (did you mean 'login'?)",
         ]
     )
 
@@ -208,3 +212,60 @@ systems:
         0, "*test_it?local:cpu+one?: its environment is two", passed=1, deselected=1
     )
     assert {record["environment"] for record in suite.records()} == {"two"}
+
+
+FUNCTIONS = """
+    def sound(run):
+        return "not bad" in run.errors
+
+    @program(
+        "sh -c 'echo rate: 4; echo not bad >&2; echo 7 > t.txt; printf a,b\\\\\\\\n1,2\\\\\\\\n3,6\\\\\\\\n > t.csv'",
+        Metric("lines", extract=lambda run: len(run.output.splitlines()), unit="1", better="none"),
+        Metric("twice", extract=lambda run: [2 * float(run.text("t.txt"))], unit="ms"),
+        Metric("b", file="t.csv", key="b", unit="MB/s", reduce="max"),
+        Metric("text", r"^(\\S+)$", "us", file="t.txt"),
+        artifacts=["t.txt"], sanity=["rate", sound], judge=False,
+    )
+    def test_it(run):
+        assert run.errors == "not bad\\n"
+        assert sorted(run.output.splitlines()) == ["not bad", "rate: 4"]
+        assert {name: run[name].value for name in run} == {"lines": 2, "twice": 0.014, "b": 6e6, "text": 7e-6}
+        assert run.text("t.csv").startswith("a,b")
+"""
+
+
+@pytest.mark.parametrize("workers", [False, True], ids=["n0", "n2"])
+def test_figures_of_files_and_functions_are_the_same_with_workers_that_collect(suite, workers):
+    suite.write(FUNCTIONS)
+    (suite.run_workers if workers else suite.run)().assert_outcomes(passed=1)
+    (record,) = suite.records()
+    assert record["asked"]["sanity"] == ["rate", "(?function)sound"]
+
+
+def test_a_function_in_a_parameter_is_refused_as_no_process_finds_it_again(suite):
+    suite.write(
+        """
+        @pytest.mark.parametrize("sanity", [lambda run: True])
+        @job()
+        def test_it(run, sanity): pass
+        """
+    )
+    suite.run().expect(
+        1, "*: sanity: a function stands in the test's decorator, where it is found again*", errors=1
+    )
+
+
+def test_a_program_that_is_not_sound_for_its_function_is_not_measured(suite):
+    suite.write(
+        """
+        def check(run):
+            assert "fine" in run.output, "it is not fine"
+            return True
+
+        @job(sanity=check)
+        def test_it(run): pass
+        """
+    )
+    suite.run().expect(
+        1, "sanity_failed: check: AssertionError: it is not fine (test_suite.py:*: assert *", failed=1
+    )

@@ -140,3 +140,158 @@ def test_output_without_what_its_test_wants_is_a_failure(patterns, missing):
     else:
         text = f"nothing in the program's output matches {missing} (sanity)"
         assert (found.outcome, found.text.partition(";")[0]) == ("sanity_failed", text)
+
+
+@pytest.fixture
+def left(tmp_path):
+    """Return the end of a program that left these files in its folder."""
+
+    def write(**files):
+        for name, text in files.items():
+            (tmp_path / name.replace("_", ".")).write_text(text)
+        return FinishedProgram(0, b"a word", 0, tmp_path / "output.log", "here", 1, 2, tmp_path)
+
+    return write
+
+
+def from_file(name, key=None, pattern=None, **more):
+    rate = MetricPattern("items/s", "higher", pattern, file=name, key=key or "", **more)
+    return run_plan(workload="command", steps=0, metrics={"rate": rate}, artifacts=(name,))
+
+
+DATA = json.dumps(
+    {"results": [{"rate": 1}, {"rate": 5}], "list": [2, 4, 9], "deep": {"one": "7"}, "none": None}
+)
+
+
+@pytest.mark.parametrize(
+    ("run", "value"),
+    [
+        (from_file("m.json", "results.1.rate"), 5),
+        (from_file("m.json", "results.*.rate"), 3),
+        (from_file("m.json", "list", reduce="max"), 9),
+        (from_file("m.json", "deep.one"), 7),
+        (from_file("m.json", pattern=r'"one": "(\d)"'), 7),
+        (from_file("m.jsonl", "rate", reduce="sum"), 3),
+        (from_file("m.csv", "rate", reduce="last"), 8),
+        (from_file("m.tsv", "rate"), 6),
+    ],
+)
+def test_a_figure_is_found_in_a_file_of_the_run(left, run, value):
+    finished = left(
+        m_json=DATA,
+        m_jsonl='{"rate": 1}\n\n{"rate": 2}\n',
+        m_csv="# step, rate\n1, 4\n2,\n3, 8\n",
+        m_tsv="step\trate\n1\t6\n",
+    )
+    found = measure(run, finished)
+    assert isinstance(found, Measurement), found
+    assert found.metrics[0].value == value
+
+
+@pytest.mark.parametrize(
+    ("run", "outcome", "text"),
+    [
+        (from_file("m.json", "results.rates"), "metric_missing", "metric rate: in m.json there is no 'results.rates'; there are 0, 1"),
+        (from_file("m.json", "deep.one.two"), "metric_missing", "metric rate: in m.json 'deep.one' is '7', which has no 'two'"),
+        (from_file("m.json", "none"), "metric_invalid", "metric rate is 'None', which is no finite number"),
+        (from_file("m.json", pattern="rate: (.*)"), "metric_missing", "the file m.json has no metric rate: nothing matches rate: (.*)"),
+        (from_file("bad.json", "rate"), "metric_invalid", "metric rate: bad.json cannot be read: Expecting value"),
+        (from_file("m.csv", "rates"), "metric_missing", "metric rate: in m.csv there is no column 'rates'; there are step, rate"),
+        (from_file("empty.csv", "rate"), "metric_missing", "metric rate: in empty.csv there is no column 'rate'; there are none"),
+        (from_file("head.csv", "rate"), "metric_missing", "head.csv has no metric rate: rate has no values"),
+        (from_file("gone.csv", "rate"), "metric_missing", "the program wrote no 'gone.csv' into"),
+    ],
+)  # fmt: skip
+def test_a_figure_that_a_file_has_not_is_named_with_what_it_has(left, run, outcome, text):
+    finished = left(m_json=DATA, bad_json="", m_csv="step,rate\n1,4\n", empty_csv="", head_csv="rate\n")
+    found = measure(run, finished)
+    assert (found.outcome, found.text.startswith(text)) == (outcome, True), found.text
+    assert found.text.endswith("; its last lines:\na word")
+
+
+TESTS = """
+import time
+from pytest_mlhpc import Metric, program
+from helper import rate_of
+
+def sound(run):
+    assert "word" in run.output, "no word"
+    return True
+
+class TestIt:
+    @program("x", Metric("rate", extract=lambda run: rate_of(run.json("m.json")), unit="items/s"),
+        Metric("words", extract=lambda run: [len(run.output.split()), len(run.errors)], unit="1", better="none"),
+        sanity=[sound, "a"], artifacts="m.json")
+    def test_it(self, run): pass
+
+@program("x", Metric("rate", extract=lambda run: run.json("m.json")["lost"], unit="items/s"))
+def test_raises(run): pass
+
+@program("x", Metric("rate", extract=lambda run: None, unit="items/s"))
+def test_none(run): pass
+
+@program("x", Metric("rate", extract=lambda run: time.sleep(60), unit="items/s"))
+def test_hangs(run): pass
+
+@program("x", Metric("rate", extract=lambda run: print("noise") or "3 items/s", unit="items/s"), sanity=lambda run: run.output == "other")
+def test_unsound(run): pass
+
+@program("x", Metric("rate", extract=lambda run: print("noise") or "3 items/s", unit="items/s"))
+def test_prints(run): pass
+
+@program("x", Metric("rate", extract=lambda run: print("noise") or "3 s", unit="items/s"))
+def test_other_unit(run): pass
+"""
+
+
+@pytest.fixture
+def called(left, tmp_path):
+    """Call the functions of a test and return what was measured, or the failure."""
+
+    def call(test, *names, checks=False):
+        folder = tmp_path / "package"
+        folder.mkdir()
+        (folder / "test_functions.py").write_text(TESTS)
+        (folder / "helper.py").write_text("def rate_of(data):\n    return data['results'][1]['rate']\n")
+        metrics = {name: MetricPattern("items/s", "higher", extract=True) for name in names or ("rate",)}
+        run = run_plan(
+            workload="command", steps=0, metrics=metrics, artifacts=("m.json",), checks=checks,
+            functions=f"{folder}/test_functions.py::{test}",
+        )  # fmt: skip
+        finished = left(m_json=DATA, errors_log="four")
+        (tmp_path / "output.log").write_text("a word")
+        return measure(run, finished)
+
+    return call
+
+
+def test_functions_of_a_test_find_figures_and_say_whether_the_run_is_sound(called):
+    found = called("TestIt::test_it", "rate", "words", checks=True)
+    assert isinstance(found, Measurement), found
+    assert [metric.samples for metric in found.metrics] == [(5.0,), (2.0, 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("test", "outcome", "text"),
+    [
+        ("test_raises", "metric_invalid", "metric rate: its function failed: KeyError: 'lost' (test_functions.py:16: "),
+        ("test_none", "metric_invalid", "metric rate: its function failed: TypeError: it returned None, expected a number or a list"),
+        ("test_unsound", "sanity_failed", "<lambda> returned nothing that is true"),
+        ("test_other_unit", "metric_invalid", "metric rate is '3 s': it is in s, and the metric is declared in items/s"),
+        ("test_gone", "metric_invalid", "/test_functions.py::test_gone: AttributeError: module 'test_functions' has no attribute"),
+    ],
+)  # fmt: skip
+def test_a_function_that_fails_is_named_with_its_line(called, test, outcome, text):
+    found = called(test, checks=test == "test_unsound")
+    assert (found.outcome, text in found.text) == (outcome, True), found.text
+
+
+def test_what_a_function_prints_is_no_answer(called):
+    assert called("test_prints").metrics[0].value == 3
+
+
+def test_a_function_that_takes_for_ever_is_ended(called, monkeypatch):
+    monkeypatch.setattr(command, "FUNCTIONS_LIMIT_S", 1.0)
+    found = called("test_hangs")
+    assert found.text.startswith("calling the functions of the test took more than 1 s")

@@ -37,7 +37,9 @@ def test_it_is_the_folder_of_the_nodes_below_an_empty_package(tmp_path):
     archive = zipfile.ZipFile(payload.build(tmp_path).path)
     names = set(archive.namelist()) - {"pynvml.py"}
     node = PACKAGE / "node"
-    ours = {f"pytest_mlhpc/{path.relative_to(PACKAGE)}" for path in node.rglob("*.py")}
+    ours = {
+        f"pytest_mlhpc/{path.relative_to(PACKAGE)}" for path in [*node.rglob("*.py"), *node.rglob("*.json")]
+    }
     assert names == ours | {"pytest_mlhpc/__init__.py"}
     assert archive.read("pytest_mlhpc/__init__.py") == b""
 
@@ -95,7 +97,7 @@ assert not any("site-packages" in path for path in sys.path)
 sys.path.insert(0, sys.argv[1])
 import importlib, pkgutil, pytest_mlhpc
 assert sys.argv[1] in pytest_mlhpc.__file__, pytest_mlhpc.__file__
-for package in ("", ".agents", ".protocol", ".batch", ".launch", ".vet", ".vet.checks", ".vet.policies", ".telemetry"):
+for package in ("", ".agents", ".protocol", ".batch", ".launch", ".vet", ".vet.checks", ".telemetry"):
     top = importlib.import_module("pytest_mlhpc.node" + package)
     for found in pkgutil.iter_modules(top.__path__, top.__name__ + "."):
         importlib.import_module(found.name)

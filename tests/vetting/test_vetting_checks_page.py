@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.node.vet.checks import all_checks
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.statistics import FLOORS
+from pytest_mlhpc.node.vet.policy import built_in, floors
 from pytest_mlhpc.node.vet.workers import WORKS
 from pytest_mlhpc.vetting.manual import completed, main, named
 
@@ -59,6 +58,6 @@ def test_a_table_of_what_does_not_exist_is_refused(table: str, error: type[Excep
 def test_the_whole_tables_have_what_the_page_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
     main([])
     printed = capsys.readouterr().out
-    sources = {one.source for one in (*built_in().bounds.values(), *FLOORS)}
+    sources = {one.source for one in (*built_in().bounds.values(), *floors())}
     reads = {read for group in all_checks() for one in group for read in one.reads}
     assert [text for text in {*sources, *reads} if text.replace("|", r"\|") not in printed] == []

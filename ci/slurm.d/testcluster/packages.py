@@ -28,7 +28,9 @@ _DATABASE = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
 _PLUGINS = {"auth_munge.so": "slurm-wlm-basic-plugins"}
 _DATABASE_PLUGINS = {"accounting_storage_mysql.so": "slurm-wlm-mysql-plugin"}
 #: What tests run in jobs; the cluster itself needs none of it.
-_FOR_TESTS = {"mpirun": "openmpi-bin", "faketime": "faketime"}
+_FOR_TESTS = {
+    "mpirun": "openmpi-bin", "faketime": "faketime", "fio": "fio", "hpcc": "hpcc", "lmp": "lammps",
+}  # fmt: skip
 
 
 def missing(*, database: bool, tests: bool = False) -> list[str]:

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence
 
-from pytest_mlhpc.node.batch.ranks import LAUNCHER, PODRUN, RankBook
+from pytest_mlhpc.node.batch.ranks import ERRORS, LAUNCHER, PODRUN, RankBook
 from pytest_mlhpc.node.files import NO_ROOM, open_private, read_json, unwritten
-from pytest_mlhpc.node.processes import CappedLog, say
+from pytest_mlhpc.node.processes import ERRORS_CAP, CappedLog, say
 from pytest_mlhpc.node.protocol.lines import Message, encode
 from pytest_mlhpc.node.protocol.plan import RunPlan
 
@@ -171,6 +171,9 @@ def _link(name: str, target: Path, content: Mapping[str, Any]) -> None:
 #: Most bytes of output that are kept of one rank.
 LOG_CAP = 16 * 1024 * 1024
 
+#: Logs that are no rank's; ``provision/local_process.py`` and ``session/run.py`` use these names, too.
+_LOG_NAMES = {LAUNCHER: "launcher.log", ERRORS: "errors.log"}
+
 
 class RunLogs:
     """Logs of the run of *book*, made in *directory* when something is written; what cannot be written fails the run.
@@ -188,13 +191,13 @@ class RunLogs:
         self._logs: Dict[int, CappedLog] = {}
 
     def open(self, number: int) -> Optional[CappedLog]:
-        """Return the log of a rank, or of ``LAUNCHER``; None if it cannot be made."""
+        """Return the log of a rank, of ``LAUNCHER`` or of ``ERRORS``; None if it cannot be made."""
         if number not in self._logs:
-            path = self._directory / ("launcher.log" if number == LAUNCHER else f"rank{number}.log")
+            path = self._directory / _LOG_NAMES.get(number, f"rank{number}.log")
             with contextlib.suppress(OSError):  # of a first start; who reads that one goes on reading it
                 path.unlink()
             try:
-                log = self._logs[number] = CappedLog(path, LOG_CAP)
+                log = self._logs[number] = CappedLog(path, ERRORS_CAP if number == ERRORS else LOG_CAP)
                 if self._opened is not None:
                     self._opened(number, log)
             except OSError as error:

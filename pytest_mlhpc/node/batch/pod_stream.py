@@ -11,6 +11,7 @@ import time
 from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from pytest_mlhpc.node.batch.output import LOG_CAP, CannotWrite
+from pytest_mlhpc.node.batch.ranks import ERRORS
 from pytest_mlhpc.node.processes import CappedLog
 from pytest_mlhpc.node.protocol.lines import Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
@@ -48,9 +49,9 @@ def tags(run_ids: Sequence[str]) -> Dict[str, str]:
 
 
 def stream_name(number: int) -> str:
-    """Return the name of a rank's stream, of the launcher's (-1), or of the run's artifacts."""
-    if number == ARTIFACTS:
-        return "artifacts"
+    """Return the name of a rank's stream, of the launcher's (-1), of standard error alone, or of the run's artifacts."""
+    if number in (ARTIFACTS, ERRORS):
+        return "artifacts" if number == ARTIFACTS else "errors"
     return "launcher" if number < 0 else str(number)
 
 

@@ -164,6 +164,9 @@ def _numbers(text: str, most: int) -> List[int]:
 #: Number that stands for the launcher where a rank's is meant.
 LAUNCHER = -1
 
+#: Number of the log that has a program's standard error alone.
+ERRORS = -3
+
 #: Least time between two progress lines of a run, in seconds.
 PROGRESS_EVERY_S = 1.0
 

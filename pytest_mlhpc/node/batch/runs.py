@@ -84,6 +84,9 @@ def build_all(
     for build in run.builds:
         if (root / build.key / COMPLETE).exists():
             continue
+        if build.before:
+            text = "was made where pytest runs, before the job was submitted, and is not seen here"
+            return "build_failed", f"the build {build.name} {text}: {root / build.key}"
         folder = root / f"{build.key}.{run.nonce}"
         try:
             make_private(root)
@@ -94,8 +97,12 @@ def build_all(
             )
         except OSError as error:
             return unwritten(error), f"cannot write {error.filename or folder}: {error.strerror}"
+        before = _contents(folder)
         try:
             failure = _build(run, build, folder, supervise, execute)
+            if failure is None and _contents(folder) == before:
+                text = f"the build {build.name} ({' '.join(build.argv)[:200]}) wrote nothing into its folder"
+                failure = "build_failed", text
             if failure is None:
                 (folder / COMPLETE).touch()
                 with contextlib.suppress(OSError):  # another batch was first
@@ -105,6 +112,16 @@ def build_all(
         if failure is not None:
             return failure
     return None
+
+
+def _contents(folder: Path) -> Dict[str, Tuple[int, int]]:
+    """Return size and time of change of each file that is no log of the build itself."""
+    found = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and not (path.parent == folder and path.name in ("rank0.log", "errors.log")):
+            status = path.stat()
+            found[str(path)] = (status.st_size, status.st_mtime_ns)
+    return found
 
 
 def _remove_old(root: Path) -> None:

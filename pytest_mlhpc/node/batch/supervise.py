@@ -10,13 +10,19 @@ import selectors
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from pytest_mlhpc.node.batch.output import ControllerLost, Lines, RunLogs
-from pytest_mlhpc.node.batch.ranks import LAUNCHER, LauncherOutput, RankBook
+from pytest_mlhpc.node.batch.ranks import ERRORS, LAUNCHER, LauncherOutput, RankBook
 from pytest_mlhpc.node.batch.server import RankConnection, RankMessage, RankServer, RemoteServer, open_pidfd
 from pytest_mlhpc.node.batch.warm import ForkedRank, WarmRanks
-from pytest_mlhpc.node.processes import MOST_STRANGERS, end_descendants, exit_code_of_foreign, reap
+from pytest_mlhpc.node.processes import (
+    MOST_STRANGERS,
+    JoinedLines,
+    end_descendants,
+    exit_code_of_foreign,
+    reap,
+)
 
 #: Time between SIGTERM and SIGKILL, in seconds.
 GRACE_S = 5.0
@@ -72,6 +78,7 @@ class Supervisor:
         self._process: Union[subprocess.Popen[bytes], ForkedRank, None] = None
         self._warm = warm
         self._early: Dict[int, int] = {}  # exits before the pid of a forked rank was known
+        self._joined = JoinedLines()
 
     def execute(
         self, argv: List[str], environment: Mapping[str, str], server: Server, *, behind: bool
@@ -134,7 +141,8 @@ class Supervisor:
         if self.logs.open(self.logs.own) is None:
             return
         run = self.book.run
-        cwd = run.cwd if run.workload == "command" and run.cwd else str(self.directory)
+        program = run.workload == "command"
+        cwd = run.cwd if program and run.cwd else str(self.directory)
         process: Union[subprocess.Popen[bytes], ForkedRank, None] = None
         try:
             if self._warm is not None and run.warm and self.logs.own != LAUNCHER and not run.wrapper:
@@ -145,18 +153,17 @@ class Supervisor:
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stderr=subprocess.PIPE if program else subprocess.STDOUT,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            outcome = "command_not_found" if run.workload == "command" else "launch_failed"
+            outcome = "command_not_found" if program else "launch_failed"
             self.book.fail(outcome, f"cannot start {argv[0]!r}: {error}")
             return
         self._process = process
-        if process.stdout is not None:
-            fd = process.stdout.fileno()
+        for fd, is_error in self._pipes():
             os.set_blocking(fd, False)
-            self._watch(fd, lambda: self._output(fd))
+            self._watch(fd, functools.partial(self._output, fd, error=is_error))
         if self._warm is not None and self._warm.connection is not None and self._warm.asked is not None:
             asked = self._warm.connection.fileno()
             self._watch(asked, lambda: self._forked(self._warm, asked, argv, environment))
@@ -177,6 +184,12 @@ class Supervisor:
             self._process.stdout.close()
         self._process, self._warm = None, None
         self._start(argv, environment)
+
+    def _pipes(self) -> List[Tuple[int, bool]]:
+        """Return the descriptors at which the process is heard, and whether each is its standard error."""
+        process = self._process
+        found = [(process.stdout, False), (process.stderr, True)] if process is not None else []
+        return [(pipe.fileno(), error) for pipe, error in found if pipe is not None]
 
     def _watch(self, fd: int, act: Callable[[], Any]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, act)
@@ -250,13 +263,19 @@ class Supervisor:
             if rank.pid in ended:
                 rank.exit = ended[rank.pid]
 
-    def _output(self, fd: int) -> None:
+    def _output(self, fd: int, *, error: bool) -> None:
         with contextlib.suppress(BlockingIOError):
             data = os.read(fd, 1 << 16)
             if data:
-                self._printed(data)
+                self._read_from(data, error=error)
             else:
                 self._selector.unregister(fd)
+
+    def _read_from(self, data: bytes, *, error: bool) -> None:
+        if error:
+            self.logs.write(ERRORS, data)
+        if joined := self._joined.feed(data, error=error):
+            self._printed(joined)
 
     def _printed(self, data: bytes) -> None:
         self.logs.write(self.logs.own, data)
@@ -353,13 +372,15 @@ class Supervisor:
         """Hear what was said so far on every connection, and what the launcher printed."""
         for connection in self._connections:
             self._listen(connection)
-        if self._process is not None and self._process.stdout is not None:
+        for fd, error in self._pipes():
             with contextlib.suppress(BlockingIOError):
                 for _ in range(READS):  # a program that prints for ever is heard no longer than that
-                    data = os.read(self._process.stdout.fileno(), 1 << 16)
+                    data = os.read(fd, 1 << 16)
                     if not data:
                         break
-                    self._printed(data)
+                    self._read_from(data, error=error)
+        if rest := self._joined.finish():
+            self._printed(rest)
 
     def _close(self) -> None:
         self._selector.close()
@@ -370,5 +391,6 @@ class Supervisor:
         for connection in self._connections:
             connection.close()
         self.logs.close()
-        if self._process is not None and self._process.stdout is not None:
-            self._process.stdout.close()
+        for pipe in (self._process.stdout, self._process.stderr) if self._process is not None else ():
+            if pipe is not None:
+                pipe.close()

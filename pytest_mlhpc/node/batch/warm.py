@@ -67,9 +67,10 @@ DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 class ForkedRank:
     """A rank that was asked for. ``pid`` is 0 until the warm process has told it; the names are those of Popen."""
 
-    stdout: IO[bytes]
+    stdout: IO[bytes]  #: its output and its standard error
     pid: int = 0
     returncode: Optional[int] = None
+    stderr: Optional[IO[bytes]] = None
 
 
 @dataclass

@@ -74,7 +74,8 @@ class MetricPattern:
 
     ``pattern`` is a regular expression with one group; every match is a sample, in ``unit`` once multiplied by ``scale``.
     None: the program itself prints JSON lines ``{"metric": name, "value": x}``. ``reduce`` (node/protocol/schema.py) says how
-    samples become the value, ``tolerance`` how far equal runs differ, as a share.
+    samples become the value, ``tolerance`` how far equal runs differ, as a share. ``file`` is searched instead of the output,
+    or read for ``key``; ``extract``: a function of the test finds the figure (``RunPlan.functions``).
     """
 
     unit: str
@@ -84,6 +85,9 @@ class MetricPattern:
     reduce: str = "median"
     tolerance: Optional[float] = None
     declared: str = ""  #: the unit as the test names it, where that is not ``unit``
+    file: str = ""
+    key: str = ""
+    extract: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ class BuildPlan:
     """What a program needs to be built: ``{name}`` in its arguments is the folder of the build.
 
     ``key`` names that folder: it is a digest of all that the build depends on, so that a later run finds it ready. ``files`` are
-    those that ``argv`` finds in its folder, as of a run; ``variables`` are set over the run's.
+    those that ``argv`` finds in its folder, as of a run; ``variables`` are set over the run's. ``before``: it is made before
+    anything is submitted, on the machine of the controller.
     """
 
     name: str
@@ -99,6 +104,7 @@ class BuildPlan:
     argv: Tuple[str, ...]
     files: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    before: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,8 @@ class RunPlan:
     ``variables`` are added to the process environment. What follows is for `command` alone: ``argv``, ``metrics``,
     ``processes`` (how many are started in all; of other workloads 0, which means one a rank), ``files`` (path in the run's
     folder -> where it lies for the controller), ``artifacts`` (names or globs of files that the test may read), and
-    ``sanity``, regular expressions that must match in the output.
+    ``sanity``, regular expressions that must match in the output. ``functions`` says in which test (``/path/test_a.py::test_a``)
+    the functions stand that the controller asks for metrics and, with ``checks``, for sanity; empty: there are none.
     ``data_source`` is memory, device or files; with files, ``data_path`` is where they lie, or None: a synthetic set is
     made below the plan's directory. ``data_kind`` is real or synthetic; ``cache`` is cold, warm or unknown.
     ``launcher`` is the name of a module below ``pytest_mlhpc.node.launch``, or the full name of another payload module.
@@ -142,6 +149,8 @@ class RunPlan:
     files: Mapping[str, str] = field(default_factory=dict)
     artifacts: Tuple[str, ...] = ()
     sanity: Tuple[str, ...] = ()
+    functions: str = ""
+    checks: bool = False
     builds: Tuple[BuildPlan, ...] = ()
     device_ids: Tuple[str, ...] = ()
     data_source: str = "memory"

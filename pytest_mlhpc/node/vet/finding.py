@@ -62,7 +62,7 @@ class Reading:
 
     ``metric`` with all that changes it besides the hardware makes ``key`` (``gemm/bf16/8192/random``): only equal keys are
     compared, and only between devices of one ``model`` ("" never equals ""; CPUs give their model name). ``better`` is higher
-    or lower. ``floor`` names an entry of ``FLOORS`` (``statistics.py``), empty where there is none. ``round`` is 0, and 1 when repeated.
+    or lower. ``floor`` names one of the ``floors`` of ``policy.json``, empty where there is none. ``round`` is 0, and 1 when repeated.
     """
 
     check: str

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 import errno
+import functools
 import os
 import re
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Callable, Deque, Dict, Iterable, List, Optional, Pattern, Set, Tuple
+from typing import Callable, Deque, Dict, FrozenSet, Iterable, List, Mapping, Optional, Pattern, Set, Tuple
 
-from pytest_mlhpc.node.vet.policies import kernel_log as table
+from pytest_mlhpc.node.vet.policy import tables
 
 #: Most of a log that is looked at, its end, in bytes: kernels keep 16 MiB at most by their usual configurations.
 MOST_BYTES = 8 << 20
@@ -135,6 +137,41 @@ class KernelEvent:
     mention: str = ""
 
 
+class Xid(enum.Enum):
+    """What an Xid asks for."""
+
+    NODE = "node"  #: reset, restart, repair, or a workflow of the vendor's: the node is not fit
+    APPLICATION = "application"  #: the application failed, not the node
+    IGNORE = "ignore"
+    REPEATED = "repeated"  #: ignored once, suspicious when it comes again
+    C2C = "c2c"  #: the link between processor and GPU of a Grace Hopper; to be ignored elsewhere
+    RECOVERY = "recovery"  #: says which recovery the driver wants by now
+    FOLLOWS = "follows"  #: only ever follows another
+
+
+@dataclass(frozen=True)
+class DriverEvents:
+    """NVIDIA's codes (``policy.json``): what Xids ask for and are called, PCI devices of Grace Hopper, SXids by how bad they are."""
+
+    xids: Mapping[int, Xid]
+    names: Mapping[int, str]
+    c2c_devices: FrozenSet[str]
+    always_fatal: FrozenSet[int]
+    fatal: FrozenSet[int]
+    notable: FrozenSet[int]
+    harmless: FrozenSet[int]
+
+
+@functools.lru_cache(maxsize=1)
+def driver_events() -> DriverEvents:
+    """Return the tables of Xids and SXids."""
+    xid, sxid = tables()["xid"], tables()["sxid"]
+    meanings = {code: Xid(meaning) for meaning, codes in xid["codes"].items() for code in codes}
+    names = {int(code): name for code, name in xid["names"].items()}
+    kinds = (frozenset(sxid[kind]) for kind in ("always_fatal", "fatal", "notable", "harmless"))
+    return DriverEvents(meanings, names, frozenset(xid["c2c_devices"]), *kinds)
+
+
 #: A message with none of these words is no event: one look at each of many thousand lines.
 _WORDS = re.compile(
     r"Xid|fallen off|[Mm]achine [Cc]heck|Hardware Error|memory error|Memory failure|EDAC|ut of memory: Kill"
@@ -231,23 +268,23 @@ def _xid(message: KernelMessage, is_c2c: Callable[[str], bool]) -> Optional[Kern
     match = _XID.search(message.text)
     if match is None:
         return None
-    device, code = pci_name(match[1]), int(match[2])
-    meaning = table.XIDS.get(code)
-    if code in table.XID_NAMES:
-        message = replace(message, text=f"{message.text.strip()[:120]} ({table.XID_NAMES[code]})")
-    if meaning is table.Xid.RECOVERY:
+    table, device, code = driver_events(), pci_name(match[1]), int(match[2])
+    meaning = table.xids.get(code)
+    if code in table.names:
+        message = replace(message, text=f"{message.text.strip()[:120]} ({table.names[code]})")
+    if meaning is Xid.RECOVERY:
         action = _ACTION.search(match[3])
         wanted = action is None or action[1].strip().lower() != "none"
         return _event("xid.recovery", message, device, int(wanted))
-    if meaning is table.Xid.C2C and not is_c2c(device):
-        meaning = table.Xid.IGNORE
+    if meaning is Xid.C2C and not is_c2c(device):
+        meaning = Xid.IGNORE
     rules = {
         None: "xid.unlisted",
-        table.Xid.NODE: "xid.node",
-        table.Xid.REPEATED: "xid.repeated",
-        table.Xid.C2C: "xid.c2c",
+        Xid.NODE: "xid.node",
+        Xid.REPEATED: "xid.repeated",
+        Xid.C2C: "xid.c2c",
     }
-    of_user = meaning is table.Xid.APPLICATION
+    of_user = meaning is Xid.APPLICATION
     mention = f"Xid {code}, of an application" if of_user else f"Xid {code}, which asks for nothing"
     return _event(rules.get(meaning, ""), message, device, mention=mention)
 
@@ -256,18 +293,14 @@ def _sxid(message: KernelMessage, told: Set[Tuple[str, int]]) -> Optional[Kernel
     match = _SXID.search(message.text)
     if match is None:
         return None
-    device, code, rest = pci_name(match[1]), int(match[2]), match[3]
+    table, device, code, rest = driver_events(), pci_name(match[1]), int(match[2]), match[3]
     worded = rest.startswith(("Fatal", "Non-fatal"))
     if not worded and (device, code) in told:
         return None  # Data and Severity lines follow the one that says it all
     told.add((device, code))
-    if (
-        code in table.SXID_ALWAYS_FATAL
-        or rest.startswith("Fatal")
-        or (not worded and code in table.SXID_FATAL)
-    ):
+    if code in table.always_fatal or rest.startswith("Fatal") or (not worded and code in table.fatal):
         return _event("sxid.fatal", message, device)
-    if code in table.SXID_NOTABLE or (not worded and code not in table.SXID_HARMLESS):
+    if code in table.notable or (not worded and code not in table.harmless):
         return _event("sxid.notable", message, device)
     return _event("", message, device, mention=f"SXid {code}, not fatal")
 

@@ -1,4 +1,4 @@
-"""All that checks read of a node, in one place, so that a recorded or made-up node can take its place; what a check, a watch and a job's finding are."""
+"""All that checks read of a node, in one place, so that a recorded or made-up node can take its place."""
 
 from __future__ import annotations
 
@@ -11,12 +11,28 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+)
 
 from pytest_mlhpc.node.processes import run_to_end
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
 from pytest_mlhpc.node.vet.kernel_log import KernelLog, from_dmesg, from_journal, from_kmsg, records
 from pytest_mlhpc.node.vet.policy import ExpectedNode, Policy
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 #: Largest file of /proc or /sys that is read, in bytes.
 MOST_BYTES = 8 << 20
@@ -187,6 +203,17 @@ class Machine:
         except OSError as error:
             raise _refused(folder, error) from error
 
+    def numbered(self, folder: str, prefix: str) -> List[str]:
+        """Return the names in a folder that are *prefix* and a number, such as cpu0; none where there is no such folder.
+
+        Raises:
+            Unreadable: it is closed to us.
+        """
+        none: List[str] = []
+        size = len(prefix)
+        names = or_else(self.names_in, folder, none)
+        return [name for name in names if name[:size] == prefix and name[size:].isdecimal()]
+
     def room(self, folder: str) -> Room:
         """Return what is free for us on the file system of a folder.
 
@@ -352,6 +379,22 @@ class Machine:
         """Return what is equal for all that runs on one kernel; nodes with the same one share a machine."""
         return self.text("/proc/sys/kernel/random/boot_id")
 
+    def status(self, pid: object, key: str) -> Optional[str]:
+        """Return a value of ``/proc/PID/status``, of several the first (of Uid: the real one); None: it cannot be seen."""
+        values = or_else(self.key_values, f"/proc/{pid}/status", {}, Unreadable).get(key, "").split()
+        return values[0] if values else None
+
+    def mount_of(self, path: str) -> Tuple[str, Tuple[str, ...], str]:
+        """Return type, options and place of the mount on which *path* lies (proc_pid_mounts(5)); the last is on top."""
+        best: Tuple[str, Tuple[str, ...], str] = ("", (), "/")
+        for line in self.text("/proc/self/mounts").splitlines():
+            words = line.split()
+            place = words[1].replace("\\040", " ") if len(words) > 3 else ""
+            inside = (path + "/").startswith(place.rstrip("/") + "/")
+            if place and inside and len(place) >= len(best[2]):
+                best = (words[2], tuple(words[3].split(",")), place)
+        return best
+
     def key_values(self, name: str, separator: str = ":") -> Dict[str, str]:
         """Return a file's ``key: value`` lines, such as those of /proc/meminfo; the first of equal keys counts."""
         found: Dict[str, str] = {}
@@ -377,86 +420,18 @@ class Context:
     window_s: float = 86400.0
     python: str = ""
 
-
-class Check(Protocol):
-    """A check that looks once.
-
-    ``level`` is quick or deep (which includes quick); ``cost_s`` what it may take, in seconds; ``reads`` names what it reads, for the manual; ``purpose`` is "" or "job" (only with ``--for job``).
-
-    A check that puts the node under load itself says ``loads = True`` (absent: it only looks), and is left out with ``--no-load``.
-
-    ``examine`` raises ``Unreadable`` (``machine.py``) where it cannot tell: that becomes UNKNOWN with the error's words.
-    """
-
-    name: str
-    level: str
-    cost_s: float
-    reads: Tuple[str, ...]
-    purpose: str
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Look, and say what was seen."""
-        ...
+    @property
+    def world(self) -> int:
+        """How many ranks the whole job will have, as far as is known."""
+        return max(1, self.wanted.ranks) * max(1, len(self.hosts))
 
 
-class Watch(Protocol):
-    """A check over the time of the load: ``begin`` before it, ``sample`` every half second during it, ``end`` after it.
-
-    What ``begin`` and ``sample`` return is kept and handed on: counters, clocks. Other members are those of :class:`Check`.
-    """
-
-    name: str
-    level: str
-    cost_s: float
-    reads: Tuple[str, ...]
-    purpose: str
-
-    def begin(self, machine: Machine, context: Context) -> object:
-        """Return the state before the load."""
-        ...
-
-    def sample(self, machine: Machine, state: object) -> object:
-        """Return the state with what is seen now, under load."""
-        ...
-
-    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:
-        """Look again, and say what the load has shown."""
-        ...
-
-
-def judged(check: str, policy: Policy, key: str, value: float, reason: str) -> Tuple[Finding, ...]:
-    """Return a finding if *value* is beyond a bound, else none. *reason* says what is found and what to do."""
-    bound = policy[key]
-    if bound.reached(value, bound.fail):
-        severity = Severity.CRITICAL
-    elif bound.reached(value, bound.warn):
-        severity = Severity.WARNING
-    else:
-        return ()
-    metric = key.partition(".")[2]
-    shown = value if math.isfinite(value) else None
-    return (
-        Finding(
-            check,
-            severity,
-            reason,
-            rule=key,
-            origin=Origin.USER,
-            metric=metric,
-            value=shown,
-            unit=bound.unit or "1",
-        ),
-    )
-
-
-def unknown(check: str, key: str, reason: str) -> Tuple[Finding, ...]:
-    """Return what is said where nobody can tell."""
-    return (Finding(check, Severity.UNKNOWN, reason, rule=key, origin=Origin.USER),)
-
-
-def outcome(check: str, findings: Tuple[Finding, ...], well: str) -> CheckOutcome:
-    """Return *findings*, or that all is *well*."""
-    return CheckOutcome(findings or (Finding(check, Severity.PASS, well, origin=Origin.USER),))
+def or_else(read: Callable[[str], T], name: str, otherwise: D, but: Type[Unreadable] = Absent) -> Union[T, D]:
+    """Return what *read* says of *name*, or *otherwise* where there is no such thing (or, by *but*, it cannot be read)."""
+    try:
+        return read(name)
+    except but:
+        return otherwise
 
 
 def size(value: float) -> str:

@@ -41,7 +41,7 @@ from pytest_mlhpc.node.vet.place import (
     place_of,
     shared_key,
 )
-from pytest_mlhpc.node.vet.policies import built_in
+from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.vetting_run import VettingRun
 from pytest_mlhpc.node.vet.workers import WorkerModules, WorkerSignals, budget_of
 

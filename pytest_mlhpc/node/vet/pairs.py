@@ -10,6 +10,7 @@ from typing import AbstractSet, Dict, FrozenSet, Iterator, List, Mapping, Option
 from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 from pytest_mlhpc.node.vet.finding import UNCOMPARED, Finding, LinkVerdict, PairResult, Report, Severity
 from pytest_mlhpc.node.vet.policy import Policy
+from pytest_mlhpc.node.vet.rules import find_learned
 from pytest_mlhpc.node.vet.statistics import Peers, find_peers, mad, spell, stage
 
 
@@ -272,7 +273,7 @@ def judge_pairs(
     links: List[LinkVerdict] = []
     everything = sort_out(report)
     for seen in everything:
-        learned = _find_learned(seen.key, settings, policy)
+        learned = find_learned(seen.key, "", settings, policy)
         judged = dict(_judge_live(seen, learned, policy))
         judged.update((host, _judge_silent(seen, host)) for host in seen.hosts if host not in seen.live)
         findings.extend(judged.items())
@@ -407,21 +408,6 @@ def _left_out(report: Report, seen: Set[str]) -> Iterator[Tuple[str, Finding]]:
 
 def _by_history(learned: Learned, value: float, policy: Policy) -> Severity:
     return stage(Peers(learned.median, learned.mad, frozenset()), value, policy, "pairs")
-
-
-def _find_learned(key: str, settings: VetSettings, policy: Policy) -> Optional[Learned]:
-    """Return what history says of nodes' scores in exchanges of *key*; it stands there under no model."""
-    least = policy["history.count"].fail
-    for learned in settings.learned:
-        if (
-            learned.key == key
-            and not learned.model
-            and not learned.host
-            and least is not None
-            and learned.count >= least
-        ):
-            return learned if learned.median > 0 and learned.mad >= 0 else None
-    return None
 
 
 def _score(value: float, peers: Peers[str]) -> str:

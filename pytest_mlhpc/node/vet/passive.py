@@ -9,20 +9,19 @@ each check ``begun`` with its limit in seconds, and ``check`` with its ``outcome
 from __future__ import annotations
 
 import functools
-import json
 import os
-import queue
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
-from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.plan import BUDGET_S, VetSettings
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
-from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Unreadable, Watch
-from pytest_mlhpc.node.vet.policy import Policy
+from pytest_mlhpc.node.vet.check import Check, LoadWatch, origin_of
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Severity
+from pytest_mlhpc.node.vet.load.protocol import Answers, Orders
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.policy import built_in
 
 #: Time between two samples of a watch under load, in seconds (check.py).
 SAMPLE_S = 0.5
@@ -36,21 +35,7 @@ SHARE = 0.4
 #: How long watches may take to say what they saw, all at once, in seconds.
 END_S = 8.0
 
-Providers = Callable[[], Tuple[Sequence[Check], Sequence[Watch]]]
-
-
-class AnswerWriter:
-    """Writes answers; safe for several threads."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd, self._lock = fd, threading.Lock()
-
-    def say(self, **message: Any) -> None:
-        """Write one line."""
-        data = json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
-        with self._lock:
-            while data:
-                data = data[os.write(self._fd, data) :]
+Providers = Callable[[], Tuple[Sequence[Check], Sequence[LoadWatch]]]
 
 
 def chosen(every: Sequence[Any], settings: VetSettings) -> Tuple[List[Any], List[Any]]:
@@ -71,32 +56,29 @@ def chosen(every: Sequence[Any], settings: VetSettings) -> Tuple[List[Any], List
     return [one for one in fitting if one not in late], late
 
 
-def attempt(one: Union[Check, Watch], act: Callable[[], CheckOutcome]) -> CheckOutcome:
+def attempt(one: Union[Check, LoadWatch], act: Callable[[], CheckOutcome]) -> CheckOutcome:
     """Return what a check says; what it cannot tell, and our own defects, are UNKNOWN.
 
     What a check for a job cannot read is its user's to mend, as all that such a check finds.
     """
-    name, origin = one.name, Origin.USER if one.purpose == "job" else Origin.NODE
+    name, origin = one.name, origin_of(one)
     begun = time.monotonic()
     try:
         outcome = act()
         found: Tuple[Finding, ...] = outcome.findings
     except Unreadable as error:
-        outcome, found = CheckOutcome(), (_unreadable(name, str(error), origin),)
+        refused = Finding(name, Severity.UNKNOWN, str(error), rule="unreadable", origin=origin)
+        outcome, found = CheckOutcome(), (refused,)
     except Exception as error:  # noqa: BLE001 - a defect in one check must not take the others along
         text = f"the check {name} failed by a defect of its own: {type(error).__name__}: {error}"
         outcome, found = CheckOutcome(), (Finding(name, Severity.UNKNOWN, text[:500], rule="defect"),)
     return CheckOutcome(found, outcome.readings, outcome.facts, round(time.monotonic() - begun, 6))
 
 
-def _unreadable(name: str, text: str, origin: Origin) -> Finding:
-    return Finding(name, Severity.UNKNOWN, text, rule="unreadable", origin=origin)
-
-
 class Watcher:
     """One watch in a thread of its own, so that one that hangs keeps no other from speaking."""
 
-    def __init__(self, watch: Watch, machine: Machine, context: Context) -> None:
+    def __init__(self, watch: LoadWatch, machine: Machine, context: Context) -> None:
         self.watch, self._machine, self._context = watch, machine, context
         self.outcome: Optional[CheckOutcome] = None
         self.begun, self.ended = threading.Event(), threading.Event()
@@ -130,11 +112,11 @@ class Watcher:
 class Passive:
     """Does what it is told, line by line."""
 
-    def __init__(self, mouth: AnswerWriter, machine: Machine, providers: Providers) -> None:
-        self._mouth, self._machine, self._providers = mouth, machine, providers
+    def __init__(self, answers: Answers, machine: Machine, providers: Providers) -> None:
+        self._answers, self._machine, self._providers = answers, machine, providers
         self._watchers: List[Watcher] = []
 
-    def do(self, number: int, what: str, args: Dict[str, Any]) -> None:
+    def do(self, number: int, what: str, args: Mapping[str, Any]) -> None:
         """Obey one command."""
         if what == "checks":
             self._checks(number, args)
@@ -144,10 +126,10 @@ class Passive:
         elif what == "end":
             self._end(number)
 
-    def _checks(self, number: int, args: Dict[str, Any]) -> None:
+    def _checks(self, number: int, args: Mapping[str, Any]) -> None:
         settings = from_json(VetSettings, args["settings"])
         context = Context(
-            policy=_policy(settings),
+            policy=built_in().changed(settings.bounds),
             wanted=settings.wanted,
             host=str(args.get("host", "")),
             hosts=tuple(args.get("hosts", ())),
@@ -156,7 +138,9 @@ class Passive:
         checks, watches = self._providers()
         run, late = chosen([*checks, *watches], settings)
         skip = set(args.get("skip", ()))
-        self._mouth.say(id=number, plan=[one.name for one in run], boot_id=_boot_id(self._machine))
+        self._answers.send(
+            {"id": number, "plan": [one.name for one in run], "boot_id": _boot_id(self._machine)}
+        )
         for one in late:
             text = f"left out: it may take {one.cost_s:g} s, more than the time for vetting leaves"
             self._tell(
@@ -164,16 +148,16 @@ class Passive:
             )
         for check in [one for one in run if one in checks and one.name not in skip]:
             limit_s = max(LEAST_S, PATIENCE * check.cost_s)
-            self._mouth.say(id=number, begun=check.name, limit_s=limit_s)
+            self._answers.send({"id": number, "begun": check.name, "limit_s": limit_s})
             examine = functools.partial(check.examine, self._machine, context)
             self._tell(number, check.name, attempt(check, examine))
         for watch in [one for one in run if one in watches and one.name not in skip]:
             limit_s = max(LEAST_S, PATIENCE * watch.cost_s)
-            self._mouth.say(id=number, begun=watch.name, limit_s=limit_s + 1.0)
+            self._answers.send({"id": number, "begun": watch.name, "limit_s": limit_s + 1.0})
             watcher = Watcher(watch, self._machine, context)
             watcher.begun.wait(limit_s)
             self._watchers.append(watcher)
-        self._mouth.say(id=number, done=True)
+        self._answers.send({"id": number, "done": True})
 
     def _end(self, number: int) -> None:
         for watcher in self._watchers:
@@ -185,16 +169,10 @@ class Passive:
             text = f"the check {name} hung while the node was under load"
             hung = CheckOutcome((Finding(name, Severity.CRITICAL, text, rule="hung"),))
             self._tell(number, name, watcher.outcome or hung)
-        self._mouth.say(id=number, done=True)
+        self._answers.send({"id": number, "done": True})
 
     def _tell(self, number: int, name: str, outcome: CheckOutcome) -> None:
-        self._mouth.say(id=number, check=name, outcome=to_json(outcome))
-
-
-def _policy(settings: VetSettings) -> Policy:
-    from pytest_mlhpc.node.vet.policies import built_in
-
-    return built_in().changed(settings.bounds)
+        self._answers.send({"id": number, "check": name, "outcome": to_json(outcome)})
 
 
 def _boot_id(machine: Machine) -> str:
@@ -204,32 +182,17 @@ def _boot_id(machine: Machine) -> str:
         return ""
 
 
-def serve(fd: int, machine: Machine, providers: Providers) -> None:
-    """Obey until standard input ends.
-
-    Commands are read by a thread, so that the end of input ends the process whatever a check is doing.
-    """
-    passive = Passive(AnswerWriter(fd), machine, providers)
-    todo: queue.Queue[Union[Dict[str, Any], None]] = queue.Queue()
-
-    def read() -> None:
-        for line in sys.stdin.buffer:
-            todo.put(read_json(line))
-        os._exit(0)  # our owner is gone, or has all that it wants
-
-    threading.Thread(target=read, daemon=True, name="commands").start()
-    while True:
-        command = todo.get()
-        if command is not None:
-            passive.do(int(command["id"]), str(command["do"]), command.get("args", {}))
-
-
 def main(providers: Optional[Providers] = None, machine: Optional[Machine] = None) -> None:
-    """Start; *providers* and *machine* are for tests."""
+    """Obey until standard input ends; *providers* and *machine* are for tests."""
     from pytest_mlhpc.node.vet.checks import all_checks
 
-    fd = int(sys.argv[sys.argv.index("--answers") + 1])
-    serve(fd, machine or Machine(), providers or all_checks)
+    answers = Answers(int(sys.argv[sys.argv.index("--answers") + 1]))
+    # The end of input ends the process whatever a check is doing: our owner is gone, or has all that it wants.
+    orders = Orders(0, lambda: os._exit(0))
+    passive = Passive(answers, machine or Machine(), providers or all_checks)
+    while True:
+        order = orders.next()
+        passive.do(int(order.id), order.do, order.args)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pytest_mlhpc.node.agents.nodes import is_loopback, resolve, slurm_address
 from pytest_mlhpc.node.agents.wire import Wire, greet
 from pytest_mlhpc.node.files import MOUNTS, NETWORK, PRIVATE_FILE, file_system, read_json, refuse_others
 from pytest_mlhpc.node.protocol.channel import keep_alive, running_payload
+from pytest_mlhpc.node.vet.ports import ipv4_addresses
 
 #: Most nodes of one vetting; Slurm's own limit for one range of names (MAX_RANGE of its hostlist).
 MOST_NODES = 65536
@@ -228,17 +229,7 @@ def listen(ports: Sequence[int]) -> socket.socket:
 
 def own_addresses(host: str) -> Tuple[str, ...]:
     """Return under which addresses others may reach this node: those of its name, and of each interface (IPv4)."""
-    import fcntl
-    import struct
-
-    found = [*resolve(host), *resolve(socket.gethostname())]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _number, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without an address
-                packed = fcntl.ioctl(
-                    asking.fileno(), 0x8915, struct.pack("256s", name.encode()[:15])
-                )  # SIOCGIFADDR
-                found.append(socket.inet_ntoa(packed[20:24]))
+    found = [*resolve(host), *resolve(socket.gethostname()), *ipv4_addresses().values()]
     return tuple(dict.fromkeys(one for one in found if not is_loopback(one)))
 
 

@@ -1,14 +1,30 @@
-"""The policy: every bound by which vetting judges, with its source and date, and the finding that follows from a value. Sites change bounds by a TOML file."""
+"""The policy: every bound by which vetting judges, with its source and date, and the severity that follows from a value.
+
+Our own bounds, floors and tables of events are in ``policy.json``, which travels to the nodes. Sites change bounds by a TOML file.
+"""
 
 from __future__ import annotations
 
+import functools
+import pkgutil
+import re
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
 
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.vet.finding import Severity
 
-#: State of knowledge of our own entries.
-AS_OF = "2026-11-21"
+
+@functools.lru_cache(maxsize=1)  # read from a zip on nodes
+def tables() -> Mapping[str, Any]:
+    """Return what is in ``policy.json``: ``as_of``, ``bounds``, ``floors``, ``xid``, ``sxid``."""
+    found: Mapping[str, Any] = read_json(pkgutil.get_data(__package__, "policy.json") or b"")
+    return found
+
+
+def built_in() -> Policy:
+    """Return our own policy."""
+    return Policy(Bound(date=tables()["as_of"], **entry) for entry in tables()["bounds"])
 
 
 @dataclass(frozen=True)
@@ -25,13 +41,19 @@ class Bound:
     fail: Optional[float] = None
     unit: str = ""
     better: str = "lower"
-    date: str = AS_OF
+    date: str = ""
 
     def reached(self, value: float, stage: Optional[float]) -> bool:
         """Return whether *value* is at or beyond *stage* on the bad side."""
         if stage is None:
             return False
         return value >= stage if self.better == "lower" else value <= stage
+
+    def severity(self, value: float) -> Severity:
+        """Return CRITICAL or WARNING if *value* reaches that stage, else PASS."""
+        if self.reached(value, self.fail):
+            return Severity.CRITICAL
+        return Severity.WARNING if self.reached(value, self.warn) else Severity.PASS
 
 
 class Policy:
@@ -52,41 +74,6 @@ class Policy:
     def changed(self, bounds: Iterable[Bound]) -> Policy:
         """Return a policy with these in the place of those of the same key."""
         return Policy([*self._bounds.values(), *bounds])
-
-
-def weigh(
-    check: str, bound: Bound, value: float, reason: str, *, device: str = "", origin: Origin = Origin.NODE
-) -> Finding:
-    """Return CRITICAL, WARNING or PASS by a bound; *reason* says what was found and what to do."""
-    severity = Severity.PASS
-    if bound.reached(value, bound.fail):
-        severity = Severity.CRITICAL
-    elif bound.reached(value, bound.warn):
-        severity = Severity.WARNING
-    return Finding(
-        check,
-        severity,
-        reason,
-        device=device,
-        rule=bound.key,
-        origin=origin,
-        metric=bound.meaning,
-        value=float(value),
-        unit=bound.unit,
-    )
-
-
-def unknown(check: str, bound: Bound, error: Exception, *, device: str = "") -> Finding:
-    """Return that nobody can tell whether a bound is kept."""
-    return Finding(check, Severity.UNKNOWN, str(error), device=device, rule=bound.key)
-
-
-def summed(check: str, findings: Iterable[Finding], passed: str) -> Tuple[Finding, ...]:
-    """Return what is not PASS; where all pass, one PASS that says *passed*: a verdict with a line per counter is not read."""
-    kept: List[Finding] = [one for one in findings if one.severity is not Severity.PASS]
-    if all(one.severity is Severity.INFO for one in kept):
-        kept.append(Finding(check, Severity.PASS, passed))
-    return tuple(kept)
 
 
 @dataclass(frozen=True)
@@ -110,3 +97,42 @@ class ExpectedNode:
     ranks: int = 0
     paths: Mapping[str, str] = field(default_factory=dict)
     checkpoint_bytes: int = 0
+
+
+#: Quantities that have floors. ``all_reduce/N``: bus bandwidth over N devices of one
+#: node. ``host_copy``: one direction. ``memory/device``: read and written together.
+FLOOR_NAMES = (
+    "gemm/fp64", "gemm/fp32", "gemm/fp16", "gemm/bf16", "gemm/fp8",
+    "memory/device", "host_copy", "all_reduce/2", "all_reduce/4", "all_reduce/8",
+    "storage/write", "storage/read", "storage/create", "storage/stat",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What devices whose model matches ``model`` reach; ``fail`` and ``warn`` in ``unit``. ``confidence`` is high, medium or low."""
+
+    name: str
+    hardware: str
+    model: str
+    fail: float
+    source: str
+    confidence: str
+    unit: str = "FLOP/s"
+    warn: Optional[float] = None
+
+    def matches(self, name: str, model: str) -> bool:
+        """Return whether this is the floor of *name* for a device called *model* by its driver."""
+        return self.name == name and re.search(self.model, model, re.IGNORECASE) is not None
+
+
+def floors() -> Tuple[Floor, ...]:
+    """Return all floors that we know (``policy.json``)."""
+    return tuple(Floor(**entry) for entry in tables()["floors"])
+
+
+def find_floor(name: str, model: str) -> Optional[Floor]:
+    """Return the floor of *name* for devices called *model*, or None where we know none."""
+    if not name:
+        return None
+    return next((floor for floor in floors() if floor.matches(name, model)), None)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import re
+import socket
+import struct
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable, or_else
 
 _IB, _CXI, _NET = "/sys/class/infiniband", "/sys/class/cxi", "/sys/class/net"
 
@@ -32,6 +36,9 @@ _NET_COUNTERS = (
     "statistics/tx_carrier_errors",
 )
 _CXI_COUNTERS = ("hni_pcs_uncorrected_cw",)
+
+#: ioctl(2) request for an interface's IPv4 address (netdevice(7)).
+SIOCGIFADDR = 0x8915
 
 #: ARPHRD_ETHER (Linux, include/uapi/linux/if_arp.h).
 _ETHERNET = "1"
@@ -59,15 +66,17 @@ def read_ports(machine: Machine, *, counters: bool = True) -> Dict[str, Port]:
     Raises:
         Unreadable: something is there and may not be read.
     """
-    found = [*_infiniband(machine, counters), *_slingshot(machine, counters), *_ethernet(machine, counters)]
+    found = [
+        *_infiniband(machine, counters=counters),
+        *_slingshot(machine, counters=counters),
+        *_ethernet(machine, counters=counters),
+    ]
     return {port.name: port for port in found}
 
 
 def _folder(machine: Machine, name: str) -> List[str]:
-    try:
-        return machine.names_in(name)
-    except Absent:
-        return []
+    none: List[str] = []
+    return or_else(machine.names_in, name, none)
 
 
 def _text(machine: Machine, name: str) -> Optional[str]:
@@ -102,7 +111,7 @@ def _counts(machine: Machine, places: Mapping[str, str], wanted: bool) -> Dict[s
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def _infiniband(machine: Machine, counters: bool) -> Iterator[Port]:
+def _infiniband(machine: Machine, *, counters: bool) -> Iterator[Port]:
     for device in _folder(machine, _IB):
         for number in _folder(machine, f"{_IB}/{device}/ports"):
             folder = f"{_IB}/{device}/ports/{number}"
@@ -124,7 +133,7 @@ def _infiniband(machine: Machine, counters: bool) -> Iterator[Port]:
             )
 
 
-def _slingshot(machine: Machine, counters: bool) -> Iterator[Port]:
+def _slingshot(machine: Machine, *, counters: bool) -> Iterator[Port]:
     for device in _folder(machine, _CXI):
         folder = f"{_CXI}/{device}/device"
         state = _text(machine, f"{folder}/port/0/link/state")
@@ -140,7 +149,7 @@ def _slingshot(machine: Machine, counters: bool) -> Iterator[Port]:
         )
 
 
-def _ethernet(machine: Machine, counters: bool) -> Iterator[Port]:
+def _ethernet(machine: Machine, *, counters: bool) -> Iterator[Port]:
     for name in _folder(machine, _NET):
         folder = f"{_NET}/{name}"
         if not machine.exists(f"{folder}/device") or _text(machine, f"{folder}/type") != _ETHERNET:
@@ -159,6 +168,17 @@ def _ethernet(machine: Machine, counters: bool) -> Iterator[Port]:
         )
 
 
+def ipv4_addresses() -> Dict[str, str]:
+    """Return the IPv4 address of each of this node's interfaces that has one."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
 def spell_fabric(ports: Mapping[str, Port]) -> str:
     """Return the ports of a fabric that carry data, such as ``4 x InfiniBand 400 Gb/sec (4X NDR)``; ``none`` without any."""
     counted: Dict[Tuple[str, str], int] = {}
@@ -168,9 +188,6 @@ def spell_fabric(ports: Mapping[str, Port]) -> str:
     parts = [f"{count} x {kind} {rate}".strip() for (kind, rate), count in sorted(counted.items())]
     return ", ".join(parts) or "none"
 
-
-#: What a port says that may be used. Source: kernel, ABI/stable/sysfs-class-infiniband, state.
-ACTIVE = "4:"
 
 #: Where libraries lie that no variable names. Source: ld.so(8), and where distributions, CUDA and ROCm install.
 FOLDERS = (
@@ -204,19 +221,13 @@ def fabric_of(machine: Machine) -> Fabric:
     Raises:
         Unreadable: a port does not say whether it is up.
     """
-    verbs: List[str] = []
-    ethernet: List[str] = []
-    for path in machine.names("/sys/class/infiniband/*/ports/*/state"):
-        if not machine.text(path).startswith(ACTIVE):
-            continue
-        folder, device = path.rpartition("/")[0], path.split("/")[4]
-        try:
-            layer = machine.text(f"{folder}/link_layer")
-        except Absent:
-            layer = ""
-        (ethernet if layer == "Ethernet" else verbs).append(device)
-    slingshot = [path.rpartition("/")[2] for path in machine.names("/sys/class/cxi/cxi*")]
-    return Fabric(tuple(verbs), tuple(slingshot), tuple(ethernet))
+    ports = [port for port in _infiniband(machine, counters=False) if port.up]
+    verbs, ethernet = (
+        tuple(port.name.partition("/")[0] for port in ports if (port.kind == "RoCE") is roce)
+        for roce in (False, True)
+    )
+    slingshot = [path.rpartition("/")[2] for path in machine.names(f"{_CXI}/cxi*")]
+    return Fabric(verbs, tuple(slingshot), ethernet)
 
 
 def library_folders(machine: Machine) -> Tuple[str, ...]:

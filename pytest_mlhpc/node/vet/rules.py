@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
-from pytest_mlhpc.node.vet import statistics
 from pytest_mlhpc.node.vet.finding import OWN_HISTORY, UNCOMPARED, Finding, Reading, Report, Severity
-from pytest_mlhpc.node.vet.policy import Policy
+from pytest_mlhpc.node.vet.policy import Floor, Policy, find_floor
 from pytest_mlhpc.node.vet.statistics import (
     FigureGroup,
     Peers,
@@ -33,7 +32,7 @@ class References:
     ``own`` is by host what a node has reached before, for where nobody else can judge.
     """
 
-    floor: Optional[statistics.Floor]
+    floor: Optional[Floor]
     learned: Optional[Learned]
     peers: Optional[Peers[Place]] = None
     decide: bool = False
@@ -47,10 +46,11 @@ def call_jury(
     group: FigureGroup, values: Mapping[Place, float], settings: VetSettings, policy: Policy
 ) -> References:
     """Return who can judge these figures of a group."""
-    floor = statistics.find(group.sample.floor, group.sample.model)
+    floor = find_floor(group.sample.floor, group.sample.model)
     if floor is not None and floor.unit != group.sample.unit:
         floor = None  # a check that says another unit than the floor must not condemn
-    learned = _find_learned(group.sample, settings, policy)
+    model = group.sample.model
+    learned = find_learned(group.sample.key, model, settings, policy) if model else None
     hosts, least = {host for host, _ in values}, _least(policy)
     few = "" if len(hosts) >= least else f"it takes {least:g} nodes to be peers, and {len(hosts)} measured it"
     if len(values) < least:
@@ -81,19 +81,12 @@ def _confusion(
     return ""
 
 
-def _find_learned(sample: Reading, settings: VetSettings, policy: Policy) -> Optional[Learned]:
+def find_learned(key: str, model: str, settings: VetSettings, policy: Policy) -> Optional[Learned]:
+    """Return what this site's history says of a quantity on devices of a model, where that is enough to judge by."""
     least = policy["history.count"].fail
-    for learned in settings.learned:
-        same = (learned.key, learned.model) == (sample.key, sample.model) and sample.model
-        if (
-            same
-            and not learned.host
-            and least is not None
-            and learned.count >= least
-            and learned.median > 0
-            and learned.mad >= 0
-        ):
-            return learned
+    for one in settings.learned if least is not None else ():
+        if (one.key, one.model, one.host) == (key, model, "") and one.count >= (least or 0):
+            return one if one.median > 0 and one.mad >= 0 else None
     return None
 
 
@@ -214,7 +207,7 @@ def _by_peers(group: FigureGroup, what: str, value: float, peers: Peers[Place], 
     return RuleResult(severity, "peers", reason + _ADVICE[severity])
 
 
-def _by_floor(what: str, value: float, floor: statistics.Floor, *, agreed: bool) -> RuleResult:
+def _by_floor(what: str, value: float, floor: Floor, *, agreed: bool) -> RuleResult:
     """Judge by a floor; *agreed*: its peers are as they are, so that it is the floor that may not fit."""
     source = f"floor of {floor.hardware}, {floor.confidence} confidence, {floor.source}"
     bound = spell(floor.fail, floor.unit)

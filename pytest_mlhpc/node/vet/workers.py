@@ -442,11 +442,7 @@ def checks_of_nodes(level: str = "quick") -> Tuple[str, ...]:
 
     Those ``--for job`` are about a user's own set-up, and not among them.
     """
-    from pytest_mlhpc.node.vet.checks import all_checks
+    from pytest_mlhpc.node.vet.checks import names_of
 
-    checks, watches = all_checks()
-    levels = ("quick",) if level == "quick" else ("quick", "deep")
-    passive = {one.name for one in checks if not one.purpose and one.level in levels}
-    passive |= {one.name for one in watches if not one.purpose and one.level in levels}
-    load = [work.name for work in WORKS if not work.purpose and work.level in levels]
-    return (*sorted(passive), *load)
+    load = [work.name for work in WORKS if not work.purpose and level in (work.level, "deep")]
+    return (*sorted(names_of(purpose="", level=level)), *load)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.provisioner import Event, Handle, LineArrived, StateChanged
 from pytest_mlhpc.jobs.spec import JobState
-from pytest_mlhpc.node.protocol.lines import Message
+from pytest_mlhpc.node.protocol.lines import Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.kubernetes.causes import FailureCause, PatienceTracker, PodView, Stage
@@ -24,7 +24,7 @@ from pytest_mlhpc.provision.kubernetes.errors import KubernetesError
 from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind, WorkloadStatus
 from pytest_mlhpc.provision.kubernetes.logs import LogFollower
 from pytest_mlhpc.provision.kubernetes.objects import ObjectRef, object_name
-from pytest_mlhpc.provision.kubernetes.pod_output import PodOutput
+from pytest_mlhpc.provision.kubernetes.pod_output import ContainerOutput, PodOutput
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
 
 #: Failures that the node or the kernel may have caused. They are reported once the container's end explains them, or after
@@ -63,7 +63,7 @@ class PodRecord:
     ref: ObjectRef
     rank: int | None
     view: PodView
-    stream: PodOutput
+    stream: PodOutput | ContainerOutput
     created_at: str = ""
     follower: LogFollower | None = None
     log_ended: bool = False
@@ -122,6 +122,7 @@ class PodAllocation:
     events_at: float = 0.0  #: when its events are read next
     event_cause: FailureCause | None = None  #: the cause that its events name
     ended_at: float | None = None  #: when rank 0's pod was found to have ended
+    began_at: float | None = None  #: without an agent: when its containers were found to run
     crowded_at: float | None = None  #: when a kubelet was found to have no room for a pod
     deleted_workloads: set[str] = field(default_factory=set)
 
@@ -158,8 +159,13 @@ class PodAllocation:
         return f"it was suspended while it ran, as by a queue that takes its nodes back: {text}"
 
     def causes(self) -> dict[str, FailureCause]:
-        """Return what is wrong: name of the object -> cause."""
+        """Return what is wrong: name of the object -> cause.
+
+        Without an agent an exit code is the program's own, which its run reports once its log was read.
+        """
         found = {pod.name: pod.cause for pod in self.views if pod.cause is not None}
+        if not self.settings.agent:
+            found = {name: cause for name, cause in found.items() if cause.outcome != "channel_broken"}
         if self.status is not None and self.status.cause is not None and not self.kind.each_pod:
             found["workload"] = self.status.cause
         if self.event_cause is not None and (not found or self.suspended):
@@ -199,6 +205,11 @@ class PodAllocation:
             else:
                 events.append(LineArrived(self.handle, self._explained(message)))
         return events
+
+    def take_message(self, message: Message, now: float) -> list[Event]:
+        """Return the events of a message that no agent sent."""
+        number = sum(data.count(b"\n") for data in self.lines)
+        return self.take_lines(b"".join(encode(message, number)), now)
 
     def release_deferred(self, now: float) -> list[Event]:
         """Return deferred events whose time is over, or which the containers' ends have explained."""
@@ -280,6 +291,7 @@ class PodAllocation:
         self.since = now
         self.pods, self.workloads, self.objects, self.owned = {}, {}, [], []
         self.status = self.event_cause = self.reported = self.ended_at = self.crowded_at = None
+        self.began_at = None
         self.deleted_object, self.replaced, self.failed_creations = "", False, 0
         self.deleted_workloads, self.deferred, self.lines = set(), [], []
         self.events_at = self.retry_at = 0.0

@@ -106,6 +106,10 @@ class PodView:
     out_of_memory: bool = False  #: memory ran out in the worker container, whichever process was killed
     unfit: str = ""  #: the probe's text on an unfit node
     started: bool = False  #: the worker container has begun, so that it has a log
+    times: tuple[str, str] = (
+        "",
+        "",
+    )  #: when the worker container began and ended (RFC 3339), once it has ended
     deleting: bool = False  #: its deletion was requested
     crowded: bool = False  #: the kubelet had no room for it
 
@@ -128,6 +132,7 @@ def pod_view(pod: JsonObject, worker: str = WORKER) -> PodView:
         out_of_memory=ended.get("reason") == "OOMKilled",
         unfit=_unfit(status),
         started=bool(ended) or "running" in _state(own),
+        times=(str(ended.get("startedAt") or ""), str(ended.get("finishedAt") or "")),
         deleting=bool(meta.get("deletionTimestamp")),
         crowded=str(status.get("reason") or "").startswith(_NO_ROOM),
     )

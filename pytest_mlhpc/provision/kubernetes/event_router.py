@@ -23,7 +23,7 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     Resource,
     metadata_of,
 )
-from pytest_mlhpc.provision.kubernetes.pod_output import PodOutput
+from pytest_mlhpc.provision.kubernetes.pod_output import ContainerOutput, PodOutput
 from pytest_mlhpc.provision.kubernetes.watch import (
     ListSynced,
     ObjectChanged,
@@ -177,7 +177,9 @@ class EventRouter:
         """Add a pod. If a controller has replaced one, only the first one counts, so that no run is done twice."""
         rank = allocation.kind.rank_of(content)
         born = str(content["metadata"].get("creationTimestamp") or "")
-        record = PodRecord(ref, rank, view, PodOutput(allocation.plan, ref.name), born)
+        plan, agent = allocation.plan, allocation.settings.agent
+        output = PodOutput(plan, ref.name) if agent else ContainerOutput(plan, rank or 0)
+        record = PodRecord(ref, rank, view, output, born)
         self._owners[ref.uid] = allocation
         single = allocation.plan.nodes + allocation.plan.spares == 1
         known = (rank is not None or single) and not allocation.kind.each_pod  # bare pods have no controller

@@ -119,7 +119,7 @@ def render(  # noqa: PLR0917 - from settings to content
     inside = replace(plan, directory=WORK, scheduler_options={})
     return RenderedObjects(
         secret=_secret(job, inside, payload),
-        files=_files(job) if staged_sets(plan) else None,
+        files=_files(job) if staged_sets(plan) and settings.agent else None,
         service=_service(job) if job.leader and not kind.own_service else None,
         workloads=workloads,
         kind=kind,
@@ -137,9 +137,11 @@ def _leader_host(settings: KubernetesSettings, kind: WorkloadKind, pods: int, na
 
 
 def _secret(job: RenderContext, inside: Plan, payload: bytes | None) -> dict[str, Any]:
-    """Return the Secret with the plan (the runs' variables and nonces), and the payload."""
+    """Return the Secret with the plan (the runs' variables and nonces), and the payload; without an agent, the variables alone."""
     content = {"plan.json": json.dumps(to_json(inside)).encode()}
-    if payload is not None:
+    if not job.settings.agent:
+        content = {name: value.encode() for name, value in inside.runs[0].variables.items()}
+    elif payload is not None:
         content[job.payload] = payload
     size = sum(map(len, content.values()))
     if size > MAX_SECRET_BYTES:
@@ -320,7 +322,7 @@ def _complete_spec(
             f"{job.partition.id}: no image is named: set image under kubernetes:, or container in environment "
             f"{job.environment.name!r}"
         )
-    if job.settings.probe:
+    if job.settings.probe and job.settings.agent:
         probe = {key: deepcopy(worker[key]) for key in _PROBE_FIELDS if key in worker}
         command = [job.environment.python, "-m", "pytest_mlhpc.node.batch.probe", *worker["command"][-1:]]
         if "env" in probe and job.kind.rank.variable:
@@ -375,7 +377,9 @@ def preview(partition: Partition, environment: Environment) -> str:
         raise UsageError(f"environment {environment.name}: {error}") from error
     objects: list[Any] = [*([rendered.service] if rendered.service else []), *rendered.workloads]
     name = rendered.secret["metadata"]["name"]
-    head = f"# Created before these: Secret {name}, with plan.json and the payload's zip.\n"
+    agent = settings_of(partition).agent
+    content = "plan.json and the payload's zip" if agent else "the variables of the program"
+    head = f"# Created before these: Secret {name}, with {content}.\n"
     return head + yaml.safe_dump_all(objects, sort_keys=False, width=110, allow_unicode=True)
 
 

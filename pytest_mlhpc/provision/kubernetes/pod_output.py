@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from pytest_mlhpc.node.batch.pod_stream import RS, tags
 from pytest_mlhpc.node.files import open_private, read_json, read_private
+from pytest_mlhpc.node.processes import CappedLog
 from pytest_mlhpc.node.protocol.lines import MAX_BODY, Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.run_files import ARCHIVE
@@ -33,7 +34,7 @@ SAVED_OUTPUT_FILE: Final = "worker_lines.jsonl"
 _SAVED_SCHEMA: Final = 1
 
 _OUTPUT_LINE = re.compile(
-    rb"\[(\S{1,128}) (launcher|artifacts|\d{1,6}|pod\d{1,6}) (\d{1,10})\] (.*)", re.DOTALL
+    rb"\[(\S{1,128}) (launcher|artifacts|errors|\d{1,6}|pod\d{1,6}) (\d{1,10})\] (.*)", re.DOTALL
 )
 _LINE_NUMBER = re.compile(rb'\{"n":(\d{1,12}),')
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -169,6 +170,7 @@ class PodOutput:
             return ""
         main = "0" if run.launcher == "plain" else "launcher"
         needed = [main] * bool(run.metrics or run.sanity) + ["artifacts"] * bool(run.artifacts)
+        needed += ["errors"] * ((run.run_id, "errors") in self.outputs)
         for stream in needed:
             out = self.outputs.get((run.run_id, stream))
             if out is None:
@@ -204,9 +206,9 @@ class PodOutput:
         elif data.get("pod") == "output" and self._is_of_run(data):
             size, dropped, sha = data.get("bytes"), data.get("dropped"), data.get("sha256")
             stream = str(data.get("stream"))
-            known = re.fullmatch(r"launcher|artifacts|\d{1,6}|pod\d{1,6}", stream) and _SHA256.fullmatch(
-                str(sha)
-            )
+            known = re.fullmatch(
+                r"launcher|artifacts|errors|\d{1,6}|pod\d{1,6}", stream
+            ) and _SHA256.fullmatch(str(sha))
             if known and type(size) is int and type(dropped) is int and 0 <= size <= MAX_OUTPUT_BYTES:
                 out = self._output_file(data["run"], stream)
                 out.size, out.dropped, out.sha256 = size, dropped, str(sha)
@@ -239,6 +241,65 @@ class PodOutput:
             except OSError as error:
                 self.outputs[key].error = error.strerror or str(error)
         return self.outputs[key]
+
+
+#: The log of a program that is its container's own command; of several pods joined, and of each by its number.
+CONTAINER_LOG = "container.log"
+
+
+class ContainerOutput:
+    """The log of a container without an agent: every line is the program's, standard output and error alike.
+
+    Args:
+        plan: of one run; the file is written below ``plan.directory``.
+        rank: number of the pod.
+    """
+
+    #: An agent would say what its log lacks.
+    missing = ""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self.rank = rank
+        self.problem = ""  #: why the file lacks something; empty: it is whole
+        self.path = Path(plan.directory) / plan.runs[0].run_id / f"container{rank}.log"
+        self._log: CappedLog | None = None
+
+    def feed(self, line: bytes) -> bytes:
+        """Write one line of the log; there are no worker lines in it."""
+        try:
+            if self._log is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._log = CappedLog(self.path, MAX_OUTPUT_BYTES)
+            self._log.write(line.rstrip(b"\r\n") + b"\n")
+        except OSError as error:
+            self.problem = self.problem or f"cannot write {self.path}: {error.strerror}"
+        return b""
+
+    def last_lines(self, characters: int = 600) -> str:
+        """Return the end of the output as printable text."""
+        return self._log.tail(characters=characters) if self._log is not None else ""
+
+    def finish(self) -> bytes:
+        """Close the file."""
+        self.close()
+        return b""
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._log is not None:
+            self._log.close()
+
+
+def join_outputs(outputs: Sequence[ContainerOutput]) -> None:
+    """Write one file with the outputs of all pods, one after the other.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with outputs[0].path.with_name(CONTAINER_LOG).open("wb") as joined:
+        for output in outputs:
+            if output.path.exists():
+                joined.write(output.path.read_bytes())
 
 
 @dataclass

@@ -158,13 +158,15 @@ def _pod_security(settings: KubernetesSettings) -> dict[str, Any]:
 
 
 def _worker_container(pods: RenderContext, rank: int | None) -> dict[str, Any]:
-    settings = pods.settings
+    settings, run = pods.settings, pods.plan.runs[0]
+    agent = [pods.environment.python, "-m", "pytest_mlhpc.node.batch.pod", PLAN]
+    folder = pods.container("workdir") or WORK
     container: dict[str, Any] = {
         "name": pods.kind.container,
-        "command": FixedValue([pods.environment.python, "-m", "pytest_mlhpc.node.batch.pod", PLAN]),
+        "command": FixedValue(agent if settings.agent else own_command(run.argv)),
         "args": FixedValue([]),
-        "workingDir": pods.container("workdir") or WORK,
-        "env": _variables(pods, rank),
+        "workingDir": folder if settings.agent else run.cwd or folder,
+        "env": _variables(pods, rank) if settings.agent else _rank_variables(pods, rank),
         "resources": resources(pods.shape, settings),
         "volumeMounts": _mounts(settings),
         # The log of a container that could not start explains its end best.
@@ -172,6 +174,8 @@ def _worker_container(pods: RenderContext, rank: int | None) -> dict[str, Any]:
     }
     if image := settings.image or pods.container("image"):
         container["image"] = FixedValue(image)
+    if not settings.agent:  # the run's variables may hold secrets
+        container["envFrom"] = [FixedValue({"secretRef": {"name": pods.name}})]
     if settings.image_pull_policy:
         container["imagePullPolicy"] = settings.image_pull_policy
     if settings.security == "restricted":
@@ -210,12 +214,39 @@ def _variables(pods: RenderContext, rank: int | None) -> list[Any]:
     else:
         where, name = ("annotations", rule.annotation) if rule.annotation else ("labels", rule.label)
         fields["MLHPC_POD_RANK"] = f"metadata.{where}['{name}']"
-    plain = [FixedValue({"name": name, "value": value}) for name, value in found.items()]
+    return [{"name": "HOME", "value": WORK}, *_fixed(found, fields)]
+
+
+def _fixed(values: Mapping[str, str], fields: Mapping[str, str]) -> list[Any]:
+    """Return variables with these values, and with those of fields of the pod."""
+    plain = [FixedValue({"name": name, "value": value}) for name, value in values.items()]
     paths = [
         FixedValue({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}})
         for name, path in fields.items()
     ]
-    return [{"name": "HOME", "value": WORK}, *plain, *paths]
+    return [*plain, *paths]
+
+
+def _rank_variables(pods: RenderContext, rank: int | None) -> list[Any]:
+    """Return what tells a program without an agent which of several pods it is in: as torchrun says it."""
+    if pods.pods == 1:
+        return []
+    place = {"LOCAL_RANK": "0", "WORLD_SIZE": str(pods.pods)}
+    rule = pods.kind.rank
+    if rank is not None:
+        return _fixed({"RANK": str(rank), **place}, {})
+    if rule.variable:
+        return _fixed(place if rule.variable == "RANK" else {"RANK": f"$({rule.variable})", **place}, {})
+    where, name = ("annotations", rule.annotation) if rule.annotation else ("labels", rule.label)
+    return _fixed(place, {"RANK": f"metadata.{where}['{name}']"})
+
+
+def own_command(argv: Sequence[str]) -> list[str]:
+    """Return *argv* as a container's command: the kubelet expands ``$(NAME)`` in it, and ``$$`` is a dollar.
+
+    Without arguments, as in a preview, it is a word that stands for the program.
+    """
+    return [word.replace("$", "$$") for word in argv] or ["PROGRAM"]
 
 
 def files_secret(name: str) -> str:
@@ -224,12 +255,11 @@ def files_secret(name: str) -> str:
 
 
 def _mounts(settings: KubernetesSettings) -> list[Any]:
-    ours: list[Any] = [
-        FixedValue({"name": "mlhpc-config", "mountPath": CONFIG, "readOnly": True}),
-        FixedValue({"name": "mlhpc-work", "mountPath": WORK}),
-        FixedValue({"name": "mlhpc-info", "mountPath": INFO, "readOnly": True}),
-        {"name": "mlhpc-shm", "mountPath": SHM},
-    ]
+    config = FixedValue({"name": "mlhpc-config", "mountPath": CONFIG, "readOnly": True})
+    info = FixedValue({"name": "mlhpc-info", "mountPath": INFO, "readOnly": True})
+    work = FixedValue({"name": "mlhpc-work", "mountPath": WORK})
+    ours: list[Any] = [config, work, info] if settings.agent else [work]
+    ours.append({"name": "mlhpc-shm", "mountPath": SHM})
     for volume in settings.volumes:
         mount: dict[str, Any] = {"name": volume.name, "mountPath": volume.mount}
         if volume.read_only:
@@ -248,12 +278,11 @@ def _volumes(pods: RenderContext) -> list[Any]:
     config: dict[str, Any] = {"projected": {"sources": [{"secret": {"name": name}} for name in secrets]}}
     if len(secrets) == 1:
         config = {"secret": {"secretName": pods.name}}
-    ours: list[Any] = [
-        FixedValue({"name": "mlhpc-config", **config}),
-        FixedValue({"name": "mlhpc-work", "emptyDir": {}}),
-        FixedValue({"name": "mlhpc-info", "downwardAPI": {"items": [info]}}),
-        {"name": "mlhpc-shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared >> 20}Mi"}},
-    ]
+    plan = FixedValue({"name": "mlhpc-config", **config})
+    told = FixedValue({"name": "mlhpc-info", "downwardAPI": {"items": [info]}})
+    work = FixedValue({"name": "mlhpc-work", "emptyDir": {}})
+    ours: list[Any] = [plan, work, told] if settings.agent else [work]
+    ours.append({"name": "mlhpc-shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared >> 20}Mi"}})
     # A volume may be mounted several times.
     sources = {volume.name: volume.source for volume in settings.volumes}
     return [*ours, *({"name": name, **source} for name, source in sources.items())]

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Final
 
 from pytest_mlhpc.errors import MlhpcError, ProvisionError
 from pytest_mlhpc.jobs.provisioner import AllocationEnded, Event, LineArrived, StateChanged
 from pytest_mlhpc.jobs.spec import JobState
-from pytest_mlhpc.provision.kubernetes.allocation import Phase, PodAllocation
+from pytest_mlhpc.node.protocol.lines import Message
+from pytest_mlhpc.node.protocol.plan import PROTOCOL
+from pytest_mlhpc.provision.conversation import run_message
+from pytest_mlhpc.provision.kubernetes.allocation import Phase, PodAllocation, PodRecord
 from pytest_mlhpc.provision.kubernetes.causes import Stage
 from pytest_mlhpc.provision.kubernetes.creation import (
     ManifestMaker,
@@ -31,8 +35,14 @@ from pytest_mlhpc.provision.kubernetes.deletion import (
 from pytest_mlhpc.provision.kubernetes.errors import KubernetesError, NotFound, Unavailable, provision_error
 from pytest_mlhpc.provision.kubernetes.event_router import EventRouter
 from pytest_mlhpc.provision.kubernetes.objects import LEADER
-from pytest_mlhpc.provision.kubernetes.pod_output import SavedOutput, save_output
+from pytest_mlhpc.provision.kubernetes.pod_output import (
+    ContainerOutput,
+    SavedOutput,
+    join_outputs,
+    save_output,
+)
 from pytest_mlhpc.provision.kubernetes.verdict import (
+    LOG_LIMIT_S,
     EventInquiry,
     check_nodes,
     end_verdict,
@@ -95,6 +105,9 @@ class Reconciler:
         now = self.now()
         silence = self.router.silence(allocation)
         self.events.extend(allocation.release_deferred(now))
+        if not allocation.settings.agent:
+            for message in container_messages(allocation, now):
+                self.events.extend(allocation.take_message(message, now))
         if silence is None:
             publish_leader_address(allocation, now)
             self.inquiry.ask(allocation)
@@ -276,6 +289,8 @@ def publish_leader_address(allocation: PodAllocation, now: float) -> None:
     first = allocation.rank0
     if now < allocation.leader_retry_at:
         return
+    if not allocation.settings.agent:
+        return
     if allocation.plan.nodes < 2 or allocation.settings.service or first is None or not first.view.address:
         return
     for pod in allocation.pods.values():
@@ -292,3 +307,81 @@ def publish_leader_address(allocation: PodAllocation, now: float) -> None:
         except KubernetesError as error:
             raise provision_error(error) from error
         pod.has_leader = True
+
+
+def container_messages(allocation: PodAllocation, now: float) -> list[Message]:
+    """Return what an agent would say of a program that is its container's command: that it has started, and how it ended.
+
+    The cluster's status says both, and the log has the output. An end with another cause than the program's own is left to
+    the verdict on the allocation.
+    """
+    run, pods = allocation.plan.runs[0], sorted(allocation.pods.values(), key=lambda pod: pod.rank or 0)
+    if allocation.conversation.complete or len(pods) < allocation.plan.nodes:
+        return []
+    messages = []
+    if allocation.began_at is None:
+        if not all(pod.view.started for pod in pods):
+            return []
+        allocation.began_at = now
+        body = {"protocol": PROTOCOL, "payload_sha256": allocation.plan.payload_sha256}
+        messages.append(run_message(run, "started", body))
+    ended = [pod for pod in pods if pod.view.exit is not None]
+    failed = any(pod.view.exit for pod in ended)
+    late = now - allocation.began_at >= run.time_limit_s and len(ended) < len(pods)
+    if late:
+        text = f"the program did not end within {run.time_limit_s:g} s"
+        messages.append(run_message(run, "failed", {"outcome": "time_limit", "text": text, "log": ""}))
+    elif (len(ended) < len(pods) and not failed) or not all(_explains_itself(pod) for pod in ended):
+        return messages
+    elif allocation.ended_at is None:
+        allocation.ended_at = now
+    read = all(pod.log_ended for pod in ended) or now - (allocation.ended_at or now) >= LOG_LIMIT_S
+    if not read and not late:
+        return messages
+    problem = "" if late else _lacking_output(ended)
+    if problem:
+        body = {"outcome": "truncated_result", "text": problem, "log": ""}
+        messages.append(run_message(run, "failed", body))
+    times = [one for one in (_nanoseconds(pod.view.times) for pod in ended) if one is not None]
+    end: dict[str, object] = {
+        "exit": [exit_code(pod.view.exit or 0) for pod in ended],
+        "host": pods[0].view.node,
+    }
+    if times:
+        end |= {"started_ns": min(first for first, _ in times), "ended_ns": max(last for _, last in times)}
+    return [*messages, run_message(run, "end", end)]
+
+
+def _explains_itself(pod: PodRecord) -> bool:
+    """Return whether the exit code says all of the end of a container: no memory limit, deadline or lost node did it."""
+    return pod.view.cause is None or pod.view.cause.outcome == "channel_broken"
+
+
+def _lacking_output(ended: Sequence[PodRecord]) -> str:
+    """Join the outputs of all pods; return what is missing of them, or an empty string."""
+    outputs = [pod.stream for pod in ended if isinstance(pod.stream, ContainerOutput)]
+    try:
+        join_outputs(outputs)
+    except OSError as error:
+        return f"cannot write {error.filename}: {error.strerror}"
+    for pod, output in zip(ended, outputs, strict=True):
+        if output.problem:
+            return output.problem
+        if not pod.log_ended or not pod.log_complete:
+            why = str(pod.log_error or "it was rotated, or may have been")
+            return f"the log of pod {pod.ref.name} is incomplete: {why}; see containerLogMaxSize of the kubelet, or print less"
+    return ""
+
+
+def exit_code(code: int) -> int:
+    """Return a container's exit code as a process has it: minus the signal's number where one killed it."""
+    return 128 - code if 128 < code < 160 else code
+
+
+def _nanoseconds(times: tuple[str, str]) -> tuple[int, int] | None:
+    """Return a container's times in ns UTC; None: the cluster did not tell."""
+    try:
+        began, ended = (datetime.fromisoformat(text).timestamp() for text in times)
+    except ValueError:
+        return None
+    return round(began * 1e9), round(ended * 1e9)

@@ -373,6 +373,10 @@ class KubernetesOptions(BaseModel):
     keep_for: Duration = KEEP_FOR_S
     reprovision: Annotated[CountOrZero, Field(le=100)] = 2
     probe: bool = True
+    agent: bool = Field(
+        True,
+        description="false: a program is its container's own command, so that any image runs, without Python",
+    )
     ttl: Duration = TTL_S
     max_time: Duration | None = Field(None, description="longest allocation")
     grace: Duration = GRACE_S

@@ -95,6 +95,7 @@ class KubernetesSettings:
     keep_for_s: float = KEEP_FOR_S
     reprovision: int = 2  #: how often an allocation is provisioned again without unfit nodes
     probe: bool = True
+    agent: bool = True  #: False: a program is the command of its container, which needs no Python
     ttl_s: float = TTL_S
     max_time_s: float | None = None  #: longest allocation; None: any
     grace_s: float = GRACE_S

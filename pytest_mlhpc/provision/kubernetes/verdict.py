@@ -175,7 +175,10 @@ def _logs_read(allocation: PodAllocation, now: float) -> bool:
 def _final_cause(allocation: PodAllocation, now: float, silence: WatchSilence | None) -> FailureCause | None:
     """Return the cause of the end: an overdue one, or the end of its containers."""
     first = allocation.rank0
-    if first is not None and first.view.stage is Stage.ENDED:
+    alone = allocation.settings.agent or all(
+        pod.view.stage is Stage.ENDED for pod in allocation.pods.values()
+    )
+    if first is not None and first.view.stage is Stage.ENDED and alone:
         return _cause_after_end(allocation, first, now)
     if silence is not None:
         return None
@@ -199,7 +202,9 @@ def _cause_after_end(allocation: PodAllocation, first: PodRecord, now: float) ->
     """Return why rank 0's pod ended before it reported all runs, once its log was read."""
     if allocation.ended_at is None:
         allocation.ended_at = now
-    if first.follower is not None and not first.log_ended and now - allocation.ended_at < LOG_LIMIT_S:
+    read = [first] if allocation.settings.agent else allocation.pods.values()
+    unread = any(pod.follower is not None and not pod.log_ended for pod in read)
+    if unread and now - allocation.ended_at < LOG_LIMIT_S:
         return None
     causes = sorted(
         allocation.causes().values(), key=lambda cause: (cause.outcome in _VAGUE, bool(cause.patience))
@@ -219,6 +224,8 @@ def _cause_after_end(allocation: PodAllocation, first: PodRecord, now: float) ->
 def allocation_error(cause: FailureCause, allocation: PodAllocation, now: float) -> MlhpcError:
     """Return *cause* as the error of an allocation, with its duration and advice."""
     text = cause.text + (f" (node {cause.node})" if cause.node and cause.node not in cause.text else "")
+    if cause.outcome == "launch_failed" and not allocation.settings.agent:  # it is the test's own program
+        cause = replace(cause, outcome="command_not_found")
     if cause.patience:
         waited = allocation.patience.waited(cause, now)
         limit = allocation.settings.patience.get(

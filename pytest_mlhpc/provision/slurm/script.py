@@ -220,6 +220,19 @@ def _software_setup(environment: Environment) -> Iterator[str]:
         )
 
 
+def with_software(argv: Sequence[str], environment: Environment) -> list[str]:
+    """Return *argv* as words of a shell that first sets up the software of *environment*, as a job script does.
+
+    The words themselves are arguments of the shell, of which it reads nothing.
+    """
+    lines = list(_software_setup(environment))
+    return (
+        ["bash", "-c", "\n".join([*_prologue(), *lines, 'exec "$@"']), "build", *argv]
+        if lines
+        else list(argv)
+    )
+
+
 def _start_batch(plan: Plan, python: str, lines_dir: str, payload: str | None) -> Iterator[str]:
     """Yield the lines that start the batch, after checks that it can run."""
     file = str(PurePosixPath(plan.directory, "plan.json"))

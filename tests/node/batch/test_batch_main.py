@@ -98,7 +98,7 @@ def test_output_without_end_is_not_read_to_its_end(tmp_path, monkeypatch):
     relay = Relay(os.open(os.devnull, os.O_WRONLY))
     supervisor = Supervisor(RankBook(run_plan()), tmp_path, relay, 0, lambda: False)
     with Path("/dev/zero").open("rb") as endless:
-        monkeypatch.setattr(supervisor, "_process", SimpleNamespace(stdout=endless))
+        monkeypatch.setattr(supervisor, "_process", SimpleNamespace(stdout=endless, stderr=None))
         supervisor._listen_to_all()
         supervisor._close()
     assert 1 << 20 <= (tmp_path / "rank0.log").stat().st_size <= 1 << 23

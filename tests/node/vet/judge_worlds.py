@@ -18,10 +18,9 @@ from pytest_mlhpc.node.vet.finding import (
 )
 from pytest_mlhpc.node.vet.judge import judge, needs_repeat
 from pytest_mlhpc.node.vet.pairs import confirm_schedule, pair_schedule
-from pytest_mlhpc.node.vet.policies.comparison import BOUNDS
-from pytest_mlhpc.node.vet.policy import Policy
+from pytest_mlhpc.node.vet.policy import built_in
 
-POLICY = Policy(BOUNDS)
+POLICY = built_in()
 UNNAMED = "a device without floor"
 A100 = "NVIDIA A100-SXM4-80GB"
 KEY = "gemm/bf16/8192/random"

@@ -19,7 +19,7 @@ from pytest_mlhpc.node.vet.agent import BEAT_S
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.leader import Leader
 from pytest_mlhpc.node.vet.place import FirstNodeNotReached, Search, VetPlace, key_of, listen, ports_of
-from pytest_mlhpc.node.vet.policies import built_in
+from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.vetting_run import VettingRun
 
 #: Checks of one node, and findings and facts of each: a node with eight devices says about so much.

@@ -2,6 +2,7 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -180,6 +181,21 @@ def test_a_node_without_the_library_says_so() -> None:
     with pytest.raises(Absent, match="amdsmi is not installed"):
         AmdLibrary(node_with(None))
     assert open_session(node_with(None), "rocm").without == "the Python module amdsmi is not installed"
+
+
+@pytest.mark.parametrize(
+    ("told", "model"),
+    [
+        ({"market_name": "AMD Instinct MI999X", "device_id": 0x7999}, "AMD Instinct MI999X"),
+        ({"market_name": "0x7999", "device_id": 0x7999}, ""),
+        ({"market_name": "0x74a1", "device_id": 0x74A1}, "AMD Instinct MI300X"),
+    ],
+    ids=["one that the library knows", "one that nobody knows", "one that we know"],
+)
+def test_a_model_is_called_as_the_library_does_unless_it_has_only_a_number(told, model) -> None:
+    machine = node_with({"devices": [{"bdf": DEVICE, "asic_info": told}]})
+    with closing(open_session(machine, "rocm")) as session:
+        assert [device.model for device in session.devices] == [model]
 
 
 def test_every_model_is_an_instinct() -> None:

@@ -12,7 +12,7 @@ from child_driver import PATIENCE_S, ROOT
 
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Origin, Severity
 from pytest_mlhpc.node.vet.load import checkpoint
-from pytest_mlhpc.node.vet.load.protocol import Arguments
+from pytest_mlhpc.node.vet.load.main import measured
 
 SMALL = 16 << 20
 
@@ -28,7 +28,7 @@ checkpoint.write_and_read(sys.argv[1], 1)
 
 
 def run(**args: object) -> CheckOutcome:
-    return checkpoint.run(None, Arguments(args), lambda what: None)
+    return measured("checkpoint", checkpoint.run, None, args, lambda what: None)
 
 
 def trouble(folder: Path, **args: object) -> tuple[Severity, Origin, str]:

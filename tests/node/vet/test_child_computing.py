@@ -11,8 +11,9 @@ from child_driver import Child
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Severity
 from pytest_mlhpc.node.vet.load import all_reduce, devices, gemm, host, host_copy, memory
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
-from pytest_mlhpc.node.vet.load.protocol import Arguments, Failed
-from pytest_mlhpc.node.vet.statistics import NAMES, find
+from pytest_mlhpc.node.vet.load.main import measured
+from pytest_mlhpc.node.vet.load.protocol import Failed
+from pytest_mlhpc.node.vet.policy import FLOOR_NAMES, find_floor
 
 GIB = 1 << 30
 V100 = Device("cuda", 0, "Tesla V100-SXM2-16GB", "7.0", 80, 16 * GIB)
@@ -89,11 +90,10 @@ def test_cores_multiply_bf16_only_where_they_do_it_fast(count, flags, cases) -> 
 
 def test_every_floor_that_is_named_is_known() -> None:
     named = {f"gemm/{case.precision}" for device in (V100, A100, MI250X) for case in gemm.cases_of(device)}
-    assert {"gemm/fp64", "gemm/fp16", "gemm/bf16"} <= named & set(NAMES)
+    assert {"gemm/fp64", "gemm/fp16", "gemm/bf16"} <= named & set(FLOOR_NAMES)
     for name in ("memory/device", "host_copy"):
-        assert find(name, H200.model) is not None
-    four = all_reduce._reading("nccl", 4, 1 << 30, f"4 x {H200.model}", 1.0)
-    assert find(four.floor, four.model) is not None
+        assert find_floor(name, H200.model) is not None
+    assert find_floor("all_reduce/4", f"4 x {H200.model}") is not None
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
@@ -102,13 +102,13 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
 
 
 def test_a_node_with_one_device_exchanges_nothing_within() -> None:
-    outcome = all_reduce.run(bare(kind="cuda", devices=(H200,)), Arguments({}), print)
+    outcome = measured("all_reduce", all_reduce.run, bare(kind="cuda", devices=(H200,)), {}, print)
     assert replace(outcome, seconds=0.0) == CheckOutcome()
 
 
 def test_devices_that_torch_cannot_use_are_unknown_and_never_pass() -> None:
     node = bare(trouble="this node shows NVIDIA devices, but torch finds none")
-    (finding,) = host_copy.run(node, Arguments({}), print).findings
+    (finding,) = measured("host_copy", host_copy.run, node, {}, print).findings
     assert finding.severity is Severity.UNKNOWN
     assert "NVIDIA" in finding.reason
 

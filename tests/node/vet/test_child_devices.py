@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Severity
 from pytest_mlhpc.node.vet.load import all_reduce, devices, digest, gemm, host, host_copy, memory
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.digest import EXACT, Digests
 from pytest_mlhpc.node.vet.load.gemm import GemmCase
-from pytest_mlhpc.node.vet.load.protocol import Arguments
+from pytest_mlhpc.node.vet.load.main import measured
+from pytest_mlhpc.node.vet.machine import Context, Machine
+from pytest_mlhpc.node.vet.policy import built_in
 
 MODEL = "NVIDIA H200"
 
@@ -39,7 +42,7 @@ class Stand(Device):
             raise RuntimeError(self.breaks)
 
     def timed(self, work: Callable[[], object]) -> float:
-        return gemm.by_clock(work)
+        return devices.by_clock(work)
 
 
 def node(*breaks: str, models: tuple[str, ...] = ()) -> LoadNode:
@@ -54,7 +57,8 @@ def node(*breaks: str, models: tuple[str, ...] = ()) -> LoadNode:
 
 def run(module: Any, on: LoadNode, **args: object) -> tuple[CheckOutcome, list[str]]:
     begun: list[str] = []
-    outcome = module.run(on, Arguments({"seconds": 0.01, **args}), begun.append)
+    name = "hash" if module is digest else module.__name__.rpartition(".")[2]
+    outcome = measured(name, module.run, on, {"seconds": 0.01, **args}, begun.append)
     return outcome, begun
 
 
@@ -74,7 +78,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (gemm, digest):
         monkeypatch.setattr(module, "cases_of", lambda device: cases)
     for module, name, value in (
-        (gemm, "REPETITION_S", 0.0), (memory, "REPETITION_S", 0.0), (memory, "CORE_BYTES", 1 << 20),
+        (devices, "REPETITION_S", 0.0), (memory, "CORE_BYTES", 1 << 20),
         (digest, "DEVICE_SIZE", digest.CORE_SIZE),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -166,9 +170,10 @@ def test_a_device_that_computes_wrongly_is_named(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(digest, "compute", lambda given, device, dtype, seconds: answers[device])
     two = tuple(Told("cuda", number, MODEL, "9.0", 132) for number in range(2))
-    findings, facts = digest.of_devices(LoadNode("2.9", "cuda", two, (0,), "Processor"), 0.0, print)
-    assert [(one.device, one.rule) for one in findings] == [("GPU 1", "exact")]
-    assert [(one.device, one.value) for one in facts] == [("GPU 0", "a"), ("GPU 1", "b")]
+    exam = Examination("hash", Machine(), Context(built_in()))
+    digest.of_devices(exam, LoadNode("2.9", "cuda", two, (0,), "Processor"), 0.0, print)
+    assert [(one.device, one.rule) for one in exam.findings] == [("GPU 1", "exact")]
+    assert [(one.device, one.value) for one in exam.facts] == [("GPU 0", "a"), ("GPU 1", "b")]
 
 
 def test_copies_of_each_device_are_measured_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,13 @@ import pytest
 import yaml
 from child_driver import Child
 
-from pytest_mlhpc.node.vet.finding import Origin, Severity
+from pytest_mlhpc.node.vet.check import Examination
+from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
 from pytest_mlhpc.node.vet.load import host, transport
 from pytest_mlhpc.node.vet.load.host import parse_log
 from pytest_mlhpc.node.vet.load.protocol import Failed
-from pytest_mlhpc.node.vet.machine import Machine
+from pytest_mlhpc.node.vet.machine import Context, Machine
+from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.ports import Fabric
 
 #: The network is read by job_transport.py, which test_job_transport.py is about.
@@ -50,10 +52,16 @@ def test_the_log_is_memory_that_only_this_process_reads() -> None:
     assert host.log_text(environ) == ""
 
 
+def judged(root: Path, chosen: host.ChosenTransport) -> Finding:
+    """Return the one finding on a transport beside InfiniBand."""
+    exam = Examination("transport", Machine(root=root), Context(built_in()), Origin.USER)
+    transport.judge(exam, chosen, Fabric(verbs=("mlx5_0",)))
+    (finding,) = exam.findings
+    return finding
+
+
 def test_sockets_beside_a_fabric_are_the_users_to_mend(tmp_path: Path) -> None:
-    (finding,) = transport.judge(
-        parse_log(SOCKETS, "nccl"), Fabric(verbs=("mlx5_0",)), Machine(root=tmp_path)
-    )
+    finding = judged(tmp_path, parse_log(SOCKETS, "nccl"))
     verdict = finding.check, finding.severity, finding.origin, finding.rule
     assert verdict == ("transport", Severity.CRITICAL, Origin.USER, "job.transport")
     assert "although there is" in finding.reason
@@ -68,7 +76,7 @@ def test_gloo_should_use_the_fabrics_interface(tmp_path: Path, interface: str, s
         (tmp_path / f"sys/class/net/{name}").mkdir(parents=True)
         (tmp_path / f"sys/class/net/{name}/type").write_text(kind)
     chosen = transport.of_gloo({"GLOO_SOCKET_IFNAME": interface}, "n1")
-    (finding,) = transport.judge(chosen, Fabric(verbs=("mlx5_0",)), Machine(root=tmp_path))
+    finding = judged(tmp_path, chosen)
     assert finding.severity is severity
     assert f"gloo joins nodes by TCP ({interface})" in finding.reason
 
@@ -81,9 +89,10 @@ def test_gloo_binds_to_the_address_of_the_hosts_name() -> None:
         transport.of_gloo({}, "192.0.2.7")
 
 
-def test_what_was_chosen_is_compared_between_nodes() -> None:
-    facts = transport.facts(parse_log(INFINIBAND, "nccl"))
-    assert {fact.name: fact.value for fact in facts} == {
+def test_what_was_chosen_is_compared_between_nodes(tmp_path: Path) -> None:
+    exam = Examination("transport", Machine(root=tmp_path), Context(built_in()), Origin.USER)
+    transport.tell(exam, parse_log(INFINIBAND, "nccl"))
+    assert {fact.name: fact.value for fact in exam.facts} == {
         "nccl network": "IB",
         "nccl interfaces": "mlx5_0:1 mlx5_1:1",
         "nccl version": "2.20.5+cuda12.4",

@@ -19,7 +19,7 @@ from pytest_mlhpc.node.agents.wire import Wire
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.leader import Leader
 from pytest_mlhpc.node.vet.place import VetPlace, key_of, ports_of
-from pytest_mlhpc.node.vet.policies import built_in
+from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.vetting_run import VettingRun
 
 pytestmark = pytest.mark.servers

@@ -12,7 +12,7 @@ from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.kernel_log import MOST_BYTES, from_kmsg, records
 from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
-from pytest_mlhpc.node.vet.policies import built_in
+from pytest_mlhpc.node.vet.policy import built_in
 
 #: Checks of the host that need neither rights nor time.
 HOST = {"inventory", "pci", "edac", "cpu_throttle", "network"}

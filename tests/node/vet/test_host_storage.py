@@ -4,16 +4,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from corpus import named
 from full_disk import Limited
 
 from pytest_mlhpc.node.protocol.plan import VetSettings
+from pytest_mlhpc.node.vet.checks import storage
 from pytest_mlhpc.node.vet.checks.storage import (
     PIECE,
     PREFIX,
     STALE_S,
-    StorageCheck,
+    Measured,
     _files,
     _size,
     file_system,
@@ -22,8 +25,7 @@ from pytest_mlhpc.node.vet.checks.storage import (
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine, Room
 from pytest_mlhpc.node.vet.passive import chosen
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import ExpectedNode
+from pytest_mlhpc.node.vet.policy import ExpectedNode, built_in
 
 #: Measures a folder, and stops when the file is written.
 STOPPING = """
@@ -55,7 +57,7 @@ def test_nothing_is_measured_where_there_is_no_room(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_full_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     with Limited().full(PIECE + 1):
-        outcome = StorageCheck().examine(Machine(environ={}), context(tmp_path))
+        outcome = named("storage").examine(Machine(environ={}), context(tmp_path))
     (finding,) = outcome.findings
     assert (finding.severity, finding.rule, outcome.readings) == (Severity.CRITICAL, "storage.failed", ())
     assert "File too large" in finding.reason
@@ -124,12 +126,22 @@ def test_the_file_system_is_that_of_the_longest_mount(tmp_path: Path, folder: st
 
 
 def test_a_relative_folder_for_temporary_files_is_not_taken_for_one_at_the_root() -> None:
-    outcome = StorageCheck().examine(Machine(environ={"TMPDIR": "made-up"}), Context(built_in()))
+    outcome = named("storage").examine(Machine(environ={"TMPDIR": "made-up"}), Context(built_in()))
     assert {one.severity for one in outcome.findings} <= {Severity.PASS, Severity.WARNING}
     assert "/tmp" in outcome.findings[-1].reason
 
 
+def test_each_rate_that_was_measured_is_a_figure_with_its_floor(tmp_path: Path) -> None:
+    with patch.object(storage, "measure", return_value=Measured(1e9, 2e9, None, 40.0, 5)):
+        outcome = named("storage").examine(Machine(environ={}), context(tmp_path))
+    assert [(one.key, one.value, one.unit, one.floor) for one in outcome.readings] == [
+        ("storage/write", 1e9, "B/s", "storage/write"),
+        ("storage/read", 2e9, "B/s", "storage/read"),
+        ("storage/stat", 40.0, "1/s", "storage/stat"),
+    ]
+
+
 @pytest.mark.parametrize(("no_load", "measured"), [(False, True), (True, False)])
 def test_storage_is_not_measured_where_nothing_may_load_the_node(no_load: bool, measured: bool) -> None:
-    run, _ = chosen([StorageCheck()], VetSettings(no_load=no_load))
+    run, _ = chosen([named("storage")], VetSettings(no_load=no_load))
     assert bool(run) is measured

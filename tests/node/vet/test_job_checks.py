@@ -13,12 +13,11 @@ from pytest_mlhpc.node.vet import main
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.checks.job_environment import MOST_NAMES, PREFIXES, left_by_squeue
 from pytest_mlhpc.node.vet.checks.job_processes import parse, processes
-from pytest_mlhpc.node.vet.checks.job_space import mount_of, parse_quota, space
+from pytest_mlhpc.node.vet.checks.job_space import parse_quota, space
 from pytest_mlhpc.node.vet.finding import Origin, Severity
 from pytest_mlhpc.node.vet.machine import Absent, Context, Done, Machine, Unreadable, numbers, size
 from pytest_mlhpc.node.vet.main import stay
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import ExpectedNode
+from pytest_mlhpc.node.vet.policy import ExpectedNode, built_in
 
 JOB = {check.name: check for check in all_checks()[0] if check.purpose == "job"}
 
@@ -162,7 +161,7 @@ def test_the_last_of_the_longest_mounts_is_the_one_on_top(tmp_path, path, kind):
     (tmp_path / "proc/self/mounts").write_text(
         "a / ext4 rw 0 0\nb /data nfs rw 0 0\nc /data lustre ro 0 0\nd /data2 tmpfs rw 0 0\ne /with\\040blank xfs rw 0 0\n"
     )
-    assert mount_of(Machine(root=tmp_path), path)[0] == kind
+    assert Machine(root=tmp_path).mount_of(path)[0] == kind
 
 
 def test_space_of_a_real_folder_is_that_of_the_system(tmp_path):

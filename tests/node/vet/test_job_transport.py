@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_mlhpc.node.vet.checks.job_network import Transport, fits, forcing, judge, parse
+from pytest_mlhpc.node.vet.check import Examination
+from pytest_mlhpc.node.vet.checks.job_network import Transport, fits, forcing, judge_transport, parse
 from pytest_mlhpc.node.vet.finding import Origin, Severity
-from pytest_mlhpc.node.vet.policies import built_in
+from pytest_mlhpc.node.vet.machine import Context, Machine
+from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.ports import Fabric
 
 LOGS = yaml.safe_load(Path(__file__).with_name("data").joinpath("transport_logs.yaml").read_text())
@@ -19,7 +21,13 @@ def log(name):
 
 INFINIBAND_NODE = Fabric(verbs=("mlx5_0", "mlx5_1"))
 SLINGSHOT_NODE = Fabric(slingshot=("cxi0",))
-POLICY = built_in()
+
+
+def judged(seen, fabric, environ=None):
+    """Return what is found on a transport beside this fabric."""
+    exam = Examination("job_transport", Machine(environ=environ or {}), Context(built_in()), Origin.USER)
+    judge_transport(exam, seen, fabric)
+    return exam.findings
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,7 @@ FORCED = "n1:1:1 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\n" + log
     ],
 )
 def test_sockets_beside_a_fabric_are_critical_and_name_what_forces_them(text, fabric, environ, words):
-    [finding] = judge(parse(text), fabric, environ, POLICY)
+    [finding] = judged(parse(text), fabric, environ)
     verdict = finding.severity, finding.rule, finding.origin
     assert verdict == (Severity.CRITICAL, "job.transport", Origin.USER)
     assert [each for each in words if each not in finding.reason] == []
@@ -102,7 +110,7 @@ def test_sockets_beside_a_fabric_are_critical_and_name_what_forces_them(text, fa
     ],
 )
 def test_each_transport_gets_its_severity(text, fabric, severity):
-    [finding] = judge(parse(text), fabric, {}, POLICY)
+    [finding] = judged(parse(text), fabric)
     assert finding.severity is severity
 
 

@@ -9,7 +9,6 @@ from judge_worlds import KEY, POLICY, UNNAMED, drawn, exchanged, measured, names
 from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 from pytest_mlhpc.node.vet.finding import Reading, Report
 from pytest_mlhpc.node.vet.judge import ClockOffset, compare_clocks
-from pytest_mlhpc.node.vet.policies.comparison import BOUNDS
 
 
 def of_figures(values, learned=0, host="", mad=1.0):
@@ -88,7 +87,8 @@ def plain():
     ("key", "stage"),
     [
         (bound.key, stage)
-        for bound in BOUNDS
+        for bound in POLICY.bounds.values()
+        if bound.key.partition(".")[0] in {"peers", "history", "pairs", "clocks"}
         for stage in ("warn", "fail")
         if getattr(bound, stage) is not None
     ],

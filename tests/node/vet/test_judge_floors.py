@@ -4,9 +4,9 @@ import pytest
 from judge_worlds import A100, KEY, POLICY, found, measured, severities, verdict_on
 
 from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
-from pytest_mlhpc.node.vet import statistics
 from pytest_mlhpc.node.vet.finding import Exit
 from pytest_mlhpc.node.vet.judge import needs_repeat
+from pytest_mlhpc.node.vet.policy import FLOOR_NAMES, find_floor, floors
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -27,7 +27,7 @@ H100 = "NVIDIA H100 80GB HBM3"
     ],
 )
 def test_drivers_names_are_known(name, model, hardware):
-    assert statistics.find(name, model).hardware.split(",")[0] == hardware
+    assert find_floor(name, model).hardware.split(",")[0] == hardware
 
 
 @pytest.mark.parametrize(
@@ -36,16 +36,16 @@ def test_drivers_names_are_known(name, model, hardware):
      "AMD Instinct MI300A", ""],
 )  # fmt: skip
 def test_cards_of_another_form_have_no_floor(model):
-    assert not [name for name in statistics.NAMES if statistics.find(name, model)]
+    assert not [name for name in FLOOR_NAMES if find_floor(name, model)]
 
 
 def test_no_device_has_two_floors_of_one_quantity():
-    assert len({(floor.name, floor.hardware) for floor in statistics.FLOORS}) == len(statistics.FLOORS)
+    assert len({(floor.name, floor.hardware) for floor in floors()}) == len(floors())
 
 
 def test_each_floor_has_a_known_name_a_source_and_a_confidence():
-    for floor in statistics.FLOORS:
-        assert floor.name in statistics.NAMES
+    for floor in floors():
+        assert floor.name in FLOOR_NAMES
         assert floor.source[0] in "CAZERDVg"
         assert floor.confidence in {"high", "medium", "low"}
         units = {"gemm": "FLOP/s", "storage": "1/s" if floor.name[8:] in {"create", "stat"} else "B/s"}

@@ -11,12 +11,12 @@ import pytest
 from corpus import Case, all_cases, group_of, judged, outcomes, rows
 
 from pytest_mlhpc.node.vet import kernel_log
+from pytest_mlhpc.node.vet.check import Check, LoadWatch
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.finding import Origin, Severity
-from pytest_mlhpc.node.vet.machine import Check, Unreadable, Watch
+from pytest_mlhpc.node.vet.machine import Unreadable
 from pytest_mlhpc.node.vet.passive import attempt
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import Bound, Policy
+from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in
 
 CASES = all_cases()
 CHECKS, WATCHES = all_checks()
@@ -92,7 +92,7 @@ def test_no_two_checks_have_one_name() -> None:
 
 
 @pytest.mark.parametrize("check", [*CHECKS, *WATCHES], ids=lambda one: one.name)
-def test_every_check_says_what_it_costs_and_reads(check: Check | Watch) -> None:
+def test_every_check_says_what_it_costs_and_reads(check: Check | LoadWatch) -> None:
     assert check.level in {"quick", "deep"}
     assert check.purpose in {"", "job"}
     assert check.cost_s >= 0
@@ -101,7 +101,7 @@ def test_every_check_says_what_it_costs_and_reads(check: Check | Watch) -> None:
 
 @pytest.mark.parametrize("one", [*CHECKS, *WATCHES], ids=lambda one: one.name)
 def test_what_a_check_for_a_job_cannot_read_is_its_users_to_mend_and_else_the_nodes(
-    one: Check | Watch,
+    one: Check | LoadWatch,
 ) -> None:
     (finding,) = attempt(one, Mock(side_effect=Unreadable("/proc/nothing cannot be read"))).findings
     assert (finding.check, finding.severity, finding.rule) == (one.name, Severity.UNKNOWN, "unreadable")

@@ -7,15 +7,12 @@ from typing import Any
 
 import pynvml
 import pytest
-from corpus import rows
+from corpus import named, rows
 from fake_nvml import FILLING, KEYS, MADE
 
-from pytest_mlhpc.node.vet.checks.nvidia_inventory import NvidiaInventory
-from pytest_mlhpc.node.vet.checks.nvidia_memory import Links, MemoryCheck
 from pytest_mlhpc.node.vet.finding import CheckOutcome
 from pytest_mlhpc.node.vet.machine import Context, Machine
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import ExpectedNode
+from pytest_mlhpc.node.vet.policy import ExpectedNode, built_in
 
 ARGUMENT_VERSION_MISMATCH = 25
 
@@ -94,29 +91,29 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 0)
 
 
-def examined(check: Any) -> tuple[CheckOutcome, list[tuple[str, str]]]:
+def examined(check: str) -> tuple[CheckOutcome, list[tuple[str, str]]]:
     """Return what a check says, and severity and rule of all that is not good."""
     context = Context(built_in(), ExpectedNode(accelerator="cuda", devices=1, device_model="H200"))
-    outcome = check.examine(Machine(modules={"pynvml": pynvml}), context)
+    outcome = named(check).examine(Machine(modules={"pynvml": pynvml}), context)
     return outcome, [row[1:3] for row in rows([outcome])]
 
 
 def test_a_devices_own_words_are_read() -> None:
-    outcome, trouble = examined(NvidiaInventory())
+    outcome, trouble = examined("nvidia_inventory")
     assert trouble == []
     facts = {fact.name: fact.value for fact in outcome.facts}
     assert facts == {"nvidia driver": "560.35.03", "nvidia memory": "140GiB", "nvidia nvlinks": "18"}
 
 
 def test_the_recovery_action_and_the_threshold_of_sram_are_read() -> None:
-    outcome, trouble = examined(MemoryCheck())
+    outcome, trouble = examined("nvidia_memory")
     assert trouble == [("CRITICAL", "nvidia.recovery_action"), ("CRITICAL", "nvidia.sram_threshold")]
     place = "GPU 0 (00000000:19:00.0, GPU-4a1f0c52)"
     assert f"{place}: end all work that uses peer access" in outcome.findings[0].reason
 
 
 def test_the_state_of_the_fabric_is_read() -> None:
-    outcome, trouble = examined(Links())
+    outcome, trouble = examined("nvidia_links")
     assert trouble == [("CRITICAL", "nvidia.fabric")]
     assert "is in progress" in outcome.findings[0].reason
 

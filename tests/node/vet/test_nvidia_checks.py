@@ -9,21 +9,21 @@ from unittest.mock import Mock, patch
 import fake_nvml
 import pytest
 import yaml
-from corpus import CORPUS, Case, findings, load, machine_of, outcomes, rows
+from corpus import CORPUS, Case, findings, load, machine_of, named, outcomes, rows
 
+from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.checks import nvidia_load, nvidia_processes
 from pytest_mlhpc.node.vet.checks.nvidia_library import (
     MODELS,
     Answer,
-    FindingNotes,
     NvidiaDevice,
     NvmlLibrary,
+    unread,
 )
 from pytest_mlhpc.node.vet.checks.nvidia_processes import is_ours
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine
-from pytest_mlhpc.node.vet.policies import built_in
-from pytest_mlhpc.node.vet.policy import ExpectedNode
+from pytest_mlhpc.node.vet.policy import ExpectedNode, built_in
 
 CALLS = yaml.safe_load(Path(__file__).with_name("data").joinpath("nvidia_calls.yaml").read_text())
 
@@ -123,7 +123,9 @@ def test_a_slowdown_is_sustained_by_its_share_of_several_samples(slow: int, of: 
     seen = nvidia_load.WatchedDevices(
         frozenset({0}), tuple(nvidia_load.GpuSample(device, one) for one in answers)
     )
-    said = nvidia_load.Throttle().end(Machine(), Context(built_in(), ExpectedNode(accelerator="cuda")), seen)
+    said = named("nvidia_throttle").end(
+        Machine(), Context(built_in(), ExpectedNode(accelerator="cuda")), seen
+    )
     expected = [("nvidia_throttle", severity, "nvidia.hw_slowdown", "GPU 0")] if severity else []
     assert rows([said]) == expected
 
@@ -137,11 +139,8 @@ def test_what_dcgm_never_printed_gives_no_results(text: str) -> None:
 def test_a_dcgm_that_hangs_shows_nothing() -> None:
     hangs = Mock(side_effect=nvidia_processes.Unreadable("dcgmi did not end within 60 s"))
     with machine_of(altered("h100-healthy")) as machine, patch.object(machine, "command", hangs):
-        (found,) = (
-            nvidia_processes.Dcgm()
-            .examine(machine, Context(built_in(), ExpectedNode(accelerator="cuda")))
-            .findings
-        )
+        context = Context(built_in(), ExpectedNode(accelerator="cuda"))
+        (found,) = named("nvidia_dcgm").examine(machine, context).findings
     assert (found.severity, found.rule) == (Severity.WARNING, "nvidia.dcgm_no_proof")
     assert "did not end within 60 s" in found.reason
 
@@ -165,11 +164,11 @@ def test_a_finding_says_where_the_device_is() -> None:
 
 
 def test_a_lost_device_is_named_once_by_one_check() -> None:
-    notes = FindingNotes("nvidia_memory", Context(built_in()))
+    exam = Examination("nvidia_memory", Machine(), Context(built_in()))
     device = NvidiaDevice(3, None, "NVIDIA H200", "", "")
     for _ in range(3):
-        notes.unread("uncorrectable", device, "anything", Answer(code=15, words="lost"))
-    assert [(one.rule, one.device) for one in notes.findings] == [("nvidia.lost", "GPU 3")]
+        unread(exam, "nvidia.uncorrectable", device, "anything", Answer(code=15, words="lost"))
+    assert [(one.rule, one.device) for one in exam.findings] == [("nvidia.lost", "GPU 3")]
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_mlhpc.node.vet.kernel_log import KernelMessage, events
-from pytest_mlhpc.node.vet.policies.kernel_log import (
-    SXID_ALWAYS_FATAL,
-    SXID_FATAL,
-    SXID_HARMLESS,
-    SXID_NOTABLE,
-    XID_NAMES,
-    XIDS,
-    Xid,
-)
+from pytest_mlhpc.node.vet.kernel_log import KernelMessage, Xid, driver_events, events
 
+TABLES = driver_events()
 CATALOGUE = yaml.safe_load(Path(__file__).with_name("data").joinpath("xid_catalogue.yaml").read_text())
 
 #: What a resolution other than Xid.NODE makes of a node.
@@ -59,12 +51,12 @@ def sxids(codes: set[int], rest: str) -> set[str]:
 def test_the_table_is_the_catalogue_but_for_what_it_says_itself() -> None:
     assert set(MEANING) < set(CATALOGUE)
     expected = {code: MEANING.get(word, Xid.NODE) for word, codes in CATALOGUE.items() for code in codes}
-    assert {**expected, **STRICTER, **UNRESOLVED} == XIDS
+    assert {**expected, **STRICTER, **UNRESOLVED} == TABLES.xids
 
 
 def test_each_code_gives_the_rule_of_its_meaning() -> None:
-    expected = {code: (RULES.get(meaning, ""), "0000:65:00.0") for code, meaning in XIDS.items()}
-    assert {code: xid(code) for code in XIDS} == expected
+    expected = {code: (RULES.get(meaning, ""), "0000:65:00.0") for code, meaning in TABLES.xids.items()}
+    assert {code: xid(code) for code in TABLES.xids} == expected
 
 
 @pytest.mark.parametrize("code", [1, 61, 142, 159, 164, 167, 173, 999999])
@@ -73,20 +65,20 @@ def test_a_code_without_a_resolution_is_unlisted(code: int) -> None:
 
 
 def test_codes_that_are_named_are_in_the_table_and_no_switch_error_is_in_two() -> None:
-    assert set(XID_NAMES) <= set(XIDS)
-    tables = [SXID_ALWAYS_FATAL, SXID_FATAL, SXID_NOTABLE, SXID_HARMLESS]
+    assert set(TABLES.names) <= set(TABLES.xids)
+    tables = [TABLES.always_fatal, TABLES.fatal, TABLES.notable, TABLES.harmless]
     assert sum(len(table) for table in tables) == len(frozenset().union(*tables))
 
 
 @pytest.mark.parametrize(
     ("codes", "rest", "rule"),
     [
-        *[(SXID_ALWAYS_FATAL, rest, "sxid.fatal") for rest in ("Fatal, Link 1", "Non-fatal, Link 1", "Data {0x1}")],
-        (SXID_FATAL, "Data {0x1}", "sxid.fatal"),
-        (SXID_FATAL, "Non-fatal, Link 1", ""),
-        (SXID_NOTABLE, "Non-fatal, Link 1", "sxid.notable"),
-        (SXID_HARMLESS, "Non-fatal, Link 1", ""),
-        (SXID_HARMLESS, "Data {0x1}", ""),
+        *[(TABLES.always_fatal, rest, "sxid.fatal") for rest in ("Fatal, Link 1", "Non-fatal, Link 1", "Data {0x1}")],
+        (TABLES.fatal, "Data {0x1}", "sxid.fatal"),
+        (TABLES.fatal, "Non-fatal, Link 1", ""),
+        (TABLES.notable, "Non-fatal, Link 1", "sxid.notable"),
+        (TABLES.harmless, "Non-fatal, Link 1", ""),
+        (TABLES.harmless, "Data {0x1}", ""),
         ({99999}, "Data {0x1}", "sxid.notable"),
         ({99999}, "Non-fatal, Link 1", ""),
         ({99999}, "Fatal, Link 1", "sxid.fatal"),

@@ -1,4 +1,4 @@
-"""The programs of suites/programs on a real cluster: built by make and mpicc, started by srun, by themselves, under torchrun."""
+"""The programs of suites/programs on a real cluster and on this machine: built, started by MPI, by themselves, under torchrun."""
 
 import shutil
 import sys
@@ -19,6 +19,8 @@ ENVIRONMENT = {
     },
 }
 
+FEATURES = ("cc", "dd", "fio", "hpcc", "lammps", "mpi", "python", "torchrun")
+
 
 def entry(launcher, *features, **slurm):
     return {
@@ -32,10 +34,23 @@ def entry(launcher, *features, **slurm):
     ("launcher", "options"), [("srun", {"mpi": "pmix"}), ("mpirun", {})], ids=["srun with PMIx", "mpirun"]
 )
 def test_they_run_unchanged(suite, launcher, options):
-    if not shutil.which("mpicc"):
-        pytest.fail("mpicc is missing: make servers installs it")
+    expect_all(suite, entry(launcher, *FEATURES, **options))
+
+
+def test_they_run_unchanged_on_this_machine(suite):
+    usual = entry("mpirun", *FEATURES)
+    one = {**usual["nodes"], "max": 1}
+    here = {name: value for name, value in usual.items() if name != "slurm"}
+    expect_all(suite, {**here, "scheduler": "local", "nodes": one}, "test_exchange[cluster:part-between]")
+
+
+def expect_all(suite, partition, *elsewhere):
+    """Run all programs on *partition*, but those *elsewhere* that need another node."""
+    for program in ("mpicc", "fio", "hpcc", "lmp"):
+        if not shutil.which(program):
+            pytest.fail(f"{program} is missing: make servers installs it")
     shutil.copytree(PROGRAMS, suite.folder / "programs")
-    features = ("cc", "mpi", "python", "torchrun")
-    suite.systems(cluster={"partitions": {"part": entry(launcher, *features, **options)}})
-    result = suite.run("programs")
-    result.expect(0, "no feature 'cuda' and no feature 'nccl-tests'", passed=6)
+    suite.systems(cluster={"partitions": {"part": partition}})
+    without = [word for name in elsewhere for word in ("--deselect", f"programs/test_mpi.py::{name}")]
+    result = suite.run("programs", *without)
+    result.expect(0, "no feature 'cuda' and no feature 'nccl-tests'", passed=10 - len(elsewhere))

@@ -12,7 +12,7 @@ def test_a_program_starts_in_a_new_folder_and_finds_what_lies_beside_its_test(su
 
 def test_files_artifacts_variables_and_ranks_are_the_same_as_on_this_machine(suite):
     write_suite(suite.folder, nodes=2, ranks=2)
-    suite.run("test_files.py", "--mlhpc-pack").expect(1, *FAILS, passed=TESTS, failed=2)
+    suite.run("test_files.py", "--mlhpc-pack").expect(1, *FAILS, passed=TESTS, failed=len(FAILS))
     assert len(list(suite.state.glob("builds/*"))) == 1  # of two runs, and nothing of the one that failed
 
 
@@ -63,3 +63,40 @@ def test_it(run):
 """
     )
     suite.run().expect(0, passed=1)
+
+
+MAKE = """
+test -z "$SLURM_JOB_ID" && echo "echo rate: 4; echo built outside of a job with$LOADED, $1" > tool
+"""
+
+
+def test_a_build_of_the_login_node_is_made_once_before_anything_is_submitted(suite):
+    suite.partition(setup='module() { export LOADED="$LOADED $2"; }')
+    suite.tests(
+        """
+from pytest_mlhpc import build
+
+tool = build("sh make.sh 'two words'", files="make.sh", where="login")
+broken = build("sh -c 'echo no compiler >&2; exit 3'", where="login")
+
+@pytest.mark.parametrize("number", [1, 2])
+@program("sh {tool}/tool", RATE, modules="gcc/14")
+def test_it(run, tool, number):
+    assert "built outside of a job with gcc/14, two words" in run.output
+
+@program("sh {broken}/tool", RATE)
+def test_broken(run, broken): pass
+"""
+    )
+    (suite.folder / "make.sh").write_text(MAKE)
+    result = suite.run("--mlhpc-pack")
+    result.expect(
+        1,
+        "build tool is made, ",
+        "build_failed: the build broken (sh -c echo no compiler >&2; exit 3): ended with exit code 3",
+        "no compiler",
+        passed=2,
+    )
+    assert sorted(result.verdicts()) == ["build_failed", "new", "new"]
+    assert len(list(suite.state.glob("builds/*/.complete"))) == 1
+    assert "on this machine" not in suite.run("-k", "test_it").text

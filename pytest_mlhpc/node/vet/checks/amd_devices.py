@@ -8,10 +8,10 @@ import re
 import threading
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from pytest_mlhpc.node.vet.finding import Finding, Severity
-from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.check import Examination
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable, or_else
 
 #: amdsmi_status_t: NOT_SUPPORTED, NOT_YET_IMPLEMENTED; and UNEXPECTED_DATA, which the library's own tests let pass on devices that
 #: are newer than it is.
@@ -153,6 +153,7 @@ class AmdDevice:
 class AmdSession:
     """What there is: devices, the library if it works, else why not. To be closed."""
 
+    machine: Machine
     devices: Tuple[AmdDevice, ...] = ()
     library: Optional[AmdLibrary] = None
     without: str = ""
@@ -174,15 +175,36 @@ class AmdSession:
 
     def maybe(self, name: str, device: AmdDevice) -> Any:
         """Return the same, or None."""
-        try:
-            return self.ask(name, device)
-        except Unreadable:
-            return None
+        return or_else(lambda _: self.ask(name, device), name, None, Unreadable)
+
+    def number(self, device: AmdDevice, file: str) -> Optional[int]:
+        """Return the number in a file of the device's folder; None where there is none that can be read."""
+        path = f"{device.folder}/{file}"
+        return or_else(self.machine.number, path, None, Unreadable) if device.folder else None
+
+    def text(self, device: AmdDevice, file: str) -> str:
+        """Return the text of such a file; empty where there is none that can be read."""
+        path = f"{device.folder}/{file}"
+        return or_else(self.machine.text, path, "", Unreadable) if device.folder else ""
 
 
 def applies(context: Context) -> bool:
     """Return whether AMD devices are what this node is for, as far as anybody has said."""
     return context.wanted.accelerator in ("auto", "rocm")
+
+
+def with_session(
+    judge: Callable[[Examination, AmdSession], Optional[str]],
+) -> Callable[[Examination], Optional[str]]:
+    """Return a check's judgement by one of the node's AMD devices: nothing where nobody wants such devices."""
+
+    def judged(exam: Examination) -> Optional[str]:
+        if not applies(exam.context):
+            return None
+        with contextlib.closing(open_session(exam.machine, exam.wanted.accelerator)) as session:
+            return judge(exam, session)
+
+    return judged
 
 
 def open_session(machine: Machine, accelerator: str) -> AmdSession:
@@ -192,8 +214,9 @@ def open_session(machine: Machine, accelerator: str) -> AmdSession:
     library, devices, without = _opened(machine, folders)
     if not devices:
         devices = [AmdDevice(name, _model(machine, folder), folder) for name, folder in folders.items()]
-    kept = tuple(device for device in devices if displays or not _is_display(machine, device))
-    return AmdSession(kept, library, without)
+    found = AmdSession(machine, (), library, without)
+    chosen = tuple(device for device in devices if displays or not _is_display(found, device))
+    return AmdSession(machine, chosen, library, without)
 
 
 def _opened(machine: Machine, folders: Dict[str, str]) -> Tuple[Optional[AmdLibrary], List[AmdDevice], str]:
@@ -232,11 +255,9 @@ def _folders(machine: Machine) -> Dict[str, str]:
 
 
 def _address(machine: Machine, folder: str) -> str:
-    try:
-        name = machine.key_values(f"{folder}/uevent", "=").get("PCI_SLOT_NAME", "")
-    except Unreadable:
-        name = ""
-    return name.lower() or folder.split("/")[4]
+    none: Dict[str, str] = {}
+    values = or_else(lambda path: machine.key_values(path, "="), f"{folder}/uevent", none, Unreadable)
+    return values.get("PCI_SLOT_NAME", "").lower() or folder.split("/")[4]
 
 
 def _by_library(
@@ -267,61 +288,22 @@ def _named(market: str, identifier: Any) -> str:
 
 
 def _model(machine: Machine, folder: str) -> str:
-    if not folder:
-        return ""
-    try:
-        number = machine.number(f"{folder}/device")
-    except Unreadable:
-        return ""
-    return MODELS.get(number, f"AMD device {number:#06x}")
+    number = or_else(machine.number, f"{folder}/device", None, Unreadable) if folder else None
+    return "" if number is None else MODELS.get(number, f"AMD device {number:#06x}")
 
 
-def _is_display(machine: Machine, device: AmdDevice) -> bool:
+def _is_display(session: AmdSession, device: AmdDevice) -> bool:
     if device.model in MODELS.values():
         return False
     if not device.folder:
         return "Radeon" in device.model
-    try:
-        return machine.number(f"{device.folder}/class") >> 8 == DISPLAY
-    except Unreadable:
-        return False
+    return (session.number(device, "class") or 0) >> 8 == DISPLAY
 
 
-def busy(machine: Machine, seen: AmdSession, device: AmdDevice) -> Optional[int]:
+def busy(session: AmdSession, device: AmdDevice) -> Optional[int]:
     """Return how much of the time a device computes, in per cent; None if nobody tells."""
-    told = number(entry(seen.maybe("gpu_activity", device), "gfx_activity"), 16)
-    if told is not None or not device.folder:
-        return told
-    try:
-        return machine.number(f"{device.folder}/gpu_busy_percent")
-    except Unreadable:
-        return None
-
-
-def judge(
-    context: Context,
-    check: str,
-    key: str,
-    value: float,
-    reason: str,
-    *,
-    device: str = "",
-    metric: str = "",
-) -> List[Finding]:
-    """Return a finding if *value* reaches a stage of the bound *key*, else none."""
-    bound, value = context.policy[key], float(min(value, 1 << 64))
-    if bound.reached(value, bound.fail):
-        severity = Severity.CRITICAL
-    elif bound.reached(value, bound.warn):
-        severity = Severity.WARNING
-    else:
-        return []
-    return [Finding(check, severity, reason, device, key, metric=metric, value=value, unit=bound.unit)]
-
-
-def unknown(check: str, key: str, error: Unreadable, device: str) -> Finding:
-    """Return that a device could not be judged by the bound *key*."""
-    return Finding(check, Severity.UNKNOWN, f"{device}: {error}", device, key)
+    told = number(entry(session.maybe("gpu_activity", device), "gfx_activity"), 16)
+    return told if told is not None else session.number(device, "gpu_busy_percent")
 
 
 #: Modes and versions: key -> (function of the library, keys of its answer, file of sysfs).
@@ -339,56 +321,29 @@ NOT_OF_AMD = ("power_limit", "nvlinks", "ecc", "mig")
 EXPECTABLE = (*TOLD, *SAME, "device_memory")
 
 
-def property_of(machine: Machine, seen: AmdSession, device: AmdDevice, key: str) -> str:
-    """Return one of ``EXPECTABLE``; memory in whole GiB.
-
-    Raises:
-        Unreadable: nobody tells.
-    """
+def property_of(session: AmdSession, device: AmdDevice, key: str) -> str:
+    """Return one of ``EXPECTABLE``, "" if nobody tells; memory in whole GiB."""
     if key == "device_memory":
-        return f"{(memory_mib(machine, seen, device) + 512) // 1024}"
+        size = memory_mib(session, device)
+        return f"{(size + 512) // 1024}" if size else ""
     function, keys, file = TOLD[SAME.get(key, key)]
-    answer = seen.maybe(function, device)
-    told = text(entry(answer, *keys)) if keys else text(answer)
-    if told:
-        return told
-    if not device.folder:
-        raise Unreadable(f"{key.replace('_', ' ')} is reported neither by amdsmi nor by sysfs")
-    return machine.text(f"{device.folder}/{file}")
+    answer = session.maybe(function, device)
+    return text(entry(answer, *keys) if keys else answer) or session.text(device, file)
 
 
-def property_or_empty(machine: Machine, seen: AmdSession, device: AmdDevice, key: str) -> str:
-    """Return the same, or "" if nobody tells."""
-    try:
-        return property_of(machine, seen, device, key)
-    except Unreadable:
-        return ""
+def memory_mib(session: AmdSession, device: AmdDevice) -> int:
+    """Return the size of a device's memory in MiB, 0 if nobody tells; an MI300A shares its processor's."""
+    size = number(entry(session.maybe("gpu_vram_info", device), "vram_size", "vram_size_mb"))
+    return size or (session.number(device, "mem_info_vram_total") or 0) >> 20
 
 
-def memory_mib(machine: Machine, seen: AmdSession, device: AmdDevice) -> int:
-    """Return the size of a device's memory in MiB.
-
-    Raises:
-        Unreadable: nobody tells; an MI300A shares its processor's.
-    """
-    size = number(entry(seen.maybe("gpu_vram_info", device), "vram_size", "vram_size_mb"))
-    if not size and device.folder:
-        size = machine.number(f"{device.folder}/mem_info_vram_total") >> 20
-    if not size:
-        raise Unreadable("the size of its memory is reported neither by amdsmi nor by sysfs")
-    return size
-
-
-def driver_version(machine: Machine, seen: AmdSession) -> str:
+def driver_version(session: AmdSession) -> str:
     """Return the version of amdgpu, or "" if nobody tells: a driver that came with its kernel has none of its own."""
-    for device in seen.devices:
-        told = text(entry(seen.maybe("gpu_driver_info", device), "driver_version"))
+    for device in session.devices:
+        told = text(entry(session.maybe("gpu_driver_info", device), "driver_version"))
         if told:
             return told
-    try:
-        return machine.text("/sys/module/amdgpu/version")
-    except Unreadable:
-        return ""
+    return or_else(session.machine.text, "/sys/module/amdgpu/version", "", Unreadable)
 
 
 def is_as_expected(is_now: str, expected: str) -> bool:

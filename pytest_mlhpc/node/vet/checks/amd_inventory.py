@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import List, Tuple
+from typing import List, Optional
 
+from pytest_mlhpc.node.vet.check import Check, Examination
 from pytest_mlhpc.node.vet.checks.amd_devices import (
     EXPECTABLE,
     MODELS,
@@ -15,160 +16,110 @@ from pytest_mlhpc.node.vet.checks.amd_devices import (
     VENDOR,
     AmdDevice,
     AmdSession,
-    applies,
     busy,
     driver_version,
     is_as_expected,
-    judge,
     memory_mib,
-    open_session,
     property_of,
-    property_or_empty,
-    unknown,
+    with_session,
 )
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
-from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Done, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable, or_else
 
 #: Modes in which one package shows as several devices (AMD Instinct documentation, compute partitioning).
 PARTITIONED = ("CPX", "QPX", "TPX", "DPX")
 
 
-class AmdInventory:
-    """Counts devices, and names those that differ from the partition's description."""
+def _judge(exam: Examination, session: AmdSession) -> Optional[str]:
+    """Count devices, and name those that differ from the partition's description."""
+    lost = _lost(session)
+    if not session.devices and not lost and exam.wanted.accelerator == "auto":
+        return None
+    _judge_count(exam, session)
+    for name in lost or [""]:
+        text = (
+            f"{name} is on the PCI bus, but no driver has taken it: its memory may have too many bad pages; see the "
+            "kernel's log for amdgpu"
+        )
+        exam.judge("amd.not_initialised", int(bool(name)), text, name)
+    for device in session.devices:
+        _judge_device(exam, session, device)
+    _judge_driver(exam, session)
+    _tell_facts(exam, session)
+    if session.without:
+        exam.info(f"sysfs is read instead of amdsmi: {session.without}")
+    return f"found {_models(session)}" if session.devices else None
 
-    name = "amd_inventory"
-    level = "quick"
-    cost_s = 0.5
-    reads: Tuple[str, ...] = (
-        "amdsmi",
-        "/sys/class/drm/card*/device",
-        "/sys/class/kfd/kfd/topology/nodes/*/gpu_id",
-        "/sys/bus/pci/devices",
-        "/sys/module/amdgpu/version",
+
+def _judge_count(exam: Examination, session: AmdSession) -> None:
+    found = len(session.devices)
+    if not session.library:
+        found = max(found, _computing(session.machine))
+    least = exam.wanted.devices
+    if least is None:
+        least = 1 if exam.wanted.accelerator == "rocm" else found
+    if found != least and _counted_otherwise(session, found, least):
+        return
+    there = f"there are {found} AMD devices ({_models(session) or 'none'}) where {least} are described"
+    text = (
+        f"{there}: see the kernel's log for amdgpu, and check that the "
+        f"job was given all devices{'; ' + session.without if not found and session.without else ''}"
     )
-    purpose = ""
+    exam.judge("amd.devices_missing", max(least - found, 0), text)
+    text = f"{there}: correct the description, or the partition mode"
+    exam.judge("amd.devices_extra", max(found - least, 0), text)
 
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Look, and say what was seen."""
-        if not applies(context):
-            return CheckOutcome()
-        seen = open_session(machine, context.wanted.accelerator)
-        try:
-            lost = _lost(machine, seen)
-            if not seen.devices and not lost and context.wanted.accelerator == "auto":
-                return CheckOutcome()
-            findings = [*self._count(machine, context, seen), *self._lost(context, lost)]
-            for device in seen.devices:
-                findings += self._device(machine, context, seen, device)
-            findings += self._driver(machine, context, seen)
-            return CheckOutcome((*findings, *_summary(seen)), facts=_facts(machine, seen))
-        finally:
-            seen.close()
 
-    def _count(self, machine: Machine, context: Context, seen: AmdSession) -> List[Finding]:
-        found = len(seen.devices) if seen.library else max(len(seen.devices), _computing(machine))
-        least = context.wanted.devices
-        if least is None:
-            least = 1 if context.wanted.accelerator == "rocm" else found
-        models = _models(seen)
-        if found != least and _counted_otherwise(machine, seen, found, least):
-            return []
-        there = f"{found} AMD devices ({models or 'none'})"
-        return [
-            *judge(
-                context,
-                self.name,
-                "amd.devices_missing",
-                max(least - found, 0),
-                f"there are {there} where {least} are described: see the kernel's log for amdgpu, and check that the "
-                f"job was given all devices{'; ' + seen.without if not found and seen.without else ''}",
-                metric="devices",
-            ),
-            *judge(
-                context,
-                self.name,
-                "amd.devices_extra",
-                max(found - least, 0),
-                f"there are {there} where {least} are described: correct the description, or the partition mode",
-                metric="devices",
-            ),
-        ]
+def _judge_device(exam: Examination, session: AmdSession, device: AmdDevice) -> None:
+    name, model = device.name, exam.wanted.device_model
+    text = f"{name} is {device.model or 'of unknown model'} where {model or 'any model'} is described"
+    exam.judge("amd.model", int(_bare(model) not in _bare(device.model)), text, name)
+    for key in EXPECTABLE:
+        if key in exam.wanted.expect:
+            words = key.replace("_", " ")
+            is_now = property_of(session, device, key)
+            text = f"{name} has {words} {is_now} where {exam.wanted.expect[key]} is expected: correct either"
+            if is_now:
+                _judge_expected(exam, key, is_now, text, name)
+            else:
+                text = f"{name}: {words} is reported neither by amdsmi nor by sysfs"
+                exam.unknown("amd.expectation", text, name)
+    computing = busy(session, device)
+    if computing is not None:
+        text = f"{name} computes ({computing} %) before anything of ours does: end what an earlier job left"
+        exam.judge("amd.busy", computing, text, name)
 
-    def _lost(self, context: Context, lost: List[str]) -> List[Finding]:
-        findings: List[Finding] = []
-        for name in lost or [""]:
-            findings += judge(
-                context,
-                self.name,
-                "amd.not_initialised",
-                bool(name),
-                f"{name} is on the PCI bus, but no driver has taken it: its memory may have too many bad pages; see the "
-                "kernel's log for amdgpu",
-                device=name,
-            )
-        return findings
 
-    def _device(
-        self, machine: Machine, context: Context, seen: AmdSession, device: AmdDevice
-    ) -> List[Finding]:
-        findings: List[Finding] = []
-        model = context.wanted.device_model
-        differs = _bare(model) not in _bare(device.model)
-        reason = (
-            f"{device.name} is {device.model or 'of unknown model'} where {model or 'any model'} is described"
-        )
-        findings += judge(context, self.name, "amd.model", differs, reason, device=device.name)
-        for key in EXPECTABLE:
-            if key in context.wanted.expect:
-                findings += self._property(machine, context, seen, device, key)
-        computing = busy(machine, seen, device)
-        if computing is not None:
-            reason = f"{device.name} computes ({computing} %) before anything of ours does: end what an earlier job left"
-            findings += judge(
-                context, self.name, "amd.busy", computing, reason, device=device.name, metric="busy"
-            )
-        return findings
+def _judge_expected(exam: Examination, key: str, is_now: str, text: str, device: str = "") -> None:
+    differs = not is_as_expected(is_now, str(exam.wanted.expect[key]))
+    exam.judge("amd.expectation", int(differs), text, device)
 
-    def _property(
-        self, machine: Machine, context: Context, seen: AmdSession, device: AmdDevice, key: str
-    ) -> List[Finding]:
-        expected = str(context.wanted.expect[key])
-        try:
-            is_now = property_of(machine, seen, device, key)
-        except Unreadable as error:
-            return [unknown(self.name, "amd.expectation", error, device.name)]
-        differs = not is_as_expected(is_now, expected)
-        reason = (
-            f"{device.name} has {key.replace('_', ' ')} {is_now} where {expected} is expected: correct either"
-        )
-        return judge(context, self.name, "amd.expectation", differs, reason, device=device.name)
 
-    def _driver(self, machine: Machine, context: Context, seen: AmdSession) -> List[Finding]:
-        """Compare the driver, and name what is expected and nobody looks at."""
-        expect, findings = context.wanted.expect, []
-        if context.wanted.accelerator == "rocm" and seen.devices:
-            for key in (key for key in NOT_OF_AMD if key in expect):
-                error = Unreadable(f"nobody can look at {key} of AMD devices, which is described")
-                findings.append(unknown(self.name, "amd.expectation", error, ""))
-        expected = str(expect.get("driver", ""))
-        if not expected or not seen.devices:
-            return findings
-        is_now = driver_version(machine, seen)
-        if not is_now:
-            error = Unreadable("neither amdsmi nor /sys/module/amdgpu/version reports the driver's version")
-            return [*findings, unknown(self.name, "amd.expectation", error, "")]
-        differs = not is_as_expected(is_now, expected)
-        reason = f"the driver amdgpu is {is_now} where {expected} is expected: correct either"
-        return [*findings, *judge(context, self.name, "amd.expectation", differs, reason)]
+def _judge_driver(exam: Examination, session: AmdSession) -> None:
+    """Compare the driver, and name what is expected and nobody looks at."""
+    expect = exam.wanted.expect
+    if not session.devices:
+        return
+    if exam.wanted.accelerator == "rocm":
+        for key in (key for key in NOT_OF_AMD if key in expect):
+            exam.unknown("amd.expectation", f"nobody can look at {key} of AMD devices, which is described")
+    if not expect.get("driver", ""):
+        return
+    is_now = driver_version(session)
+    if is_now:
+        text = f"the driver amdgpu is {is_now} where {expect['driver']} is expected: correct either"
+        _judge_expected(exam, "driver", is_now, text)
+    else:
+        text = "neither amdsmi nor /sys/module/amdgpu/version reports the driver's version"
+        exam.unknown("amd.expectation", text)
 
 
 def _bare(model: str) -> str:
     return re.sub(r"[^a-z0-9]", "", model.lower())
 
 
-def _lost(machine: Machine, seen: AmdSession) -> List[str]:
+def _lost(session: AmdSession) -> List[str]:
     """Return PCI addresses of accelerators that no driver has; virtual functions are their host's."""
-    known = {device.name for device in seen.devices}
+    machine, known = session.machine, {device.name for device in session.devices}
     lost = []
     for path in machine.names("/sys/bus/pci/devices/*/vendor"):
         folder = path[: -len("/vendor")]
@@ -184,61 +135,38 @@ def _lost(machine: Machine, seen: AmdSession) -> List[str]:
 
 def _computing(machine: Machine) -> int:
     """Return how many devices the compute driver (KFD) has, partitions included; processors have the id 0."""
-    return sum(
-        _number(machine, path) != 0 for path in machine.names("/sys/class/kfd/kfd/topology/nodes/*/gpu_id")
-    )
+    files = machine.names("/sys/class/kfd/kfd/topology/nodes/*/gpu_id")
+    return sum(or_else(machine.number, path, 0, Unreadable) != 0 for path in files)
 
 
-def _number(machine: Machine, path: str) -> int:
-    try:
-        return machine.number(path)
-    except Unreadable:
-        return 0
-
-
-def _counted_otherwise(machine: Machine, seen: AmdSession, found: int, least: int) -> bool:
+def _counted_otherwise(session: AmdSession, found: int, least: int) -> bool:
     """Return whether both counts are right: packages of two dies, or of several partitions."""
     if not least or found < least or found % least:
         return False
-    models = {device.model.rpartition(" ")[2] for device in seen.devices}
+    models = {device.model.rpartition(" ")[2] for device in session.devices}
     if models and models <= set(OF_TWO_DIES):
         return found == 2 * least
-    modes = {property_or_empty(machine, seen, device, "compute_partition") for device in seen.devices}
+    modes = {property_of(session, device, "compute_partition") for device in session.devices}
     return bool(modes) and modes <= set(PARTITIONED)
 
 
-def _facts(machine: Machine, seen: AmdSession) -> Tuple[Fact, ...]:
-    """Return what all nodes should have in common: the driver, and by model memory, firmware and modes."""
-    check = AmdInventory.name
-    driver = driver_version(machine, seen) if seen.devices else ""
-    facts = [Fact(check, "amd driver", driver)] if driver else []
-    for device in seen.devices:
-        told = {f"amd {key.replace('_', ' ')}": property_or_empty(machine, seen, device, key) for key in TOLD}
-        told["amd memory"] = _memory(machine, seen, device)
-        facts += [
-            Fact(check, name, value, device.model, device.name) for name, value in told.items() if value
-        ]
-    return tuple(facts)
+def _tell_facts(exam: Examination, session: AmdSession) -> None:
+    """Say what all nodes should have in common: the driver, and by model memory, firmware and modes."""
+    driver = driver_version(session) if session.devices else ""
+    if driver:
+        exam.fact("amd driver", driver)
+    for device in session.devices:
+        told = {key.replace("_", " "): property_of(session, device, key) for key in TOLD}
+        size = memory_mib(session, device)
+        told["memory"] = f"{size} MiB" if size else ""
+        for name, value in told.items():
+            if value:
+                exam.fact(f"amd {name}", value, device.model, device.name)
 
 
-def _memory(machine: Machine, seen: AmdSession, device: AmdDevice) -> str:
-    try:
-        return f"{memory_mib(machine, seen, device)} MiB"
-    except Unreadable:
-        return ""
-
-
-def _models(seen: AmdSession) -> str:
-    counted = Counter(device.model or "unknown" for device in seen.devices)
+def _models(session: AmdSession) -> str:
+    counted = Counter(device.model or "unknown" for device in session.devices)
     return ", ".join(f"{count} x {model}" for model, count in sorted(counted.items()))
-
-
-def _summary(seen: AmdSession) -> List[Finding]:
-    check = AmdInventory.name
-    found = [Finding(check, Severity.PASS, f"found {_models(seen)}")] if seen.devices else []
-    if seen.without:
-        found.append(Finding(check, Severity.INFO, f"sysfs is read instead of amdsmi: {seen.without}"))
-    return found
 
 
 #: Levels are 1 to 5; 2 takes minutes (ROCm Validation Suite, README: ``rvs -r``).
@@ -253,48 +181,46 @@ TIMEOUT_S = 300.0
 RESULT = re.compile(r"\b(?:pass|met): *(TRUE|FALSE)\b")
 
 
-class AmdRvs:
-    """Runs the suite, and believes it only when it says what it has tested."""
-
-    name = "amd_rvs"
-    level = "deep"
-    cost_s = 150.0
-    reads: Tuple[str, ...] = (f"rvs -r {LEVEL}",)
-    purpose = ""
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Look, and say what was seen."""
-        if not applies(context):
-            return CheckOutcome()
-        seen = open_session(machine, context.wanted.accelerator)
-        seen.close()
-        if not seen.devices:
-            return CheckOutcome()
-        for program in PROGRAMS:
-            try:
-                done = machine.command([program, "-r", LEVEL], TIMEOUT_S)
-            except Absent:
-                continue
-            return CheckOutcome(tuple(self._judge(context, done)))
-        return CheckOutcome(
-            (Finding(self.name, Severity.INFO, "the ROCm Validation Suite (rvs) is not installed"),)
-        )
-
-    def _judge(self, context: Context, done: Done) -> List[Finding]:
+def _judge_rvs(exam: Examination, session: AmdSession) -> Optional[str]:
+    """Run the suite, and believe it only when it says what it has tested."""
+    for program in PROGRAMS if session.devices else ():
+        try:
+            done = exam.machine.command([program, "-r", LEVEL], TIMEOUT_S)
+        except Absent:
+            continue
         results = [line.strip() for line in done.output.splitlines() if RESULT.search(line)]
         failed = [line for line in results if "FALSE" in RESULT.findall(line)]
-        reason = f"rvs: {len(failed)} of {len(results)} tests failed, first: {''.join(failed[:1])[:200]}"
-        findings = judge(context, self.name, "amd.rvs", len(failed), reason, metric="tests")
-        if findings:
-            return findings
-        if done.code or not results:
+        text = f"rvs: {len(failed)} of {len(results)} tests failed, first: {''.join(failed[:1])[:200]}"
+        if not exam.judge("amd.rvs", len(failed), text) and (done.code or not results):
             last = (done.errors.strip() or done.output.strip() or "nothing").splitlines()[-1]
-            reason = f"rvs tested nothing (exit code {done.code}), it says: {last[:200]}"
-            return [Finding(self.name, Severity.UNKNOWN, reason, rule="amd.rvs")]
-        return [Finding(self.name, Severity.PASS, f"rvs passed {len(results)} tests")]
+            text = f"rvs tested nothing (exit code {done.code}), it says: {last[:200]}"
+            exam.unknown("amd.rvs", text)
+        return f"rvs passed {len(results)} tests"
+    if session.devices:
+        exam.info("the ROCm Validation Suite (rvs) is not installed")
+    return None
 
 
-CHECKS: Tuple[Check, ...] = (
-    AmdInventory(),
-    AmdRvs(),
+CHECKS = (
+    Check(
+        "amd_inventory",
+        "Counts devices, and names those that differ from the partition's description.",
+        with_session(_judge),
+        reads=(
+            "amdsmi",
+            "/sys/class/drm/card*/device",
+            "/sys/class/kfd/kfd/topology/nodes/*/gpu_id",
+            "/sys/bus/pci/devices",
+            "/sys/module/amdgpu/version",
+        ),
+        cost_s=0.5,
+    ),
+    Check(
+        "amd_rvs",
+        "Runs the suite, and believes it only when it says what it has tested.",
+        with_session(_judge_rvs),
+        reads=(f"rvs -r {LEVEL}",),
+        cost_s=150.0,
+        level="deep",
+    ),
 )

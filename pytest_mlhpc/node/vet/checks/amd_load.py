@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import struct
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from pytest_mlhpc.node.vet.check import Examination, LoadWatch
 from pytest_mlhpc.node.vet.checks.amd_devices import (
     AmdDevice,
     AmdSession,
@@ -14,13 +16,10 @@ from pytest_mlhpc.node.vet.checks.amd_devices import (
     applies,
     busy,
     entry,
-    judge,
     number,
     open_session,
-    unknown,
 )
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
-from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable, Watch
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 
 #: The widest PCIe link; sysfs writes 0, 63 or 255 for a link that there is not (MI300A).
 MOST_LANES = 32
@@ -44,94 +43,66 @@ class LinkState:
     rates: Dict[str, Rate] = field(default_factory=dict)
 
 
-class AmdLinks:
-    """Names devices with a link that is down, with fewer PCIe lanes than they could have, or with a slower rate."""
+def _start_links(machine: Machine, context: Context) -> Optional[LinkState]:
+    """Return the links before the load."""
+    state = LinkState(context.wanted.accelerator)
+    return _read_links(machine, state, all_links=True) if applies(context) else None
 
-    name = "amd_links"
-    level = "quick"
-    cost_s = 1.0
-    reads: Tuple[str, ...] = (
-        "amdsmi",
-        "/sys/class/drm/card*/device/current_link_width",
-        "/sys/class/drm/card*/device/current_link_speed",
-    )
-    purpose = ""
 
-    def begin(self, machine: Machine, context: Context) -> object:
-        """Return the links before the load."""
-        state = LinkState(context.wanted.accelerator)
-        return self._read_links(machine, state, all_links=True) if applies(context) else state
+def _observe_links(machine: Machine, state: LinkState) -> LinkState:
+    """Look at PCIe, which is at its full rate only now."""
+    for device in state.devices:
+        _best(state, device.name, pcie(AmdSession(machine), device))
+    return _read_links(machine, state, all_links=False) if state.asks else state
 
-    def sample(self, machine: Machine, state: object) -> object:
-        """Look at PCIe, which is at its full rate only now."""
-        assert isinstance(state, LinkState)  # noqa: S101 - what begin returned
-        for device in state.devices:
-            _best(state, device.name, pcie(machine, AmdSession(), device))
-        if state.asks:
-            self._read_links(machine, state, all_links=False)
-        return state
 
-    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:
-        """Look again, and say what the load has shown."""
-        assert isinstance(state, LinkState)  # noqa: S101 - what begin returned
-        if not state.devices:
-            return CheckOutcome()
-        self._read_links(machine, state, all_links=True)
-        findings: List[Finding] = []
-        for device in state.devices:
-            findings += self._judge(context, state, device.name)
-        if not findings:
-            findings = [
-                Finding(self.name, Severity.PASS, f"no link of {len(state.devices)} devices is down or slow")
-            ]
-        return CheckOutcome(tuple(findings), facts=_facts(state))
-
-    def _read_links(self, machine: Machine, state: LinkState, *, all_links: bool) -> LinkState:
-        seen = open_session(machine, state.accelerator)
-        try:
-            for device in seen.devices:
-                if all(device.name != known.name for known in state.devices):
-                    state.devices.append(AmdDevice(device.name, device.model, device.folder))
-                    state.asks = state.asks or _rate_of_sysfs(machine, device) is None
-                _best(state, device.name, pcie(machine, seen, device))
-                if all_links:
-                    _count(state, seen, device)
-        finally:
-            seen.close()
-        return state
-
-    def _judge(self, context: Context, state: LinkState, name: str) -> List[Finding]:
-        findings: List[Finding] = []
+def _judge_links(exam: Examination, state: LinkState) -> Optional[str]:
+    """Look again, and judge what the load has shown."""
+    if not state.devices:
+        return None
+    _read_links(exam.machine, state, all_links=True)
+    for device in state.devices:
+        name = device.name
         if name in state.troubles:
-            findings.append(unknown(self.name, "amd.xgmi_down", Unreadable(state.troubles[name]), name))
+            exam.unknown("amd.xgmi_down", f"{name}: {state.troubles[name]}", name)
         down = state.down.get(name, 0)
-        reason = f"{name} has {down} xGMI links that are down: reset it, and have the board checked if that does not help"
-        findings += judge(context, self.name, "amd.xgmi_down", down, reason, device=name, metric="links")
+        text = f"{name} has {down} xGMI links that are down: reset it, and have the board checked if that does not help"
+        exam.judge("amd.xgmi_down", down, text, name)
         if name in state.lanes:
             now, most = state.lanes[name]
-            reason = f"{name} has {now} PCIe lanes of {most}: it sits badly, or its slot has no more"
-            findings += judge(
-                context, self.name, "amd.pcie_width", now / most, reason, device=name, metric="lanes"
-            )
+            text = f"{name} has {now} PCIe lanes of {most}: it sits badly, or its slot has no more"
+            exam.judge("amd.pcie_width", now / most, text, name)
         if name in state.rates:
             rate, best = state.rates[name]
-            reason = (
+            text = (
                 f"{name} runs PCIe at {rate:g} under load where {best:g} could be: see the board's settings"
             )
-            findings += judge(
-                context, self.name, "amd.pcie_speed", rate / best, reason, device=name, metric="rate"
-            )
-        return findings
+            exam.judge("amd.pcie_speed", rate / best, text, name)
+        if name in state.up:  # the same as that in its place on other nodes
+            exam.fact("amd xgmi links", f"{state.up[name]} up", f"{device.model} {name}", name)
+    return f"no link of {len(state.devices)} devices is down or slow"
 
 
-def _count(state: LinkState, seen: AmdSession, device: AmdDevice) -> None:
+def _read_links(machine: Machine, state: LinkState, *, all_links: bool) -> LinkState:
+    with closing(open_session(machine, state.accelerator)) as session:
+        for device in session.devices:
+            if all(device.name != known.name for known in state.devices):
+                state.devices.append(AmdDevice(device.name, device.model, device.folder))
+                state.asks = state.asks or _rate_of_sysfs(session, device) is None
+            _best(state, device.name, pcie(session, device))
+            if all_links:
+                _count(state, session, device)
+    return state
+
+
+def _count(state: LinkState, session: AmdSession, device: AmdDevice) -> None:
     """Count links; a link that was down once stays so. What a device never tells (MI200) is no trouble."""
     try:
-        answer = seen.ask("gpu_xgmi_link_status", device)
+        answer = session.ask("gpu_xgmi_link_status", device)
     except NotReported:
         return
     except Unreadable as error:
-        if seen.library is not None:
+        if session.library is not None:
             state.troubles[device.name] = str(error)
         return
     told = entry(answer, "status")
@@ -144,15 +115,15 @@ def _count(state: LinkState, seen: AmdSession, device: AmdDevice) -> None:
     state.down[device.name] = max(sum(one == "D" for one in told), state.down.get(device.name, 0))
 
 
-def pcie(machine: Machine, seen: AmdSession, device: AmdDevice) -> Tuple[Optional[Lanes], Optional[Rate]]:
+def pcie(session: AmdSession, device: AmdDevice) -> Tuple[Optional[Lanes], Optional[Rate]]:
     """Return a device's PCIe lanes and rate now; None for what it does not have, or nobody tells.
 
     sysfs comes first: it costs nothing under load, and amdsmi reads the same.
     """
-    lanes, rate = _lanes_of_sysfs(machine, device), _rate_of_sysfs(machine, device)
+    lanes, rate = _lanes_of_sysfs(session, device), _rate_of_sysfs(session, device)
     if lanes and rate:
         return lanes, rate
-    answer = seen.maybe("pcie_info", device)
+    answer = session.maybe("pcie_info", device)
     metric, static = entry(answer, "pcie_metric"), entry(answer, "pcie_static")
     width, widest = number(entry(metric, "pcie_width"), 16), number(entry(static, "max_pcie_width"), 16)
     speed, best = number(entry(metric, "pcie_speed"), 32), number(entry(static, "max_pcie_speed"), 32)
@@ -162,28 +133,17 @@ def pcie(machine: Machine, seen: AmdSession, device: AmdDevice) -> Tuple[Optiona
     )
 
 
-def _lanes_of_sysfs(machine: Machine, device: AmdDevice) -> Optional[Lanes]:
-    if not device.folder:
-        return None
-    try:
-        found = tuple(machine.number(f"{device.folder}/{which}_link_width") for which in ("current", "max"))
-    except Unreadable:
-        return None
-    return (found[0], found[1]) if all(0 < lanes <= MOST_LANES for lanes in found) else None
+def _lanes_of_sysfs(session: AmdSession, device: AmdDevice) -> Optional[Lanes]:
+    now, most = (session.number(device, f"{which}_link_width") or 0 for which in ("current", "max"))
+    return (now, most) if 0 < now <= MOST_LANES and 0 < most <= MOST_LANES else None
 
 
-def _rate_of_sysfs(machine: Machine, device: AmdDevice) -> Optional[Rate]:
+def _rate_of_sysfs(session: AmdSession, device: AmdDevice) -> Optional[Rate]:
     """Read such as "32.0 GT/s PCIe"; "Unknown" where there is no link."""
-    if not device.folder:
-        return None
     found = []
     for which in ("current", "max"):
-        try:
-            match = re.match(
-                r"([0-9]{1,6}(?:\.[0-9]{1,6})?) GT/s", machine.text(f"{device.folder}/{which}_link_speed")
-            )
-        except Unreadable:
-            return None
+        text = session.text(device, f"{which}_link_speed")
+        match = re.match(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) GT/s", text)
         found.append(float(match[1]) if match else 0.0)
     return (found[0], found[1]) if all(found) else None
 
@@ -199,16 +159,6 @@ def _best(state: LinkState, name: str, now: Tuple[Optional[Lanes], Optional[Rate
 
 def _share(known: Optional[Tuple[float, float]]) -> float:
     return known[0] / known[1] if known else 0.0
-
-
-def _facts(state: LinkState) -> Tuple[Fact, ...]:
-    """Return how many links each device has: the same as that in its place on other nodes."""
-    return tuple(
-        Fact(AmdLinks.name, "amd xgmi links", f"{state.up[name]} up", f"{device.model} {name}", name)
-        for device in state.devices
-        for name in (device.name,)
-        if name in state.up
-    )
 
 
 #: Accumulators of ``amdsmi_violation_status_t``: key -> words.
@@ -241,25 +191,25 @@ Accumulators = Dict[str, int]
 Shares = Tuple[float, float, str]
 
 
-def accumulators(machine: Machine, seen: AmdSession, device: AmdDevice) -> Accumulators:
+def accumulators(session: AmdSession, device: AmdDevice) -> Accumulators:
     """Return the time spent at each limit, and all time as ``acc_counter``, in the firmware's units.
 
     Raises:
         Unreadable: neither this device's driver nor this release of ``amdsmi`` counts.
     """
-    found = accumulators_of_sysfs(machine, device)
+    found = accumulators_of_sysfs(session, device)
     if found is not None:
         return found
-    answer = seen.ask("violation_status", device)
+    answer = session.ask("violation_status", device)
     counted = _complete({key: number(entry(answer, key)) for key in COUNTED})
     if counted is None:
         raise Unreadable("amdsmi does not count violations on this device")
     return counted
 
 
-def accumulators_of_sysfs(machine: Machine, device: AmdDevice) -> Optional[Accumulators]:
+def accumulators_of_sysfs(session: AmdSession, device: AmdDevice) -> Optional[Accumulators]:
     """Return them as gpu_metrics has them; None where it has none."""
-    found = _unpacked(machine, device, COUNTS, COUNTS_AT)
+    found = _unpacked(session, device, COUNTS, COUNTS_AT)
     return _complete({key: number(value, 32) for key, value in zip(COUNTED, found)}) if found else None
 
 
@@ -269,16 +219,16 @@ def _complete(found: Mapping[str, Optional[int]]) -> Optional[Accumulators]:
     return counted if "acc_counter" in counted and set(counted) & set(HEAT) else None
 
 
-def bits(machine: Machine, seen: AmdSession, device: AmdDevice) -> int:
+def bits(session: AmdSession, device: AmdDevice) -> int:
     """Return the bits that hold now, or ``UNEXPLAINED``.
 
     Raises:
         Unreadable: neither sysfs nor ``amdsmi`` tells.
     """
-    found = bits_of_sysfs(machine, device)
+    found = bits_of_sysfs(session, device)
     if found is not None:
         return found
-    told = entry(seen.ask("gpu_metrics_info", device), "indep_throttle_status")
+    told = entry(session.ask("gpu_metrics_info", device), "indep_throttle_status")
     if isinstance(told, bool):
         return UNEXPLAINED if told else 0
     counted = number(told)
@@ -287,20 +237,20 @@ def bits(machine: Machine, seen: AmdSession, device: AmdDevice) -> int:
     return counted
 
 
-def bits_of_sysfs(machine: Machine, device: AmdDevice) -> Optional[int]:
+def bits_of_sysfs(session: AmdSession, device: AmdDevice) -> Optional[int]:
     """Return the bits as gpu_metrics has them; None where it has none."""
-    found = _unpacked(machine, device, BITS, BITS_AT)
+    found = _unpacked(session, device, BITS, BITS_AT)
     return number(found[0]) if found else None
 
 
 def _unpacked(
-    machine: Machine, device: AmdDevice, layout: struct.Struct, places: Mapping[Tuple[int, int], int]
+    session: AmdSession, device: AmdDevice, layout: struct.Struct, places: Mapping[Tuple[int, int], int]
 ) -> Tuple[int, ...]:
     """Return the values at the place that a format of gpu_metrics has for them; nothing in formats without."""
     if not device.folder:
         return ()
     try:
-        data = machine.head(f"{device.folder}/gpu_metrics", 4096)
+        data = session.machine.head(f"{device.folder}/gpu_metrics", 4096)
     except Unreadable:
         return ()
     if len(data) < HEADER.size:
@@ -369,14 +319,14 @@ class WatchedDevice:
     samples: List[Tuple[int, bool]] = field(default_factory=list)
     trouble: str = ""
 
-    def add(self, machine: Machine, seen: AmdSession, device: AmdDevice) -> None:
+    def add(self, session: AmdSession, device: AmdDevice) -> None:
         """Add what is told now, of the kind that was told first."""
-        under_load = (busy(machine, seen, device) or 0) >= BUSY
+        under_load = (busy(session, device) or 0) >= BUSY
         try:
             if self.points:
-                self.points.append((accumulators(machine, seen, device), under_load))
+                self.points.append((accumulators(session, device), under_load))
             else:
-                self.samples.append((bits(machine, seen, device), under_load))
+                self.samples.append((bits(session, device), under_load))
             self.trouble = ""
         except Unreadable as error:
             self.trouble = str(error)
@@ -405,100 +355,80 @@ class ThrottleState:
     devices: List[WatchedDevice] = field(default_factory=list)
 
 
-class AmdThrottle:
-    """Judges by the share of the time under load in which a device was slowed down by heat, or from outside."""
+def _start_throttle(machine: Machine, context: Context) -> Optional[ThrottleState]:
+    """Return what is to be watched."""
+    if not applies(context):
+        return None
+    state = ThrottleState(context.wanted.accelerator)
+    with closing(open_session(machine, state.accelerator)) as session:
+        for device in session.devices:
+            watched = WatchedDevice(AmdDevice(device.name, device.model, device.folder))
+            state.devices.append(watched)
+            try:
+                watched.points.append((accumulators(session, device), False))
+            except Unreadable as error:
+                watched.trouble = str(error)
+            by_sysfs = accumulators_of_sysfs(session, device) or bits_of_sysfs(session, device) is not None
+            state.asks = state.asks or not by_sysfs
+    return state
 
-    name = "amd_throttle"
-    level = "quick"
-    cost_s = 1.5
-    reads: Tuple[str, ...] = ("amdsmi", "/sys/class/drm/card*/device/gpu_metrics")
-    purpose = ""
 
-    def begin(self, machine: Machine, context: Context) -> object:
-        """Return what is to be watched."""
-        state = ThrottleState(context.wanted.accelerator)
-        if not applies(context):
-            return state
-        seen = open_session(machine, state.accelerator)
-        try:
-            for device in seen.devices:
-                state.devices.append(self._first(machine, seen, device))
-                by_sysfs = (
-                    accumulators_of_sysfs(machine, device) or bits_of_sysfs(machine, device) is not None
-                )
-                state.asks = state.asks or not by_sysfs
-        finally:
-            seen.close()
-        return state
+def _observe_throttle(machine: Machine, state: ThrottleState) -> ThrottleState:
+    _add(machine, state, state.devices)
+    return state
 
-    def _first(self, machine: Machine, seen: AmdSession, device: AmdDevice) -> WatchedDevice:
-        watched = WatchedDevice(AmdDevice(device.name, device.model, device.folder))
-        try:
-            watched.points.append((accumulators(machine, seen, device), False))
-        except Unreadable as error:
-            watched.trouble = str(error)
-        return watched
 
-    def sample(self, machine: Machine, state: object) -> object:
-        """Add what is told now."""
-        assert isinstance(state, ThrottleState)  # noqa: S101 - what begin returned
-        if state.devices:
-            self._add(machine, state, state.devices)
-        return state
+def _add(machine: Machine, state: ThrottleState, devices: List[WatchedDevice]) -> None:
+    if not devices:
+        return
+    with closing(open_session(machine, state.accelerator) if state.asks else AmdSession(machine)) as session:
+        now = {device.name: device for device in session.devices}
+        for one in devices:
+            one.add(session, now.get(one.device.name, one.device))
 
-    def _add(self, machine: Machine, state: ThrottleState, devices: List[WatchedDevice]) -> None:
-        seen = open_session(machine, state.accelerator) if state.asks else AmdSession()
-        try:
-            now = {device.name: device for device in seen.devices}
-            for one in devices:
-                one.add(machine, seen, now.get(one.device.name, one.device))
-        finally:
-            seen.close()
 
-    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:
-        """Look again at accumulators, not at bits, as the load is over; and say what it has shown."""
-        assert isinstance(state, ThrottleState)  # noqa: S101 - what begin returned
-        if not state.devices:
-            return CheckOutcome()
-        counting = [one for one in state.devices if one.points]
-        if counting:
-            self._add(machine, state, counting)
-        findings: List[Finding] = []
-        for one in state.devices:
-            findings += self._judge(context, one)
-        if not findings:
-            reason = "no device was slowed down by heat or from outside"
-            findings = [Finding(self.name, Severity.PASS, reason)]
-        return CheckOutcome(tuple(findings))
-
-    def _judge(self, context: Context, one: WatchedDevice) -> List[Finding]:
+def _judge_throttle(exam: Examination, state: ThrottleState) -> Optional[str]:
+    """Look again at accumulators, not at bits, as the load is over; and judge what it has shown."""
+    _add(exam.machine, state, [one for one in state.devices if one.points])
+    for one in state.devices:
         name = one.device.name
         try:
             heat, outside, words = one.shares()
         except Unreadable as error:
-            return [unknown(self.name, "amd.throttle_thermal", error, name)]
+            exam.unknown("amd.throttle_thermal", f"{name}: {error}", name)
+            continue
         slowed = f"{name} was slowed down by"
-        return [
-            *judge(
-                context,
-                self.name,
-                "amd.throttle_thermal",
-                heat,
-                f"{slowed} heat for {heat:.0%} of the load ({words}): see to its cooling",
-                device=name,
-                metric="throttled",
-            ),
-            *judge(
-                context,
-                self.name,
-                "amd.throttle_prochot",
-                outside,
-                f"{slowed} PROCHOT or VRHOT for {outside:.0%} of the load ({words}): see to its power supply, and to what "
-                "the board reports",
-                device=name,
-                metric="throttled",
-            ),
-        ]
+        text = f"{slowed} heat for {heat:.0%} of the load ({words}): see to its cooling"
+        exam.judge("amd.throttle_thermal", heat, text, name)
+        text = (
+            f"{slowed} PROCHOT or VRHOT for {outside:.0%} of the load ({words}): see to its power supply, and to what "
+            "the board reports"
+        )
+        exam.judge("amd.throttle_prochot", outside, text, name)
+    return "no device was slowed down by heat or from outside" if state.devices else None
 
 
-WATCHES: Tuple[Watch, ...] = (AmdLinks(), AmdThrottle())
+WATCHES = (
+    LoadWatch(
+        "amd_links",
+        "Names devices with a link that is down, with fewer PCIe lanes than they could have, or with a slower rate.",
+        _start_links,
+        _observe_links,
+        _judge_links,
+        reads=(
+            "amdsmi",
+            "/sys/class/drm/card*/device/current_link_width",
+            "/sys/class/drm/card*/device/current_link_speed",
+        ),
+        cost_s=1.0,
+    ),
+    LoadWatch(
+        "amd_throttle",
+        "Judges by the share of the time under load in which a device was slowed down by heat, or from outside.",
+        _start_throttle,
+        _observe_throttle,
+        _judge_throttle,
+        reads=("amdsmi", "/sys/class/drm/card*/device/gpu_metrics"),
+        cost_s=1.5,
+    ),
+)

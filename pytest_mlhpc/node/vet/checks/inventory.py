@@ -7,46 +7,32 @@ described, no fact for what is not. Cores and memory exist on every node: withou
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, Optional, Tuple
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
-from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine, Unreadable
-from pytest_mlhpc.node.vet.policy import summed, unknown, weigh
+from pytest_mlhpc.node.vet.check import Check, Examination
+from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable, numbers, or_else
 
 _CPU = "/sys/devices/system/cpu"
 _KIB = 1024
 
 
-class Inventory:
-    """Cores, memory, swap, clock and properties by name."""
-
-    name = "inventory"
-    level = "quick"
-    cost_s = 0.2
-    reads: Tuple[str, ...] = (
-        f"{_CPU}/online",
-        f"{_CPU}/smt/active",
-        f"{_CPU}/cpu*/cpufreq/scaling_governor",
-        "/sys/devices/system/node",
-        "/sys/class/dmi/id/bios_version",
-        "/proc/cpuinfo",
-        "/proc/meminfo",
-        "/proc/sys/kernel/osrelease",
-        "adjtimex(2)",
+def _judge(exam: Examination) -> str:
+    """Look at each, and compare with what is described."""
+    _judge_cores(exam)
+    _judge_memory(exam)
+    _judge_swap(exam)
+    _judge_clock(exam)
+    _judge_expected(exam)
+    for name, read in _FACTS.items():
+        value = or_else(lambda _, read=read: read(exam.machine), name, "", Unreadable)  # type: ignore[misc]
+        if value:
+            exam.fact(name, value)
+    said = {fact.name: fact.value for fact in exam.facts}
+    names = [name for name in ("processors online", "memory", "NUMA nodes", "kernel") if name in said]
+    return (
+        ", ".join(f"{name} {said[name]}" for name in names)
+        or "nothing of this node can be read, and nothing is described"
     )
-    purpose = ""
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Look at each, and compare with what is described."""
-        found = [
-            *_cores(machine, context),
-            *_memory(machine, context),
-            *_swap(machine, context),
-            *_clock(machine, context),
-            *_expected(machine, context),
-        ]
-        facts = _facts(machine)
-        return CheckOutcome(summed(self.name, found, _describe(facts)), facts=facts)
 
 
 def cores(machine: Machine) -> Tuple[int, int]:
@@ -56,133 +42,101 @@ def cores(machine: Machine) -> Tuple[int, int]:
         Unreadable: neither sysfs nor /proc/cpuinfo says.
     """
     try:
-        count = count_list(machine.text(f"{_CPU}/online"))
+        count = len(numbers(machine.text(f"{_CPU}/online")))
     except Absent:
         lines = machine.text("/proc/cpuinfo").splitlines()
-        count = sum(
-            line.startswith("processor") and line.partition(":")[0].strip() == "processor" for line in lines
-        )
-    try:
-        threads = 2 if machine.text(f"{_CPU}/smt/active") == "1" else 1
-    except Unreadable:
-        threads = 1
-    return count, threads
+        count = sum(line.partition(":")[0].strip() == "processor" for line in lines)
+    active = or_else(machine.text, f"{_CPU}/smt/active", "", Unreadable)
+    return count, 2 if active == "1" else 1
 
 
-def count_list(text: str) -> int:
-    """Return how many numbers a list of the kernel's has, such as ``0-3,8``.
-
-    Raises:
-        Unreadable: it is none.
-    """
-    count = 0
-    try:
-        for part in filter(None, text.split(",")):
-            first, _, last = part.partition("-")
-            count += int(last or first) - int(first) + 1
-    except ValueError as error:
-        raise Unreadable(f"{text[:40]!r} is no list of processors") from error
-    return count
-
-
-def _cores(machine: Machine, context: Context) -> List[Finding]:
+def _judge_cores(exam: Examination) -> None:
     """A description may mean cores or threads: more than cores and fewer than threads is either, less a few."""
-    wanted, bound = context.wanted.cores, context.policy["inventory.cores"]
+    wanted = exam.wanted.cores
     if wanted is None:
-        return []
+        return
     try:
-        threads, of_core = cores(machine)
+        threads, of_core = cores(exam.machine)
     except Unreadable as error:
-        return [unknown("inventory", bound, error)]
+        exam.unknown("inventory.cores", error)
+        return
     text = (
         f"{threads} processors are online, {wanted} are described; look for processors that are off or lost"
     )
-    found = [weigh("inventory", bound, max(0, wanted - threads), text)]
+    exam.judge("inventory.cores", max(0, wanted - threads), text)
     real = threads // of_core
     text = f"{real} cores with {threads} threads are online, {wanted} are described; if these are cores, some are lost"
-    lost = wanted - real if real < wanted < threads else 0
-    return [*found, weigh("inventory", context.policy["inventory.cores_smt"], lost, text)]
+    exam.judge("inventory.cores_smt", wanted - real if real < wanted < threads else 0, text)
 
 
-def _meminfo(machine: Machine) -> Callable[[str], int]:
-    """Return what /proc/meminfo says by name, in bytes (counts of pages as they are)."""
-    values = machine.key_values("/proc/meminfo")
+def memory_info(machine: Machine, name: str) -> int:
+    """Return what /proc/meminfo says by name, in bytes (a count of pages as it is).
 
-    def value(name: str) -> int:
-        words = values.get(name, "").split()
-        if not words:
-            raise Absent(f"/proc/meminfo has no {name}")
-        if not words[0].isdecimal():
-            raise Unreadable(f"/proc/meminfo holds {words[0][:20]!r} for {name}, not a number")
-        return int(words[0]) * (_KIB if words[-1] == "kB" else 1)
+    Raises:
+        Unreadable: it does not say.
+    """
+    words = machine.key_values("/proc/meminfo").get(name, "").split()
+    if not words:
+        raise Absent(f"/proc/meminfo has no {name}")
+    if not words[0].isdecimal():
+        raise Unreadable(f"/proc/meminfo holds {words[0][:20]!r} for {name}, not a number")
+    return int(words[0]) * (_KIB if words[-1] == "kB" else 1)
 
-    return value
 
-
-def _memory(machine: Machine, context: Context) -> List[Finding]:
-    wanted, bound = context.wanted.memory, context.policy["inventory.memory"]
+def _judge_memory(exam: Examination) -> None:
+    wanted = exam.wanted.memory
     if not wanted:
-        return []
+        return
     try:
-        total = _meminfo(machine)("MemTotal")
+        total = memory_info(exam.machine, "MemTotal")
     except Unreadable as error:
-        return [unknown("inventory", bound, error)]
+        exam.unknown("inventory.memory", error)
+        return
     text = f"Linux has {total / 2**30:.1f} GiB of memory, {wanted / 2**30:.1f} are described; look for a module that is lost"
-    return [weigh("inventory", bound, total / wanted, text)]
+    exam.judge("inventory.memory", total / wanted, text)
 
 
-def _swap(machine: Machine, context: Context) -> List[Finding]:
+def _judge_swap(exam: Examination) -> None:
     try:
-        value = _meminfo(machine)
-        used, total = value("SwapTotal") - value("SwapFree"), value("MemTotal")
+        names = ("SwapTotal", "SwapFree", "MemTotal")
+        swap, free, total = (memory_info(exam.machine, name) for name in names)
     except Unreadable:
-        return []  # without swap nothing is swapped out
+        return  # without swap nothing is swapped out
+    used = swap - free
     text = f"{used / 2**30:.1f} GiB are swapped out; look for processes that are left behind"
-    return [weigh("inventory", context.policy["inventory.swap_used"], used / max(1, total), text)]
+    exam.judge("inventory.swap_used", used / max(1, total), text)
 
 
-def _clock(machine: Machine, context: Context) -> List[Finding]:
+def _judge_clock(exam: Examination) -> None:
     """A clock that nobody is known to discipline says nothing of its error: chrony without rtcsync looks the same."""
     try:
-        state = machine.clock_state()
+        state = exam.machine.clock_state()
     except Unreadable:
-        return []
-    if not state.synced:
-        return []
-    text = f"the node's clock may be {state.error_s:.2g} s wrong; look at chrony or NTP"
-    return [weigh("inventory", context.policy["inventory.clock_error"], state.error_s, text)]
+        return
+    if state.synced:
+        text = f"the node's clock may be {state.error_s:.2g} s wrong; look at chrony or NTP"
+        exam.judge("inventory.clock_error", state.error_s, text)
 
 
 # -- properties by name ----------------------------------------------------------------------------------------------
 
 
 def _numa(machine: Machine) -> str:
-    nodes = [
-        name
-        for name in machine.names_in("/sys/devices/system/node")
-        if name[:4] == "node" and name[4:].isdecimal()
-    ]
-    return str(len(nodes))
+    machine.names_in("/sys/devices/system/node")  # Absent without it: a kernel that knows no NUMA
+    return str(len(machine.numbered("/sys/devices/system/node", "node")))
 
 
 def _governor(machine: Machine) -> str:
     """Return the governors of all processors; several are joined by commas."""
-    names = [name for name in machine.names_in(_CPU) if name[:3] == "cpu" and name[3:].isdecimal()]
-    found = {_text_or_none(machine, f"{_CPU}/{name}/cpufreq/scaling_governor") for name in names} - {None}
+    files = (f"{_CPU}/{name}/cpufreq/scaling_governor" for name in machine.numbered(_CPU, "cpu"))
+    found = {or_else(machine.text, file, "") for file in files} - {""}
     if not found:
         raise Absent("no processor has a governor")
-    return ",".join(sorted(filter(None, found)))
-
-
-def _text_or_none(machine: Machine, name: str) -> Optional[str]:
-    try:
-        return machine.text(name)
-    except Absent:
-        return None
+    return ",".join(sorted(found))
 
 
 def _hugepages(machine: Machine) -> str:
-    return str(_meminfo(machine)("HugePages_Total"))
+    return str(memory_info(machine, "HugePages_Total"))
 
 
 def _cpu_field(name: str) -> Callable[[Machine], str]:
@@ -211,7 +165,7 @@ def _chosen(name: str) -> Callable[[Machine], str]:
 
 def _rounded_memory(machine: Machine) -> str:
     """Return the memory to 16 GiB (1 GiB below 64): nodes of one kind differ by a few MiB."""
-    gib = _meminfo(machine)("MemTotal") / 2**30
+    gib = memory_info(machine, "MemTotal") / 2**30
     step = 16 if gib >= 64 else 1
     return f"{round(gib / step) * step} GiB"
 
@@ -251,48 +205,44 @@ _FACTS: Dict[str, Callable[[Machine], str]] = {
 }
 
 
-def _expected(machine: Machine, context: Context) -> List[Finding]:
-    found = []
-    bound, kind = context.policy["inventory.expected"], context.wanted.accelerator
+def _judge_expected(exam: Examination) -> None:
     names = ", ".join(sorted({*EXPECTABLE, *OF_DEVICES}))
-    for name, wanted in context.wanted.expect.items():
-        read = EXPECTABLE["bios"] if (name, kind) == ("firmware", "cpu") else EXPECTABLE.get(name)
+    for name, wanted in exam.wanted.expect.items():
+        firmware = (name, exam.wanted.accelerator) == ("firmware", "cpu")
+        read = EXPECTABLE["bios"] if firmware else EXPECTABLE.get(name)
         if read is None:
             if name not in OF_DEVICES:
                 text = f"{name} is expected to be {wanted}, and no check reads {name}; there are {names}"
-                found.append(unknown("inventory", bound, Unreadable(text)))
+                exam.unknown("inventory.expected", text)
             continue
+        value: Optional[str] = None
         try:
-            value: Optional[str] = read(machine)
+            value = read(exam.machine)
         except Absent:
-            value = None
+            pass
         except Unreadable as error:
-            found.append(unknown("inventory", bound, error))
+            exam.unknown("inventory.expected", error)
             continue
         text = f"{name} is {value or 'none'}, {wanted} is described"
-        found.append(weigh("inventory", bound, int(value != str(wanted)), text))
-    return found
+        exam.judge("inventory.expected", int(value != str(wanted)), text)
 
 
-def _facts(machine: Machine) -> Tuple[Fact, ...]:
-    found = []
-    for name, read in _FACTS.items():
-        try:
-            value = read(machine)
-        except Unreadable:
-            continue
-        found.append(Fact("inventory", name, value, severity=Severity.WARNING))
-    return tuple(found)
-
-
-def _describe(facts: Tuple[Fact, ...]) -> str:
-    said = {fact.name: fact.value for fact in facts}
-    parts = [
-        f"{name} {said[name]}"
-        for name in ("processors online", "memory", "NUMA nodes", "kernel")
-        if name in said
-    ]
-    return ", ".join(parts) or "nothing of this node can be read, and nothing is described"
-
-
-CHECKS: Tuple[Check, ...] = (Inventory(),)
+CHECKS = (
+    Check(
+        "inventory",
+        "Cores, memory, swap, clock and properties by name.",
+        _judge,
+        reads=(
+            f"{_CPU}/online",
+            f"{_CPU}/smt/active",
+            f"{_CPU}/cpu*/cpufreq/scaling_governor",
+            "/sys/devices/system/node",
+            "/sys/class/dmi/id/bios_version",
+            "/proc/cpuinfo",
+            "/proc/meminfo",
+            "/proc/sys/kernel/osrelease",
+            "adjtimex(2)",
+        ),
+        cost_s=0.2,
+    ),
+)

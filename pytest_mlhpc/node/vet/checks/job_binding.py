@@ -5,22 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
+from pytest_mlhpc.node.vet.check import Check, Examination
 from pytest_mlhpc.node.vet.checks.job_processes import cgroup, pids, variables
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding
-from pytest_mlhpc.node.vet.machine import (
-    Absent,
-    Context,
-    Machine,
-    Unreadable,
-    is_number,
-    judged,
-    numbers,
-    outcome,
-    some,
-)
-from pytest_mlhpc.node.vet.policy import Policy
-
-CHECK = "job_binding"
+from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable, is_number, numbers, or_else, some
 
 
 @dataclass(frozen=True)
@@ -58,18 +45,6 @@ class Board:
         return frozenset(number for number, members in self.numa.items() if members & cpus)
 
 
-def judge(ranks: Sequence[RankBinding], wanted: int, board: Board, policy: Policy) -> Tuple[Finding, ...]:
-    """Return what is wrong with the binding of *ranks*, all on one node.
-
-    A single one may stand for a launcher that starts *wanted* ranks itself, such as torchrun.
-    """
-    return (
-        *_cores(ranks, wanted, board, policy),
-        *_memory(ranks, board, policy),
-        *(_device_problems(ranks, wanted, board, policy) if board.devices else ()),
-    )
-
-
 def _alike(ranks: Sequence[RankBinding]) -> Dict[FrozenSet[int], List[RankBinding]]:
     groups: Dict[FrozenSet[int], List[RankBinding]] = {}
     for rank in ranks:
@@ -77,46 +52,30 @@ def _alike(ranks: Sequence[RankBinding]) -> Dict[FrozenSet[int], List[RankBindin
     return groups
 
 
-def _cores(ranks: Sequence[RankBinding], wanted: int, board: Board, policy: Policy) -> Tuple[Finding, ...]:
+def _judge_cores(exam: Examination, ranks: Sequence[RankBinding], wanted: int, board: Board) -> None:
+    """Judge cores; a single rank may stand for a launcher that starts *wanted* ranks itself, such as torchrun."""
     groups = _alike(ranks)
-    key = "job.cores_per_rank" if board.devices else "job.cores_per_cpu_rank"
-    found: List[Finding] = []
     shares = [
         (board.cores(cpus) / (len(members) if len(ranks) > 1 else wanted), cpus, members)
         for cpus, members in groups.items()
     ]
     share, cpus, members = min(shares, key=lambda one: one[0])
     who = f"{len(members)} of {len(ranks)} ranks" if len(ranks) > 1 else f"{wanted} ranks"
-    found += judged(
-        CHECK,
-        policy,
-        key,
-        share,
+    text = (
         f"{who} share {board.cores(cpus)} cores (processors {_short(cpus)} of {board.granted}): give --cpus-per-task "
-        "to srun itself, which does not take it from sbatch (SRUN_CPUS_PER_TASK does)",
+        "to srun itself, which does not take it from sbatch (SRUN_CPUS_PER_TASK does)"
     )
+    exam.judge("job.cores_per_rank" if board.devices else "job.cores_per_cpu_rank", share, text)
     narrow = [same for cpus, same in groups.items() if len(same) > 1 and len(cpus) < board.granted]
     worst = max(narrow, key=len, default=[])
-    found += judged(
-        CHECK,
-        policy,
-        "job.same_cores",
-        max(0, len(worst) - 1),
+    text = (
         f"ranks {some(tuple(rank.name for rank in worst))} are all bound to processors "
-        f"{_short(worst[0].cpus) if worst else ''} while others idle: bind each to its own, --cpu-bind=cores",
+        f"{_short(worst[0].cpus) if worst else ''} while others idle: bind each to its own, --cpu-bind=cores"
     )
-    return tuple(found)
-
-
-def _memory(ranks: Sequence[RankBinding], board: Board, policy: Policy) -> Tuple[Finding, ...]:
+    exam.judge("job.same_cores", max(0, len(worst) - 1), text)
     far = max(len(board.nodes(rank.cpus) - rank.memories) if rank.memories else 0 for rank in ranks)
-    return judged(
-        CHECK,
-        policy,
-        "job.memory_far",
-        far,
-        f"{far} NUMA nodes give cores to a rank but no memory: --mem-bind, or cpuset.mems of the cgroup, is too narrow",
-    )
+    text = f"{far} NUMA nodes give cores to a rank but no memory: --mem-bind, or cpuset.mems of the cgroup, is too narrow"
+    exam.judge("job.memory_far", far, text)
 
 
 def _index(rank: RankBinding, board: Board) -> Optional[Tuple[int, ...]]:
@@ -128,40 +87,22 @@ def _index(rank: RankBinding, board: Board) -> Optional[Tuple[int, ...]]:
     return tuple(int(word) for word in rank.visible if int(word) < len(board.devices))
 
 
-def _device_problems(
-    ranks: Sequence[RankBinding], wanted: int, board: Board, policy: Policy
-) -> Tuple[Finding, ...]:
+def _judge_devices(exam: Examination, ranks: Sequence[RankBinding], wanted: int, board: Board) -> None:
     one_view = len({rank.group for rank in ranks}) == 1
-    seen = [_index(rank, board) for rank in ranks]
-    found: List[Finding] = []
     if len({rank.visible for rank in ranks}) == 1 and one_view:
         count = len(board.devices) if ranks[0].visible is None else len(ranks[0].visible)
         needed = max(wanted, len(ranks))
-        found += judged(
-            CHECK,
-            policy,
-            "job.devices_per_rank",
-            count / needed,
-            f"{needed} ranks, but only {count} devices are visible: ask for --gpus-per-node={needed}, or start fewer ranks",
-        )
+        text = f"{needed} ranks, but only {count} devices are visible: ask for --gpus-per-node={needed}, or start fewer ranks"
+        exam.judge("job.devices_per_rank", count / needed, text)
     twice = _twice(ranks, one_view=one_view)
-    found += judged(
-        CHECK,
-        policy,
-        "job.same_device",
-        len(twice),
+    text = (
         f"ranks {some(twice)} were given a device that another rank has as well; NCCL refuses that: "
-        "set each rank's device from its local rank, or --gpus-per-task with --gpu-bind",
+        "set each rank's device from its local rank, or --gpus-per-task with --gpu-bind"
     )
-    far = _far(ranks, seen, board) if one_view else ()
-    found += judged(
-        CHECK,
-        policy,
-        "job.device_far",
-        len(far),
-        f"{some(far)} on another NUMA node than the rank's cores: --gpu-bind=closest, or --cpu-bind with a map",
-    )
-    return tuple(found)
+    exam.judge("job.same_device", len(twice), text)
+    far = _far(ranks, board) if one_view else ()
+    text = f"{some(far)} on another NUMA node than the rank's cores: --gpu-bind=closest, or --cpu-bind with a map"
+    exam.judge("job.device_far", len(far), text)
 
 
 def _twice(ranks: Sequence[RankBinding], *, one_view: bool) -> Tuple[str, ...]:
@@ -176,12 +117,11 @@ def _twice(ranks: Sequence[RankBinding], *, one_view: bool) -> Tuple[str, ...]:
     return tuple(twice)
 
 
-def _far(
-    ranks: Sequence[RankBinding], seen: Sequence[Optional[Tuple[int, ...]]], board: Board
-) -> Tuple[str, ...]:
+def _far(ranks: Sequence[RankBinding], board: Board) -> Tuple[str, ...]:
     """Return the devices that no core of their rank is near; a rank that sees all devices has all of them."""
     far = []
-    for rank, devices in zip(ranks, seen):
+    for rank in ranks:
+        devices = _index(rank, board)
         near = board.nodes(rank.cpus)
         if devices is None or (len(ranks) > 1 and len(devices) > 1) or not near:
             continue  # nobody knows yet which of them it will take
@@ -219,30 +159,18 @@ VISIBLE = {
 }
 
 
-class Binding:
-    """Cores, memory and devices that ranks were given."""
-
-    name = CHECK
-    level = "quick"
-    cost_s = 0.2
-    reads = (
-        "/proc/self/status",
-        "/proc/*/environ",
-        "/proc/*/status",
-        "/sys/devices/system/node",
-        "/sys/bus/pci/devices",
-    )
-    purpose = "job"
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Look at this process and the other tasks of its job step."""
-        kind, places = _devices(machine, context.wanted.accelerator)
-        me = _rank(machine, machine.environ.get("SLURM_LOCALID") or "0", "self", machine.environ, kind)
-        ranks = _tasks(machine, kind) or [me]
-        board = _board(machine, places)
-        wanted = context.wanted.ranks or len(me.visible or places) or 1
-        said = judge(ranks, wanted, board, context.policy)
-        return outcome(self.name, said, f"{len(ranks)} tasks, bound as they should be")
+def _judge(exam: Examination) -> str:
+    """Look at this process and the other tasks of its job step."""
+    machine = exam.machine
+    kind, places = _devices(machine, exam.wanted.accelerator)
+    me = _rank(machine, machine.environ.get("SLURM_LOCALID") or "0", "self", machine.environ, kind)
+    ranks = _tasks(machine, kind) or [me]
+    board = _board(machine, places)
+    wanted = exam.wanted.ranks or len(me.visible or places) or 1
+    _judge_cores(exam, ranks, wanted, board)
+    if board.devices:
+        _judge_devices(exam, ranks, wanted, board)
+    return f"{len(ranks)} tasks, bound as they should be"
 
 
 def _rank(machine: Machine, name: str, pid: object, environ: Mapping[str, str], kind: str) -> RankBinding:
@@ -300,16 +228,9 @@ def _devices(machine: Machine, accelerator: str) -> Tuple[str, Tuple[int, ...]]:
         vendor, what = machine.text(f"{folder}/vendor"), machine.text(path)
         for kind in kinds:
             if vendor in VENDORS[kind] and what.startswith(CLASSES[kind]):
-                found[kind].append(_numa(machine, folder))
+                found[kind].append(or_else(machine.number, f"{folder}/numa_node", -1))
     kind = max(kinds, key=lambda one: len(found[one]), default="cpu")
     return kind, tuple(found.get(kind, ()))
-
-
-def _numa(machine: Machine, folder: str) -> int:
-    try:
-        return machine.number(f"{folder}/numa_node")
-    except Absent:
-        return -1
 
 
 def _board(machine: Machine, devices: Tuple[int, ...]) -> Board:
@@ -327,4 +248,19 @@ def _board(machine: Machine, devices: Tuple[int, ...]) -> Board:
     return Board(numa, core, devices, int(given) if is_number(given) else online)
 
 
-CHECKS = (Binding(),)
+CHECKS = (
+    Check(
+        "job_binding",
+        "Cores, memory and devices that ranks were given.",
+        _judge,
+        reads=(
+            "/proc/self/status",
+            "/proc/*/environ",
+            "/proc/*/status",
+            "/sys/devices/system/node",
+            "/sys/bus/pci/devices",
+        ),
+        cost_s=0.2,
+        purpose="job",
+    ),
+)

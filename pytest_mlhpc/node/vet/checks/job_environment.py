@@ -9,18 +9,10 @@ import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.files import may_be_secret, read_json
+from pytest_mlhpc.node.vet.check import Check, Examination
 from pytest_mlhpc.node.vet.checks.job_processes import cgroup, parse
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Origin, Severity
-from pytest_mlhpc.node.vet.machine import (
-    Absent,
-    Context,
-    Machine,
-    Unreadable,
-    is_number,
-    judged,
-    outcome,
-    size,
-)
+from pytest_mlhpc.node.vet.finding import Severity
+from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable, is_number, or_else, size
 from pytest_mlhpc.node.vet.ports import fabric_of, library_folders
 
 #: What is compared, by the beginning of its name; nothing else of the environment leaves the node.
@@ -42,30 +34,19 @@ def safe(name: str, value: str) -> str:
     return f"{name}={value}"
 
 
-class EnvironmentCheck:
-    """Variables of communication libraries."""
-
-    name = "job_environment"
-    level = "quick"
-    cost_s = 0.01
-    reads = tuple(f"{prefix}*" for prefix in PREFIXES)
-    purpose = "job"
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Give one fact for each prefix, empty ones too, so that a variable missing on one node is seen."""
-        facts = [
-            Fact(self.name, f"environment.{prefix}", _all(machine.environ, prefix), origin=Origin.USER)
-            for prefix in PREFIXES
-        ]
-        left: List[str] = [
-            f"{name}={machine.environ[name]}"
-            for name, normal in DEBUGGING.items()
-            if machine.environ.get(name, "").upper() not in {"", *normal.split()}
-        ]
-        text = f"{', '.join(left)}: for debugging, and slow; unset for a real run"
-        said = judged(self.name, context.policy, "job.debug_variables", len(left), text)
-        found = outcome(self.name, said, "no variables are left from debugging")
-        return CheckOutcome(found.findings, facts=tuple(facts))
+def _judge_environment(exam: Examination) -> str:
+    """Give one fact for each prefix, empty ones too, so that a variable missing on one node is seen."""
+    environ = exam.machine.environ
+    for prefix in PREFIXES:
+        exam.fact(f"environment.{prefix}", _all(environ, prefix))
+    left = [
+        f"{name}={environ[name]}"
+        for name, normal in DEBUGGING.items()
+        if environ.get(name, "").upper() not in {"", *normal.split()}
+    ]
+    text = f"{', '.join(left)}: for debugging, and slow; unset for a real run"
+    exam.judge("job.debug_variables", len(left), text)
+    return "no variables are left from debugging"
 
 
 def _all(environ: Mapping[str, str], prefix: str) -> str:
@@ -106,32 +87,16 @@ IMAGES = (
 )  # fmt: skip
 
 
-class Software:
-    """Versions that should be equal on all nodes."""
-
-    name = "job_software"
-    level = "quick"
-    cost_s = 0.8
-    reads = (
-        "importlib.metadata of the job's Python",
-        *(path for paths in FILES.values() for path in paths),
-        *LIBRARIES,
-        *IMAGES,
-    )
-    purpose = "job"
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Return facts; the vote over nodes is the judge's."""
-        values = {**_python(machine, context.python or "python3"), **_files(machine)}
-        values["libraries"] = _libraries(machine)
-        values["image"] = " ".join(
-            f"{name}={machine.environ[name]}" for name in IMAGES if machine.environ.get(name)
-        )
-        facts = tuple(
-            Fact(self.name, f"software.{name}", value, origin=Origin.USER) for name, value in values.items()
-        )
-        said = Finding(self.name, Severity.PASS, f"{len(facts)} versions are known", origin=Origin.USER)
-        return CheckOutcome((said,), facts=facts)
+def _judge_software(exam: Examination) -> str:
+    """Give versions as facts; the vote over nodes is the judge's."""
+    machine = exam.machine
+    values = {**_python(machine, exam.context.python or "python3"), **_files(machine)}
+    values["libraries"] = _libraries(machine)
+    images = (f"{name}={machine.environ[name]}" for name in IMAGES if machine.environ.get(name))
+    values["image"] = " ".join(images)
+    for name, value in values.items():
+        exam.fact(f"software.{name}", value)
+    return f"{len(values)} versions are known"
 
 
 def _python(machine: Machine, python: str) -> Dict[str, str]:
@@ -157,17 +122,10 @@ def _digest(text: str) -> str:
 def _files(machine: Machine) -> Dict[str, str]:
     found = {}
     for name, paths in FILES.items():
-        texts = [text for text in (_text(machine, path) for path in paths) if text]
+        texts = [text for text in (or_else(machine.text, path, "") for path in paths) if text]
         value = " ".join(texts)
         found[name] = value if len(value) <= 80 and "\n" not in value else _digest(value)
     return found
-
-
-def _text(machine: Machine, path: str) -> str:
-    try:
-        return machine.text(path)
-    except Absent:
-        return ""
 
 
 def _libraries(machine: Machine) -> str:
@@ -189,35 +147,20 @@ def _libraries(machine: Machine) -> str:
 MOST_NAMES = 20000
 
 
-class DataCheck:
-    """Data that every rank reads: there, readable, the same listing on all nodes."""
-
-    name = "job_data"
-    level = "quick"
-    cost_s = 1.0
-    reads = ("each path of the data: its names, the first bytes of one file",)
-    purpose = "job"
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Look at ``data``, and at all paths whose names begin so."""
-        facts: List[Fact] = []
-        troubles: List[str] = []
-        paths = {key: path for key, path in context.wanted.paths.items() if key.startswith("data") and path}
-        for key, path in sorted(paths.items()):
-            try:
-                value = _content(machine, path)
-            except Unreadable as error:
-                troubles.append(str(error))
-                continue
-            facts.append(
-                Fact(self.name, f"listing.{key}", value, severity=Severity.CRITICAL, origin=Origin.USER)
-            )
-        text = f"{'; '.join(troubles)}: see whether the file system is mounted on this node, and rights"
-        said = judged(self.name, context.policy, "job.data_path", len(troubles), text)
-        found = outcome(
-            self.name, said, f"{len(paths)} paths can be read" if paths else "no data was named (--data)"
-        )
-        return CheckOutcome(found.findings, facts=tuple(facts))
+def _judge_data(exam: Examination) -> str:
+    """Look at ``data``, and at all paths whose names begin so."""
+    troubles: List[str] = []
+    paths = {key: path for key, path in exam.wanted.paths.items() if key.startswith("data") and path}
+    for key, path in sorted(paths.items()):
+        try:
+            value = _content(exam.machine, path)
+        except Unreadable as error:
+            troubles.append(str(error))
+            continue
+        exam.fact(f"listing.{key}", value, severity=Severity.CRITICAL)
+    text = f"{'; '.join(troubles)}: see whether the file system is mounted on this node, and rights"
+    exam.judge("job.data_path", len(troubles), text)
+    return f"{len(paths)} paths can be read" if paths else "no data was named (--data)"
 
 
 def _content(machine: Machine, path: str) -> str:
@@ -237,8 +180,7 @@ def _content(machine: Machine, path: str) -> str:
             machine.head(f"{path}/{first}", 1)
         if len(names) > MOST_NAMES:
             return f"more than {MOST_NAMES} names"
-        digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        return f"{len(names)} names, {digest}"
+        return f"{len(names)} names, {_digest(chr(0).join(names))}"
     machine.head(path, 1)
     return f"{place.stat().st_size} bytes"
 
@@ -257,8 +199,6 @@ def _names(machine: Machine, path: str) -> Tuple[str, ...]:
     return tuple(sorted(found))
 
 
-NAME = "job_limits"
-
 _LINE = re.compile(r"(Max [a-z ]+?) {2,}(\S+) +(\S+)")
 
 
@@ -272,80 +212,48 @@ def soft_limits(text: str) -> Dict[str, float]:
     return found
 
 
-class LimitsCheck:
-    """Limits that ranks inherit."""
-
-    name = NAME
-    level = "quick"
-    cost_s = 0.05
-    reads = (
-        "/proc/self/limits",
-        "/proc/self/cgroup",
-        "/sys/fs/cgroup/*/pids.max",
-        "/proc/sys/kernel/core_pattern",
+def _judge_limits(exam: Examination) -> str:
+    """Compare the soft limits with what the ranks of this node, and of the job, need."""
+    limits = soft_limits(exam.machine.text("/proc/self/limits"))
+    if not limits:
+        raise Unreadable("/proc/self/limits holds no known limit")
+    _judge_memlock(exam, limits.get("Max locked memory", math.inf))
+    limit, world = limits.get("Max open files", math.inf), exam.context.world
+    text = (
+        f"only {limit:.0f} files may be open in one process: ulimit -n to the hard limit, in the job script"
     )
-    purpose = "job"
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Compare the soft limits with what the ranks of this node, and of the job, need."""
-        limits = soft_limits(machine.text("/proc/self/limits"))
-        if not limits:
-            raise Unreadable("/proc/self/limits holds no known limit")
-        ranks = max(1, context.wanted.ranks)
-        said = (
-            *_memlock(machine, context, limits.get("Max locked memory", math.inf)),
-            *_open_files(context, limits.get("Max open files", math.inf), ranks * max(1, len(context.hosts))),
-            *_tasks(machine, context, limits.get("Max processes", math.inf), ranks),
-            *_memory(machine, context, limits),
-        )
-        return outcome(self.name, said, "limits are wide enough")
+    exam.judge("job.nofile", limit, text)
+    text = f"{limit:.0f} open files are too few for the connections of {world} ranks: ulimit -n to the hard limit"
+    exam.judge("job.nofile_per_rank", limit / world, text)
+    _judge_tasks(exam, limits.get("Max processes", math.inf))
+    stack = limits.get("Max stack size", math.inf)
+    text = f"the stack may have only {size(stack)}: threads of compilers and libraries overflow it; ulimit -s 65536"
+    exam.judge("job.stack", stack, text)
+    core = limits.get("Max core file size", 0.0)
+    pattern = or_else(exam.machine.text, "/proc/sys/kernel/core_pattern", "|")
+    text = f"a crash would write all memory of each rank (limit: {size(core)}) as {pattern!r}: ulimit -c 0"
+    exam.judge("job.core_dumps", 0.0 if pattern.startswith("|") or not pattern else core, text)
+    return "limits are wide enough"
 
 
-def _memlock(machine: Machine, context: Context, limit: float) -> Tuple[Finding, ...]:
-    fabric = fabric_of(machine) if math.isfinite(limit) else None
+def _judge_memlock(exam: Examination, limit: float) -> None:
+    fabric = fabric_of(exam.machine) if math.isfinite(limit) else None
     if fabric is not None and not (fabric.own or fabric.ethernet):
         limit = math.inf
-    return judged(
-        NAME,
-        context.policy,
-        "job.memlock",
-        limit,
+    text = (
         f"only {size(limit)} of memory may be locked, which {fabric.text if fabric else 'a fabric'} needs to send from: "
-        "ulimit -l unlimited (Slurm: PropagateResourceLimitsExcept=MEMLOCK; containers: --ulimit memlock=-1)",
+        "ulimit -l unlimited (Slurm: PropagateResourceLimitsExcept=MEMLOCK; containers: --ulimit memlock=-1)"
     )
+    exam.judge("job.memlock", limit, text)
 
 
-def _open_files(context: Context, limit: float, world: int) -> Tuple[Finding, ...]:
-    return (
-        *judged(
-            NAME,
-            context.policy,
-            "job.nofile",
-            limit,
-            f"only {limit:.0f} files may be open in one process: ulimit -n to the hard limit, in the job script",
-        ),
-        *judged(
-            NAME,
-            context.policy,
-            "job.nofile_per_rank",
-            limit / world,
-            f"{limit:.0f} open files are too few for the connections of {world} ranks: ulimit -n to the hard limit",
-        ),
-    )
-
-
-def _tasks(machine: Machine, context: Context, limit: float, ranks: int) -> Tuple[Finding, ...]:
-    where = "ulimit -u"
-    pids = _pids_max(machine)
+def _judge_tasks(exam: Examination, limit: float) -> None:
+    where, ranks = "ulimit -u", max(1, exam.wanted.ranks)
+    pids = _pids_max(exam.machine)
     if pids < limit:
         limit, where = pids, "pids.max of the cgroup (Kubernetes: podPidsLimit)"
-    return judged(
-        NAME,
-        context.policy,
-        "job.tasks_per_rank",
-        limit / ranks,
-        f"{limit:.0f} processes and threads for {ranks} ranks: {where} is too low",
-    )
+    text = f"{limit:.0f} processes and threads for {ranks} ranks: {where} is too low"
+    exam.judge("job.tasks_per_rank", limit / ranks, text)
 
 
 def _pids_max(machine: Machine) -> float:
@@ -359,41 +267,9 @@ def _pids_max(machine: Machine) -> float:
         root = "/sys/fs/cgroup/pids" if controllers else "/sys/fs/cgroup"
         parts = [part for part in path.split("/") if part]
         for depth in range(len(parts) + 1):
-            found = min(found, _number(machine, "/".join([root, *parts[:depth], "pids.max"])))
+            text = or_else(machine.text, "/".join([root, *parts[:depth], "pids.max"]), "")
+            found = min(found, float(text) if is_number(text) else math.inf)
     return found
-
-
-def _number(machine: Machine, path: str) -> float:
-    try:
-        text = machine.text(path)
-    except Absent:
-        return math.inf
-    return float(text) if is_number(text) else math.inf
-
-
-def _memory(machine: Machine, context: Context, limits: Dict[str, float]) -> Tuple[Finding, ...]:
-    stack, core = limits.get("Max stack size", math.inf), limits.get("Max core file size", 0.0)
-    try:
-        pattern = machine.text("/proc/sys/kernel/core_pattern")
-    except Absent:
-        pattern = "|"
-    dumped = 0.0 if pattern.startswith("|") or not pattern else core
-    return (
-        *judged(
-            NAME,
-            context.policy,
-            "job.stack",
-            stack,
-            f"the stack may have only {size(stack)}: threads of compilers and libraries overflow it; ulimit -s 65536",
-        ),
-        *judged(
-            NAME,
-            context.policy,
-            "job.core_dumps",
-            dumped,
-            f"a crash would write all memory of each rank (limit: {size(core)}) as {pattern!r}: ulimit -c 0",
-        ),
-    )
 
 
 #: Where the manifest of docs/vetting-kubernetes.md mounts the pod's annotations, and the one that says how long it may live.
@@ -425,31 +301,22 @@ def left_by_squeue(text: str) -> Optional[float]:
     return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
 
 
-class WallTime:
-    """Time left, against what the user said the run needs."""
-
-    name = "job_time"
-    level = "quick"
-    cost_s = 0.3
-    reads = ("SLURM_JOB_END_TIME", "squeue", ANNOTATIONS)
-    purpose = "job"
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Ask Slurm, or the pod's annotations."""
-        if context.wanted.hours <= 0:
-            return outcome(self.name, (), "the length of the run is not known (--hours)")
-        if context.hosts and context.host != context.hosts[0]:
-            return outcome(self.name, (), "the first node asks: a controller need not hear it from each")
-        left = _left(machine)
-        needed = context.wanted.hours * 3600
-        if left is None:
-            return outcome(self.name, (), "the allocation has no end")
-        text = (
-            f"{left / 3600:.1f} hours are left, and the run takes {context.wanted.hours:g}: "
-            "ask for a longer allocation, or restart from a checkpoint"
-        )
-        said = judged(self.name, context.policy, "job.wall_time", left / needed, text)
-        return outcome(self.name, said, f"{left / 3600:.1f} hours are left")
+def _judge_time(exam: Examination) -> str:
+    """Ask Slurm, or the pod's annotations."""
+    hours, context = exam.wanted.hours, exam.context
+    if hours <= 0:
+        return "the length of the run is not known (--hours)"
+    if context.hosts and context.host != context.hosts[0]:
+        return "the first node asks: a controller need not hear it from each"
+    left = _left(exam.machine)
+    if left is None:
+        return "the allocation has no end"
+    text = (
+        f"{left / 3600:.1f} hours are left, and the run takes {hours:g}: "
+        "ask for a longer allocation, or restart from a checkpoint"
+    )
+    exam.judge("job.wall_time", left / (hours * 3600), text)
+    return f"{left / 3600:.1f} hours are left"
 
 
 def _left(machine: Machine) -> Optional[float]:
@@ -476,12 +343,58 @@ def _of_pod(machine: Machine) -> Optional[float]:
         return None
     if not is_number(deadline):
         raise Unreadable(f"{ANNOTATIONS}: {DEADLINE} is {deadline[:40]!r}, not a number of seconds")
-    words = machine.text("/proc/uptime").split()
-    first = parse(machine.text("/proc/1/stat"))
-    try:
-        return int(deadline) - (float(words[0]) - first.started_s)
-    except (ValueError, IndexError) as error:
-        raise Unreadable("/proc/uptime does not say how long the node is up") from error
+    return int(deadline) - (machine.up_s() - parse(machine.text("/proc/1/stat")).started_s)
 
 
-CHECKS = (EnvironmentCheck(), Software(), DataCheck(), LimitsCheck(), WallTime())
+CHECKS = (
+    Check(
+        "job_environment",
+        "Variables of communication libraries.",
+        _judge_environment,
+        reads=tuple(f"{prefix}*" for prefix in PREFIXES),
+        cost_s=0.01,
+        purpose="job",
+    ),
+    Check(
+        "job_software",
+        "Versions that should be equal on all nodes.",
+        _judge_software,
+        reads=(
+            "importlib.metadata of the job's Python",
+            *(path for paths in FILES.values() for path in paths),
+            *LIBRARIES,
+            *IMAGES,
+        ),
+        cost_s=0.8,
+        purpose="job",
+    ),
+    Check(
+        "job_data",
+        "Data that every rank reads: there, readable, the same listing on all nodes.",
+        _judge_data,
+        reads=("each path of the data: its names, the first bytes of one file",),
+        cost_s=1.0,
+        purpose="job",
+    ),
+    Check(
+        "job_limits",
+        "Limits that ranks inherit.",
+        _judge_limits,
+        reads=(
+            "/proc/self/limits",
+            "/proc/self/cgroup",
+            "/sys/fs/cgroup/*/pids.max",
+            "/proc/sys/kernel/core_pattern",
+        ),
+        cost_s=0.05,
+        purpose="job",
+    ),
+    Check(
+        "job_time",
+        "Time left, against what the user said the run needs.",
+        _judge_time,
+        reads=("SLURM_JOB_END_TIME", "squeue", ANNOTATIONS),
+        cost_s=0.3,
+        purpose="job",
+    ),
+)

@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
-from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable, is_number, judged, outcome, some
-from pytest_mlhpc.node.vet.policy import Policy
+from pytest_mlhpc.node.vet.check import Check, Examination
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable, is_number, some
 from pytest_mlhpc.node.vet.ports import Fabric, fabric_of, library_folders
 
 #: How long a resolver may take, in seconds: resolv.conf(5) waits 5 s for its first server, so that one is missing by then.
@@ -65,78 +64,48 @@ PORT = 29500
 ANSWER_S, MOST = 0.8, 2
 
 
-class Names:
-    """Whether ranks will find each other by name."""
-
-    name = "job_names"
-    level = "quick"
-    cost_s = 1.5
-    reads = ("MASTER_ADDR", "MASTER_PORT", "getent ahosts", "a TCP connection", "GLOO_SOCKET_IFNAME")
-    purpose = "job"
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Resolve and reach the rendezvous (MASTER_ADDR, else the first node), and resolve this node."""
-        master = (
-            machine.environ.get("MASTER_ADDR") or (context.hosts[0] if context.hosts else "") or context.host
-        )
-        several = len(context.hosts) > 1
-        found = addresses(machine, master)
-        said = judged(
-            self.name,
-            context.policy,
-            "job.name_unresolved",
-            int(not found),
-            f"the rendezvous {master!r} is not known here: torch would wait until its time limit; use an address, "
-            "or a name that every node knows",
-        )
-        said += judged(
-            self.name,
-            context.policy,
-            "job.name_loopback",
-            int(several and is_loopback(found) and master != context.host),
-            f"the rendezvous {master!r} means each node itself ({', '.join(found[:2])}): MASTER_ADDR has to be the first node",
-        )
-        said += _reached(self.name, machine, context, master, found)
-        own = addresses(machine, context.host) if several and context.host else ()
-        said += judged(
-            self.name,
-            context.policy,
-            "job.own_name_loopback",
-            int(is_loopback(own) and not machine.environ.get("GLOO_SOCKET_IFNAME")),
-            f"{context.host} is {', '.join(own[:2])} to itself, so that gloo would listen where no other node comes: "
-            "set GLOO_SOCKET_IFNAME",
-        )
-        return outcome(self.name, said, f"{master} is {', '.join(found[:2])}")
-
-
-def _reached(
-    check: str, machine: Machine, context: Context, master: str, found: Tuple[str, ...]
-) -> Tuple[Finding, ...]:
-    """Return what is wrong with connections to the rendezvous: no address answers, or its port is taken already."""
-    port = machine.environ.get("MASTER_PORT", "")
-    number = int(port) if is_number(port) and 0 < int(port) < 65536 else PORT
-    answers = [_answer(machine, address, number) for address in found[:MOST]]
-    troubles = [why for _, why in answers if why]
-    listens = any(there for there, _ in answers)
-    silent = bool(troubles) and len(troubles) == len(found[:MOST])
-    return (
-        *judged(
-            check,
-            context.policy,
-            "job.rendezvous",
-            int(silent),
-            f"the rendezvous {master} port {number} cannot be reached from this node ({'; '.join(troubles)}): "
-            "a firewall, or the address of another network",
-        ),
-        *judged(
-            check,
-            context.policy,
-            "job.port_taken",
-            int(listens),
-            f"another process listens on port {number} of the rendezvous {master} already, so that the job could not: "
-            "choose another MASTER_PORT, or end what an earlier job left",
-        ),
+def _judge_names(exam: Examination) -> str:
+    """Resolve and reach the rendezvous (MASTER_ADDR, else the first node), and resolve this node."""
+    machine, context = exam.machine, exam.context
+    master = machine.environ.get("MASTER_ADDR") or (context.hosts[0] if context.hosts else "") or context.host
+    several = len(context.hosts) > 1
+    found = addresses(machine, master)
+    text = (
+        f"the rendezvous {master!r} is not known here: torch would wait until its time limit; use an address, "
+        "or a name that every node knows"
     )
+    exam.judge("job.name_unresolved", int(not found), text)
+    text = f"the rendezvous {master!r} means each node itself ({', '.join(found[:2])}): MASTER_ADDR has to be the first node"
+    alone = several and is_loopback(found) and master != context.host
+    exam.judge("job.name_loopback", int(alone), text)
+    _judge_rendezvous(exam, master, found)
+    own = addresses(machine, context.host) if several and context.host else ()
+    text = (
+        f"{context.host} is {', '.join(own[:2])} to itself, so that gloo would listen where no other node comes: "
+        "set GLOO_SOCKET_IFNAME"
+    )
+    unset = is_loopback(own) and not machine.environ.get("GLOO_SOCKET_IFNAME")
+    exam.judge("job.own_name_loopback", int(unset), text)
+    return f"{master} is {', '.join(found[:2])}"
+
+
+def _judge_rendezvous(exam: Examination, master: str, found: Tuple[str, ...]) -> None:
+    """Judge connections to the rendezvous: no address answers, or its port is taken already."""
+    port = exam.machine.environ.get("MASTER_PORT", "")
+    number = int(port) if is_number(port) and 0 < int(port) < 65536 else PORT
+    answers = [_answer(exam.machine, address, number) for address in found[:MOST]]
+    troubles = [why for _, why in answers if why]
+    silent = bool(troubles) and len(troubles) == len(found[:MOST])
+    text = (
+        f"the rendezvous {master} port {number} cannot be reached from this node ({'; '.join(troubles)}): "
+        "a firewall, or the address of another network"
+    )
+    exam.judge("job.rendezvous", int(silent), text)
+    text = (
+        f"another process listens on port {number} of the rendezvous {master} already, so that the job could not: "
+        "choose another MASTER_PORT, or end what an earlier job left"
+    )
+    exam.judge("job.port_taken", int(any(there for there, _ in answers)), text)
 
 
 def _answer(machine: Machine, address: str, port: int) -> Tuple[bool, str]:
@@ -146,8 +115,6 @@ def _answer(machine: Machine, address: str, port: int) -> Tuple[bool, str]:
     except Unreadable as error:
         return False, str(error)
 
-
-CHECK = "job_transport"
 
 #: Providers of libfabric that are sockets in the end. Source: fabric(7), fi_tcp(7), fi_sockets(7), fi_udp(7), fi_net(7).
 SOCKET_PROVIDERS = ("tcp", "sockets", "udp", "net")
@@ -272,33 +239,23 @@ def _once_pairs(pairs: Sequence[Tuple[str, str]]) -> Tuple[Tuple[str, str], ...]
     return tuple(dict.fromkeys(pairs))
 
 
-def judge(
-    seen: Transport,
-    fabric: Fabric,
-    environ: Mapping[str, str],
-    policy: Policy,
-    *,
-    check: str = CHECK,
-) -> Tuple[Finding, ...]:
-    """Return what is to be said of the transport that was chosen, on a node with this *fabric*; *check* is who says it.
-
-    Sockets where there is a fabric are the user's trouble; what forces them is named.
-    """
+def judge_transport(exam: Examination, seen: Transport, fabric: Fabric) -> None:
+    """Judge the transport that was chosen, on a node with this *fabric*; what forces sockets beside one is named."""
     if not seen.kind:
         text = "the library did not say which transport it uses: was NCCL_DEBUG=INFO overridden by nccl.conf?"
-        return (Finding(check, Severity.UNKNOWN, text, rule="job.transport", origin=Origin.USER),)
-    slow = seen.kind == "sockets"
-    by = tuple(f"{name}={value}" for name, value in forcing({**dict(seen.forced), **environ}, fabric))
+        exam.unknown("job.transport", text)
+        return
+    by = tuple(
+        f"{name}={value}" for name, value in forcing({**dict(seen.forced), **exam.machine.environ}, fabric)
+    )
     words = f"{seen.version or 'the library'} joins nodes by {seen.network}"
     words += f" ({seen.provider})" if seen.provider else ""
     words += f" over {some(seen.devices)}" if seen.devices else ""
     reason = f"{words}, although there is {fabric.text}: " + (
         f"{', '.join(by)} forces it, unset it" if by else f"see NCCL_DEBUG=INFO; {_why(seen, fabric)}"
     )
-    found = judged(check, policy, "job.transport", weight(fabric) if slow else 0, reason)
-    if found:
-        return found
-    return (Finding(check, Severity.INFO, words, rule="job.transport", origin=Origin.USER),)
+    if not exam.judge("job.transport", weight(fabric) if seen.kind == "sockets" else 0, reason):
+        exam.info(words, rule="job.transport")
 
 
 def _why(seen: Transport, fabric: Fabric) -> str:
@@ -357,66 +314,41 @@ def fits(wanted: str, name: str) -> bool:
 PLUGINS = ("libnccl-net*.so*", "librccl-net*.so*")
 
 
-class TransportAhead:
-    """What would keep libraries from the fabric."""
-
-    name = CHECK
-    level = "quick"
-    cost_s = 0.1
-    reads = (
-        "/sys/class/infiniband",
-        "/sys/class/cxi",
-        "/sys/class/net",
-        "/dev/infiniband",
-        "NCCL_*, FI_*, GLOO_*",
-        "LD_LIBRARY_PATH",
-    )
-    purpose = "job"
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Look at variables first, then at what is missing."""
-        if len(context.hosts) == 1:
-            return outcome(self.name, (), "one node sends over no network")
-        fabric = fabric_of(machine)
-        said = (
-            *_forced(machine, context, fabric),
-            *_interfaces(machine, context),
-            *_device_files(machine, context, fabric),
-            *_plugin(machine, context, fabric),
-        )
-        return outcome(self.name, said, f"nothing keeps libraries from {fabric.text or 'sockets'}")
-
-
-def _forced(machine: Machine, context: Context, fabric: Fabric) -> Tuple[Finding, ...]:
-    names = [f"{name}={value}" for name, value in forcing(machine.environ, fabric)]
+def _judge_ahead(exam: Examination) -> str:
+    """Look at variables first, then at what is missing."""
+    if len(exam.context.hosts) == 1:
+        return "one node sends over no network"
+    fabric = fabric_of(exam.machine)
+    names = [f"{name}={value}" for name, value in forcing(exam.machine.environ, fabric)]
     text = f"{', '.join(names)} keeps NCCL from {fabric.text}: it would send by sockets; unset it"
-    return judged(CHECK, context.policy, "job.transport", weight(fabric) if names else 0, text)
+    exam.judge("job.transport", weight(fabric) if names else 0, text)
+    _judge_interfaces(exam)
+    _judge_files(exam, fabric)
+    return f"nothing keeps libraries from {fabric.text or 'sockets'}"
 
 
-def _interfaces(machine: Machine, context: Context) -> Tuple[Finding, ...]:
-    there = [path.rpartition("/")[2] for path in machine.names("/sys/class/net/*")]
+def _judge_interfaces(exam: Examination) -> None:
+    there = [path.rpartition("/")[2] for path in exam.machine.names("/sys/class/net/*")]
     wrong: List[str] = []
-    nccl = machine.environ.get("NCCL_SOCKET_IFNAME", "")
+    nccl = exam.machine.environ.get("NCCL_SOCKET_IFNAME", "")
     if nccl and there and not any(fits(nccl, name) for name in there):
         wrong.append(f"NCCL_SOCKET_IFNAME={nccl}")
-    gloo = machine.environ.get("GLOO_SOCKET_IFNAME", "")
+    gloo = exam.machine.environ.get("GLOO_SOCKET_IFNAME", "")
     if gloo and there and not all(word.strip() in there for word in gloo.split(",")):
         wrong.append(f"GLOO_SOCKET_IFNAME={gloo}")
     text = f"{', '.join(wrong)}: this node has {', '.join(there[:12])}; name one of them"
-    return judged(CHECK, context.policy, "job.interface_missing", len(wrong), text)
+    exam.judge("job.interface_missing", len(wrong), text)
 
 
-def _device_files(machine: Machine, context: Context, fabric: Fabric) -> Tuple[Finding, ...]:
-    missing: List[str] = []
+def _judge_files(exam: Examination, fabric: Fabric) -> None:
+    """Judge device files, and NCCL's plug-in for Slingshot."""
+    machine, missing = exam.machine, []
     if fabric.verbs and not machine.names("/dev/infiniband/uverbs*"):
         missing.append("/dev/infiniband/uverbs*")
     missing += [f"/dev/{name}" for name in fabric.slingshot if not machine.exists(f"/dev/{name}")]
     text = f"{', '.join(missing)} is missing, so that {fabric.text} cannot be used: give it to the container"
-    return judged(CHECK, context.policy, "job.fabric_devices", len(missing), text)
-
-
-def _plugin(machine: Machine, context: Context, fabric: Fabric) -> Tuple[Finding, ...]:
-    wanted = bool(fabric.slingshot) and context.wanted.accelerator in {"cuda", "rocm", "auto"}
+    exam.judge("job.fabric_devices", len(missing), text)
+    wanted = bool(fabric.slingshot) and exam.wanted.accelerator in {"cuda", "rocm", "auto"}
     there = wanted and any(
         machine.names(f"{folder}/{name}") for folder in library_folders(machine) for name in PLUGINS
     )
@@ -424,7 +356,31 @@ def _plugin(machine: Machine, context: Context, fabric: Fabric) -> Tuple[Finding
         "NCCL's plug-in for Slingshot (aws-ofi-nccl) is neither on LD_LIBRARY_PATH nor where libraries lie: "
         "load its module; set NCCL_NET='AWS Libfabric' so that NCCL stops rather than sends by sockets"
     )
-    return judged(CHECK, context.policy, "job.plugin_missing", int(wanted and not there), text)
+    exam.judge("job.plugin_missing", int(wanted and not there), text)
 
 
-CHECKS = (Names(), TransportAhead())
+CHECKS = (
+    Check(
+        "job_names",
+        "Whether ranks will find each other by name.",
+        _judge_names,
+        reads=("MASTER_ADDR", "MASTER_PORT", "getent ahosts", "a TCP connection", "GLOO_SOCKET_IFNAME"),
+        cost_s=1.5,
+        purpose="job",
+    ),
+    Check(
+        "job_transport",
+        "What would keep libraries from the fabric.",
+        _judge_ahead,
+        reads=(
+            "/sys/class/infiniband",
+            "/sys/class/cxi",
+            "/sys/class/net",
+            "/dev/infiniband",
+            "NCCL_*, FI_*, GLOO_*",
+            "LD_LIBRARY_PATH",
+        ),
+        cost_s=0.1,
+        purpose="job",
+    ),
+)

@@ -6,17 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Optional, Set, Tuple
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome
-from pytest_mlhpc.node.vet.machine import (
-    Context,
-    Machine,
-    Unreadable,
-    is_number,
-    judged,
-    numbers,
-    outcome,
-    some,
-)
+from pytest_mlhpc.node.vet.check import Check, Examination
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable, is_number, numbers, or_else, some
 
 #: What /proc counts CPU time in, in ticks a second.
 TICKS = float(os.sysconf("SC_CLK_TCK"))
@@ -80,30 +71,16 @@ def _process_of(machine: Machine, pid: int) -> Optional[Process]:
         return None
 
 
-def owner(machine: Machine, pid: int) -> Optional[int]:
-    """Return the number of the user whose process it is; None if that cannot be seen."""
-    try:
-        return int(machine.key_values(f"/proc/{pid}/status").get("Uid", "").split()[0])
-    except (Unreadable, ValueError, IndexError):
-        return None
-
-
 def variables(machine: Machine, pid: int) -> Dict[str, str]:
     """Return the environment with which a process was started; empty where it is not ours to see."""
-    try:
-        text = machine.text(f"/proc/{pid}/environ")
-    except Unreadable:
-        return {}
+    text = or_else(machine.text, f"/proc/{pid}/environ", "", Unreadable)
     pairs = (entry.partition("=") for entry in text.split("\0"))
     return {name: value for name, between, value in pairs if between}
 
 
 def cgroup(machine: Machine, pid: object) -> str:
     """Return the text of a process's cgroups; empty where it cannot be seen."""
-    try:
-        return machine.text(f"/proc/{pid}/cgroup")
-    except Unreadable:
-        return ""
+    return or_else(machine.text, f"/proc/{pid}/cgroup", "", Unreadable)
 
 
 def ours(machine: Machine, found: Dict[int, Process], me: Process) -> FrozenSet[int]:
@@ -138,60 +115,38 @@ FIRST_USER = 1000
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")
 
 
-class Leftovers:
-    """Processes that are none of this job's."""
-
-    name = "job_processes"
-    level = "quick"
-    cost_s = 0.3
-    reads = ("/proc/*/stat", "/proc/*/status", "/proc/*/cgroup", "/proc/*/fd")
-    purpose = "job"
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Look once at all processes that may be seen."""
-        me = parse(machine.text("/proc/self/stat"))
-        found = processes(machine)
-        mine = ours(machine, found, me)
-        others = [
-            one
-            for one in found.values()
-            if one.pid not in mine and KERNEL not in (one.pid, one.parent) and one.pid > 1
-        ]
-        busy = _busy(machine, others)
-        cores = len(machine.names("/sys/devices/system/node/node*/cpu[0-9]*")) or _online(machine)
-        said = judged(
-            self.name,
-            context.policy,
-            "job.leftover_busy",
-            len(busy),
-            f"{len(busy)} processes that are none of this job's compute on this node ({some(busy)}): "
-            "end them, or ask for nodes of your own (--exclusive)",
-        )
-        said += judged(
-            self.name,
-            context.policy,
-            "job.leftover_share",
-            len(busy) / max(1, cores),
-            f"they take {len(busy)} of {cores} processors",
-        )
-        held = _holders(machine, others)
-        said += judged(
-            self.name,
-            context.policy,
-            "job.leftover_device",
-            len(held),
-            f"processes of yours from before hold a device and its memory ({some(held)}): end them",
-        )
-        return outcome(self.name, said, f"none of {len(others)} other processes computes")
+def _judge(exam: Examination) -> str:
+    """Look once at all processes that may be seen."""
+    machine = exam.machine
+    me = parse(machine.text("/proc/self/stat"))
+    found = processes(machine)
+    mine = ours(machine, found, me)
+    others = [
+        one
+        for one in found.values()
+        if one.pid not in mine and KERNEL not in (one.pid, one.parent) and one.pid > 1
+    ]
+    busy, held = _busy(machine, others), _holders(machine, others)
+    cores = len(machine.names("/sys/devices/system/node/node*/cpu[0-9]*")) or _online(machine)
+    text = (
+        f"{len(busy)} processes that are none of this job's compute on this node ({some(busy)}): "
+        "end them, or ask for nodes of your own (--exclusive)"
+    )
+    exam.judge("job.leftover_busy", len(busy), text)
+    text = f"they take {len(busy)} of {cores} processors"
+    exam.judge("job.leftover_share", len(busy) / max(1, cores), text)
+    text = f"processes of yours from before hold a device and its memory ({some(held)}): end them"
+    exam.judge("job.leftover_device", len(held), text)
+    return f"none of {len(others)} other processes computes"
 
 
 def _busy(machine: Machine, others: List[Process]) -> Tuple[str, ...]:
     found = []
     for one in others:
         if one.state == "R" and one.cpu_s >= BUSY_S:
-            user = owner(machine, one.pid)
-            if user is None or user >= FIRST_USER:
-                found.append(f"{one.pid} {one.name[:20]!r} of user {'?' if user is None else user}")
+            user = machine.status(one.pid, "Uid") or ""
+            if not is_number(user) or int(user) >= FIRST_USER:
+                found.append(f"{one.pid} {one.name[:20]!r} of user {user or '?'}")
     return tuple(found)
 
 
@@ -217,4 +172,13 @@ def _online(machine: Machine) -> int:
     return len(numbers(machine.text("/sys/devices/system/cpu/online")))
 
 
-CHECKS = (Leftovers(),)
+CHECKS = (
+    Check(
+        "job_processes",
+        "Processes that are none of this job's.",
+        _judge,
+        reads=("/proc/*/stat", "/proc/*/status", "/proc/*/cgroup", "/proc/*/fd"),
+        cost_s=0.3,
+        purpose="job",
+    ),
+)

@@ -7,21 +7,10 @@ import os
 import re
 import tempfile
 from dataclasses import dataclass
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding
-from pytest_mlhpc.node.vet.machine import (
-    Absent,
-    Context,
-    Machine,
-    Unreadable,
-    is_number,
-    judged,
-    outcome,
-    size,
-    some,
-    unknown,
-)
+from pytest_mlhpc.node.vet.check import Check, Examination
+from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable, is_number, size, some
 
 #: How long a program may take to ask a file system, in seconds; the engine waits for both, and kills what hangs for longer.
 ASK_S = 2.0
@@ -91,25 +80,13 @@ def space(machine: Machine, path: str) -> Space:
     return Space(block * blocks, block * free, inodes, free_inodes)
 
 
-def mount_of(machine: Machine, path: str) -> Tuple[str, Tuple[str, ...], str]:
-    """Return type, options and place of the mount on which *path* lies (proc(5), /proc/self/mounts); the last is on top."""
-    best: Tuple[str, Tuple[str, ...], str] = ("", (), "/")
-    for line in machine.text("/proc/self/mounts").splitlines():
-        words = line.split()
-        place = words[1].replace("\\040", " ") if len(words) > 3 else ""
-        inside = (path + "/").startswith(place.rstrip("/") + "/")
-        if place and inside and len(place) >= len(best[2]):
-            best = (words[2], tuple(words[3].split(",")), place)
-    return best
-
-
 def quotas(machine: Machine, path: str) -> Tuple[Quota, ...]:
     """Return the rows of the quota that holds for us at *path*; none where no program knows of any.
 
     Raises:
         Unreadable: the program is there, but does not answer.
     """
-    kind, _, place = mount_of(machine, path)
+    kind, _, place = machine.mount_of(path)
     argv = ("lfs", "quota", path) if kind == "lustre" else ("quota", "-w", "-p", "-f", place)
     try:
         done = machine.command(argv, ASK_S)
@@ -130,18 +107,9 @@ def parse_quota(text: str) -> Tuple[Quota, ...]:
             whose = line[len("Disk quotas for") :].strip().rstrip(":")
         match = _ROW.search(" " + line)
         if match and not line.lstrip().startswith("Filesystem"):
-            used, soft, hard, _, files, files_soft, files_hard, _ = match.groups()
-            found.append(
-                Quota(
-                    whose or "us",
-                    int(used) * BLOCK,
-                    int(soft) * BLOCK,
-                    int(hard) * BLOCK,
-                    int(files),
-                    int(files_soft),
-                    int(files_hard),
-                )
-            )
+            used, soft, hard, _, *files, _ = match.groups()
+            blocks = (int(number) * BLOCK for number in (used, soft, hard))
+            found.append(Quota(whose or "us", *blocks, *map(int, files)))
     return tuple(found)
 
 
@@ -170,35 +138,18 @@ SOME_CHECKPOINT = 1 << 30
 LEFT = ("nccl-*", "torch_*", "sem.mp-*")
 
 
-class Checkpoints:
-    """Whether checkpoints can be written, and how many."""
-
-    name = "job_space"
-    level = "quick"
-    cost_s = 0.8
-    reads = (
-        "the checkpoint path: stat -f, a small file that is written and removed",
-        "/proc/self/mounts",
-        "lfs quota",
-        "quota",
-    )
-    purpose = "job"
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Look at the folder first: what does not exist has no space."""
-        path = context.wanted.paths.get("checkpoint", "")
-        if not path:
-            return outcome(self.name, (), "no folder for checkpoints was named (--checkpoint)")
-        trouble = _folder(machine, path)
-        said = judged(self.name, context.policy, "job.checkpoint_path", int(bool(trouble)), trouble)
-        if said:
-            return CheckOutcome(said)
-        found = space(machine, path)
-        said = (
-            *_space(self.name, context, path, found),
-            *_quota(self.name, machine, context, path),
-        )
-        return outcome(self.name, said, f"{path} has {size(found.free)} free")
+def _judge_checkpoints(exam: Examination) -> Optional[str]:
+    """Look at the folder first: what does not exist has no space."""
+    path = exam.wanted.paths.get("checkpoint", "")
+    if not path:
+        return "no folder for checkpoints was named (--checkpoint)"
+    trouble = _folder(exam.machine, path)
+    if exam.judge("job.checkpoint_path", int(bool(trouble)), trouble):
+        return None
+    found = space(exam.machine, path)
+    _judge_space(exam, path, found)
+    _judge_quota(exam, path)
+    return f"{path} has {size(found.free)} free"
 
 
 def _folder(machine: Machine, path: str) -> str:
@@ -208,101 +159,105 @@ def _folder(machine: Machine, path: str) -> str:
         )
     if not machine.path(path).is_dir():
         return f"the checkpoint folder {path} is no folder"
-    if "ro" in mount_of(machine, path)[1]:
+    if "ro" in machine.mount_of(path)[1]:
         return f"the file system of the checkpoint folder {path} is mounted read-only"
     words = try_to_write(machine, path)
     return f"no file can be written in the checkpoint folder {path}: {words}" if words else ""
 
 
-def _ranks(context: Context) -> int:
-    return max(1, context.wanted.ranks) * max(1, len(context.hosts))
-
-
-def _space(check: str, context: Context, path: str, found: Space) -> Tuple[Finding, ...]:
-    wanted, policy = context.wanted.checkpoint_bytes, context.policy
+def _judge_space(exam: Examination, path: str, found: Space) -> None:
+    wanted = exam.wanted.checkpoint_bytes
     free = f"{size(found.free)} of {size(found.size)} are free at {path}"
-    said: Tuple[Finding, ...]
     if wanted > 0:
         text = f"{free}, and one checkpoint takes {size(wanted)}: delete old ones, or choose another place"
-        said = judged(check, policy, "job.checkpoint_space", found.free / wanted, text)
+        exam.judge("job.checkpoint_space", found.free / wanted, text)
     else:
         share = found.free / found.size if found.size else 1.0
-        said = judged(check, policy, "job.checkpoint_share", share, f"only {free}: choose another place")
+        exam.judge("job.checkpoint_share", share, f"only {free}: choose another place")
     if found.inodes > 0:
-        ranks = _ranks(context)
+        ranks = exam.context.world
         text = f"only {found.free_inodes} files can be made at {path}, for {ranks} ranks: delete some, or choose another place"
-        said += judged(check, policy, "job.checkpoint_inodes", found.free_inodes / ranks, text)
-    return said
+        exam.judge("job.checkpoint_inodes", found.free_inodes / ranks, text)
 
 
-def _quota(check: str, machine: Machine, context: Context, path: str) -> Tuple[Finding, ...]:
+def _judge_quota(exam: Examination, path: str) -> None:
     try:
-        rows = quotas(machine, path)
+        rows = quotas(exam.machine, path)
     except Unreadable as error:
-        return unknown(check, "job.quota_space", f"{error}: how much may be written is not known")
-    policy, ranks = context.policy, _ranks(context)
-    wanted = context.wanted.checkpoint_bytes or SOME_CHECKPOINT
-    said: Tuple[Finding, ...] = ()
+        exam.unknown("job.quota_space", f"{error}: how much may be written is not known")
+        return
+    ranks, wanted = exam.context.world, exam.wanted.checkpoint_bytes or SOME_CHECKPOINT
     for row in rows:
-        space_text = (
+        text = (
             f"the quota of {row.whose} leaves {size(row.left)} of {size(row.hard)}, and one checkpoint takes "
             f"{size(wanted)}: delete old ones, or ask for more"
         )
-        said += judged(check, policy, "job.quota_space", row.left / wanted, space_text)
-        files_text = f"the quota of {row.whose} leaves {row.files_left:.0f} of {row.files_hard} files, for {ranks} ranks: delete some"
-        said += judged(check, policy, "job.quota_inodes", row.files_left / ranks, files_text)
-        grace = f"the soft limit of {row.whose} is passed: when its grace time ends nothing can be written; delete some"
-        said += judged(check, policy, "job.quota_grace", row.passed, grace)
-    return said
+        exam.judge("job.quota_space", row.left / wanted, text)
+        text = f"the quota of {row.whose} leaves {row.files_left:.0f} of {row.files_hard} files, for {ranks} ranks: delete some"
+        exam.judge("job.quota_inodes", row.files_left / ranks, text)
+        text = f"the soft limit of {row.whose} is passed: when its grace time ends nothing can be written; delete some"
+        exam.judge("job.quota_grace", row.passed, text)
 
 
-class Temporary:
-    """Room for temporary files."""
-
-    name = "job_tmp"
-    level = "quick"
-    cost_s = 0.05
-    reads = ("TMPDIR or /tmp: stat -f",)
-    purpose = "job"
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Ask the file system of TMPDIR."""
-        path = machine.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - where libraries write without being told
-        try:
-            found = space(machine, path)
-        except Absent:
-            if not machine.environ.get("TMPDIR"):
-                raise
-            found = Space(0, 0, 0, 0)
-        text = f"{path} has {size(found.free)} free of {size(found.size)}: remove leftovers, or set TMPDIR to a folder with room"
-        said = judged(self.name, context.policy, "job.tmp_space", found.free, text)
-        return outcome(self.name, said, f"{path} has {size(found.free)} free")
+def _judge_temporary(exam: Examination) -> str:
+    """Ask the file system of TMPDIR."""
+    path = exam.machine.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - where libraries write without being told
+    try:
+        found = space(exam.machine, path)
+    except Absent:
+        if not exam.machine.environ.get("TMPDIR"):
+            raise
+        found = Space(0, 0, 0, 0)
+    text = f"{path} has {size(found.free)} free of {size(found.size)}: remove leftovers, or set TMPDIR to a folder with room"
+    exam.judge("job.tmp_space", found.free, text)
+    return f"{path} has {size(found.free)} free"
 
 
-class SharedMemory:
-    """Room in /dev/shm, over which ranks of one node and loaders talk."""
-
-    name = "job_shm"
-    level = "quick"
-    cost_s = 0.05
-    reads = ("/dev/shm: stat -f, names",)  # noqa: S108 - words for the manual
-    purpose = "job"
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Ask its file system, and name what dead ranks have left."""
-        path = "/dev/shm"  # noqa: S108 - shm_overview(7)
-        found = space(machine, path)
-        ranks = max(1, context.wanted.ranks)
-        left = tuple(
-            name.rpartition("/")[2] for pattern in LEFT for name in machine.names(f"{path}/{pattern}")
-        )
-        text = (
-            f"{path} has {size(found.free)} free of {size(found.size)} for {ranks} ranks: "
-            + (f"{len(left)} leftovers fill it ({some(left)}), remove them; else " if left else "")
-            + "mount it larger (containers: --shm-size, Kubernetes: emptyDir with medium Memory)"
-        )
-        said = judged(self.name, context.policy, "job.shm", found.free / ranks, text)
-        return outcome(self.name, said, f"{path} has {size(found.free)} free")
+def _judge_shared_memory(exam: Examination) -> str:
+    """Ask its file system, and name what dead ranks have left."""
+    path = "/dev/shm"  # noqa: S108 - shm_overview(7)
+    found = space(exam.machine, path)
+    ranks = max(1, exam.wanted.ranks)
+    left = tuple(
+        name.rpartition("/")[2] for pattern in LEFT for name in exam.machine.names(f"{path}/{pattern}")
+    )
+    text = (
+        f"{path} has {size(found.free)} free of {size(found.size)} for {ranks} ranks: "
+        + (f"{len(left)} leftovers fill it ({some(left)}), remove them; else " if left else "")
+        + "mount it larger (containers: --shm-size, Kubernetes: emptyDir with medium Memory)"
+    )
+    exam.judge("job.shm", found.free / ranks, text)
+    return f"{path} has {size(found.free)} free"
 
 
-CHECKS = (Checkpoints(), Temporary(), SharedMemory())
+CHECKS = (
+    Check(
+        "job_space",
+        "Whether checkpoints can be written, and how many.",
+        _judge_checkpoints,
+        reads=(
+            "the checkpoint path: stat -f, a small file that is written and removed",
+            "/proc/self/mounts",
+            "lfs quota",
+            "quota",
+        ),
+        cost_s=0.8,
+        purpose="job",
+    ),
+    Check(
+        "job_tmp",
+        "Room for temporary files.",
+        _judge_temporary,
+        reads=("TMPDIR or /tmp: stat -f",),
+        cost_s=0.05,
+        purpose="job",
+    ),
+    Check(
+        "job_shm",
+        "Room in /dev/shm, over which ranks of one node and loaders talk.",
+        _judge_shared_memory,
+        reads=("/dev/shm: stat -f, names",),  # noqa: S108 - words for the manual
+        cost_s=0.05,
+        purpose="job",
+    ),
+)

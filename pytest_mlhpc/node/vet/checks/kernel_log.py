@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import DefaultDict, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
-from pytest_mlhpc.node.vet.kernel_log import KernelEvent, KernelLog, events
-from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Unreadable
-from pytest_mlhpc.node.vet.policies.kernel_log import C2C_DEVICES
-from pytest_mlhpc.node.vet.policy import Bound, summed, weigh
+from pytest_mlhpc.node.vet.check import Check, Examination
+from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.node.vet.kernel_log import KernelEvent, KernelLog, driver_events, events
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable, or_else
+from pytest_mlhpc.node.vet.policy import Bound
 
 #: What to do, by rule; what is not here: have the node examined.
 _ADVICE = {
@@ -31,55 +31,34 @@ _ADVICE = {
 }
 
 
-class KernelLogCheck:
-    """Judges the events of the kernel's log."""
-
-    name = "kernel_log"
-    level = "quick"
-    cost_s = 0.3
-    reads: Tuple[str, ...] = (
-        "/dev/kmsg",
-        "dmesg -r",
-        "journalctl -k -b",
-        "/proc/uptime",
-        "/sys/bus/pci/devices/*/device",
-    )
-    purpose = ""
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Read the log, and say what is in it."""
-        try:
-            log = machine.kernel_log()
-        except Unreadable as error:
-            return CheckOutcome((_closed(context.policy["kernel_log.closed"], error),))
-        found = [
-            weigh(self.name, context.policy["kernel_log.closed"], 0, f"the log can be read by {log.source}")
-        ]
-        now = machine.clock()
-        groups: DefaultDict[Tuple[str, str], List[KernelEvent]] = defaultdict(list)
-        mentioned: DefaultDict[str, int] = defaultdict(int)
-        for event in events(log.messages, lambda device: _is_c2c(machine, device)):
-            if event.rule:
-                groups[event.rule, event.device].append(event)
-            else:
-                mentioned[event.mention] += 1
-        found += [
-            _judged(context.policy[rule], group, log.up_s, now, context.window_s)
-            for (rule, _), group in groups.items()
-        ]
-        found += [
-            Finding(self.name, Severity.INFO, f"the kernel log has {count} x {what}", origin=Origin.USER)
-            for what, count in mentioned.items()
-        ]
-        return CheckOutcome(summed(self.name, found, _reach(log, now)))
+def _judge(exam: Examination) -> Optional[str]:
+    """Read the log, and judge what is in it."""
+    machine, policy = exam.machine, exam.context.policy
+    try:
+        log = machine.kernel_log()
+    except Unreadable as error:
+        exam.findings.append(_closed(policy["kernel_log.closed"], error))
+        return None
+    exam.judge("kernel_log.closed", 0, f"the log can be read by {log.source}")
+    now = machine.clock()
+    groups: DefaultDict[Tuple[str, str], List[KernelEvent]] = defaultdict(list)
+    mentioned: DefaultDict[str, int] = defaultdict(int)
+    for event in events(log.messages, lambda device: _is_c2c(machine, device)):
+        if event.rule:
+            groups[event.rule, event.device].append(event)
+        else:
+            mentioned[event.mention] += 1
+    for (rule, _), group in groups.items():
+        exam.findings.append(_judged(policy[rule], group, log.up_s, now, exam.context.window_s))
+    for what, count in mentioned.items():
+        exam.info(f"the kernel log has {count} x {what}", origin=Origin.USER)
+    return _reach(log, now)
 
 
 def _is_c2c(machine: Machine, device: str) -> bool:
     """Return whether a GPU is a Grace Hopper's; one that sysfs does not show is taken for another."""
-    try:
-        return machine.text(f"/sys/bus/pci/devices/{device}/device").lower() in C2C_DEVICES
-    except Unreadable:
-        return False
+    identifier = or_else(machine.text, f"/sys/bus/pci/devices/{device}/device", "", Unreadable)
+    return identifier.lower() in driver_events().c2c_devices
 
 
 def _closed(bound: Bound, error: Unreadable) -> Finding:
@@ -154,4 +133,12 @@ def _advice(bound: Bound) -> str:
     return _ADVICE.get(bound.key, "have the node examined")
 
 
-CHECKS: Tuple[Check, ...] = (KernelLogCheck(),)
+CHECKS = (
+    Check(
+        "kernel_log",
+        "Judges the events of the kernel's log.",
+        _judge,
+        reads=("/dev/kmsg", "dmesg -r", "journalctl -k -b", "/proc/uptime", "/sys/bus/pci/devices/*/device"),
+        cost_s=0.3,
+    ),
+)

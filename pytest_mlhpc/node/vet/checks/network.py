@@ -7,11 +7,11 @@ Which ports a node should have, nobody says: a port without a cable is not in us
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, FrozenSet, Iterator, List, Mapping, Tuple
+from typing import Dict, FrozenSet, Mapping, Tuple
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
-from pytest_mlhpc.node.vet.machine import Context, Machine, Watch
-from pytest_mlhpc.node.vet.policy import Policy, summed, weigh
+from pytest_mlhpc.node.vet.check import Examination, LoadWatch
+from pytest_mlhpc.node.vet.finding import Severity
+from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.ports import Port, read_ports, spell_fabric
 
 #: Rule -> its counters, seconds that its rate is for (0: a count), and what to do.
@@ -49,43 +49,33 @@ class PortState:
     lost: FrozenSet[str] = frozenset()
 
 
-class Network:
-    """Watches all ports of the node."""
+def _start(machine: Machine, _context: Context) -> PortState:
+    return PortState(read_ports(machine), machine.clock())
 
-    name = "network"
-    level = "quick"
-    cost_s = 0.2
-    reads: Tuple[str, ...] = (
-        "/sys/class/infiniband/*/ports/*/{state,phys_state,rate,counters,hw_counters}",
-        "/sys/class/cxi/*/device/{port/0/link,telemetry}",
-        "/sys/class/net/*/{carrier,speed,duplex,carrier_down_count,statistics}",
+
+def _observe(machine: Machine, state: PortState) -> PortState:
+    """See which ports are down under load."""
+    now = read_ports(machine, counters=False)
+    return PortState(state.ports, state.since, state.lost | _lost(state.ports, now))
+
+
+def _judge(exam: Examination, state: PortState) -> str:
+    """Read them again, and judge what has changed."""
+    now = read_ports(exam.machine)
+    lost = state.lost | _lost(state.ports, now)
+    elapsed = max(1.0, exam.machine.clock() - state.since)
+    for name, port in state.ports.items():
+        _judge_port(exam, port, lost)
+        if name in now:
+            _judge_counters(exam, port, now[name], elapsed)
+    fabric = spell_fabric(state.ports)
+    exam.fact("fabric", fabric, severity=Severity.CRITICAL)
+    for port in state.ports.values():
+        if port.kind == "Ethernet" and port.up and port.rate:
+            exam.fact(f"Ethernet {port.name}", port.rate)
+    return (
+        f"{len(state.ports)} ports, fabric {fabric}: nothing lost and no errors that count in {elapsed:.0f} s"
     )
-    purpose = ""
-
-    def begin(self, machine: Machine, _context: Context) -> PortState:
-        """Read all ports with their counters."""
-        return PortState(read_ports(machine), machine.clock())
-
-    def sample(self, machine: Machine, state: object) -> PortState:
-        """See which ports are down under load."""
-        assert isinstance(state, PortState)  # noqa: S101 - what begin returned
-        now = read_ports(machine, counters=False)
-        return PortState(state.ports, state.since, state.lost | _lost(state.ports, now))
-
-    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:
-        """Read them again, and weigh what has changed."""
-        assert isinstance(state, PortState)  # noqa: S101 - what begin returned
-        now = read_ports(machine)
-        lost = state.lost | _lost(state.ports, now)
-        elapsed = max(1.0, machine.clock() - state.since)
-        found: List[Finding] = []
-        for name, port in state.ports.items():
-            found += _port(context.policy, port, lost)
-            if name in now:
-                found += _counters(context.policy, port, now[name], elapsed)
-        fabric = spell_fabric(state.ports)
-        passed = f"{len(state.ports)} ports, fabric {fabric}: nothing lost and no errors that count in {elapsed:.0f} s"
-        return CheckOutcome(summed(self.name, found, passed), facts=tuple(_facts(state.ports, fabric)))
 
 
 def _lost(before: Mapping[str, Port], now: Mapping[str, Port]) -> FrozenSet[str]:
@@ -94,33 +84,27 @@ def _lost(before: Mapping[str, Port], now: Mapping[str, Port]) -> FrozenSet[str]
     )
 
 
-def _port(policy: Policy, port: Port, lost: FrozenSet[str]) -> Iterator[Finding]:
-    """Yield what a port's state at the begin, and its loss, come to."""
-    text = (
-        f"the {port.kind} port {port.name} was up and was lost during vetting; have cable and switch checked"
-    )
-    yield weigh("network", policy["network.lost"], int(port.name in lost), text, device=port.name)
+def _judge_port(exam: Examination, port: Port, lost: FrozenSet[str]) -> None:
+    """Judge a port's state at the begin, and its loss."""
+    name = port.name
+    text = f"the {port.kind} port {name} was up and was lost during vetting; have cable and switch checked"
+    exam.judge("network.lost", int(name in lost), text, name)
     if port.kind == "Ethernet":
-        text = f"the Ethernet port {port.name} runs at {port.rate}; look at cable and switch"
-        yield weigh(
-            "network", policy["network.half_duplex"], int(port.state == "half"), text, device=port.name
-        )
+        text = f"the Ethernet port {name} runs at {port.rate}; look at cable and switch"
+        exam.judge("network.half_duplex", int(port.state == "half"), text, name)
         return
-    text = f"the {port.kind} port {port.name} is {port.state} and carries no data; look at cable, switch and subnet manager"
+    text = f"the {port.kind} port {name} is {port.state} and carries no data; look at cable, switch and subnet manager"
     # Slingshot ports are all cabled; of others one without a cable is not in use.
     inactive = port.up is False and (port.linked or port.kind == "Slingshot")
-    yield weigh("network", policy["network.not_active"], int(inactive), text, device=port.name)
-    text = f"the {port.kind} port {port.name} runs on one lane: {port.rate}; have the cable replaced"
-    yield weigh(
-        "network", policy["network.narrow"], int(bool(port.up) and "(1X" in port.rate), text, device=port.name
-    )
+    exam.judge("network.not_active", int(inactive), text, name)
+    text = f"the {port.kind} port {name} runs on one lane: {port.rate}; have the cable replaced"
+    exam.judge("network.narrow", int(bool(port.up) and "(1X" in port.rate), text, name)
     if port.up is False and not inactive:
-        text = f"the {port.kind} port {port.name} is {port.state}: not in use"
-        yield Finding("network", Severity.INFO, text, device=port.name)
+        exam.info(f"the {port.kind} port {name} is {port.state}: not in use", name)
 
 
-def _counters(policy: Policy, before: Port, after: Port, elapsed: float) -> Iterator[Finding]:
-    """Yield what the counters of a port come to; one that is less than before was cleared, and counts from 0."""
+def _judge_counters(exam: Examination, before: Port, after: Port, elapsed: float) -> None:
+    """Judge the counters of a port; one that is less than before was cleared, and counts from 0."""
     for rule, (names, per_s, advice) in _RULES.items():
         changes = {}
         for name in names:
@@ -130,18 +114,25 @@ def _counters(policy: Policy, before: Port, after: Port, elapsed: float) -> Iter
         if not changes:
             continue
         count = sum(changes.values())
-        bound = policy[rule]
         value = count * per_s / max(elapsed, per_s) if per_s else count
         what = ", ".join(f"{name} +{change}" for name, change in changes.items() if change)
-        text = f"{bound.meaning} on {after.kind} port {after.name} in {elapsed:.0f} s: {what}; {advice}"
-        yield weigh("network", bound, value, text, device=after.name)
+        meaning = exam.context.policy[rule].meaning
+        text = f"{meaning} on {after.kind} port {after.name} in {elapsed:.0f} s: {what}; {advice}"
+        exam.judge(rule, value, text, after.name)
 
 
-def _facts(ports: Mapping[str, Port], fabric: str) -> Iterator[Fact]:
-    yield Fact("network", "fabric", fabric, severity=Severity.CRITICAL)
-    for port in ports.values():
-        if port.kind == "Ethernet" and port.up and port.rate:
-            yield Fact("network", f"Ethernet {port.name}", port.rate)
-
-
-WATCHES: Tuple[Watch, ...] = (Network(),)
+WATCHES = (
+    LoadWatch(
+        "network",
+        "Watches all ports of the node.",
+        _start,
+        _observe,
+        _judge,
+        reads=(
+            "/sys/class/infiniband/*/ports/*/{state,phys_state,rate,counters,hw_counters}",
+            "/sys/class/cxi/*/device/{port/0/link,telemetry}",
+            "/sys/class/net/*/{carrier,speed,duplex,carrier_down_count,statistics}",
+        ),
+        cost_s=0.2,
+    ),
+)

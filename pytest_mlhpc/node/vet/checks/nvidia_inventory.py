@@ -6,8 +6,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Dict, List
+from typing import Dict, List, Optional
 
+from pytest_mlhpc.node.vet.check import Check, Examination
 from pytest_mlhpc.node.vet.checks.nvidia_library import (
     DRIVER_NOT_LOADED,
     LIB_RM_VERSION_MISMATCH,
@@ -16,17 +17,16 @@ from pytest_mlhpc.node.vet.checks.nvidia_library import (
     NO_PERMISSION,
     NOT_SUPPORTED,
     Answer,
-    FindingNotes,
     NvidiaDevice,
     NvmlLibrary,
     NvmlUnavailable,
     opened,
-    usable,
+    unread,
     wants_none,
+    with_devices,
 )
 from pytest_mlhpc.node.vet.checks.nvidia_memory import link_states
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact
-from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable, or_else
 
 #: There as soon as NVIDIA's kernel module is loaded (driver README, "procfs interface").
 KERNEL_MODULE = "/proc/driver/nvidia/version"
@@ -44,76 +44,62 @@ EXPECTED = {
 }
 
 
-class NvidiaInventory:
-    """Counts and names devices, and reads what nodes should have in common."""
-
-    name = "nvidia_inventory"
-    level = "quick"
-    cost_s = 3.0  #: without persistence mode each of eight devices starts anew
-    reads = (
-        "NVML: devices, names, UUIDs, driver, VBIOS, memory, power limit",
-        KERNEL_MODULE,
-        "/sys/bus/pci/devices",
-    )
-    purpose = ""
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Compare what there is with what the partition has."""
-        notes = FindingNotes(self.name, context)
-        if wants_none(context):
-            return CheckOutcome()
-        try:
-            library = opened(machine)
-            handles = list(library.devices())
-        except NvmlUnavailable as closed:
-            _explain(notes, machine, context, closed)
-            return CheckOutcome(tuple(notes.findings))
-        if not handles and context.wanted.accelerator == "auto" and not context.wanted.devices:
-            return CheckOutcome()
-        devices = [
-            library.described(index, handle.value)
-            for index, handle in handles
-            if handle.ok or _refused(notes, index, handle)
-        ]
-        _count(notes, context, devices, len(handles))
-        _identify(notes, context, devices)
-        facts = _system_facts(notes, context, library)
-        for device in devices:
-            facts += _device_facts(notes, context, library, device)
-        notes.passed(f"{len(devices)} devices, as they should be")
-        return CheckOutcome(tuple(notes.findings), facts=tuple(facts))
+def _judge(exam: Examination) -> Optional[str]:
+    """Compare what there is with what the partition has."""
+    wanted = exam.wanted
+    if wants_none(exam.context):
+        return None
+    try:
+        library = opened(exam.machine)
+        handles = list(library.devices())
+    except NvmlUnavailable as closed:
+        _explain(exam, closed)
+        return None
+    if not handles and wanted.accelerator == "auto" and not wanted.devices:
+        return None
+    devices = [
+        library.described(index, handle.value)
+        for index, handle in handles
+        if handle.ok or _refused(exam, index, handle)
+    ]
+    _count(exam, devices, len(handles))
+    _identify(exam, devices)
+    _compare_system(exam, library)
+    for device in devices:
+        properties = _properties(library, device)
+        for key, name in EXPECTED.items():
+            _compare(exam, key, properties[name], f"{name} of {device.place}", device.label)
+        for name, answer in properties.items():
+            if answer.ok and device.name:
+                exam.fact(name, answer.value, device.name, device.label)
+    return f"{len(devices)} devices, as they should be"
 
 
-def _explain(notes: FindingNotes, machine: Machine, context: Context, closed: NvmlUnavailable) -> None:
+def _explain(exam: Examination, closed: NvmlUnavailable) -> None:
     """Say what it means that NVML cannot be asked."""
-    wanted = context.wanted.accelerator == "cuda"
-    loaded = _is_loaded(machine)
-    cards = len(_cards(machine))
+    wanted = exam.wanted.accelerator == "cuda"
+    # Where nobody may look, it is there, or nobody would close it.
+    loaded = or_else(exam.machine.exists, KERNEL_MODULE, otherwise=True, but=Unreadable)
+    cards = len(_cards(exam.machine))
     if closed.nvml == LIB_RM_VERSION_MISMATCH:
         text = f"{closed}: NVML's library and the kernel module are of two versions; restart the node"
-        notes.judge("driver", 1, text)
+        exam.judge("nvidia.driver", 1, text)
     elif closed.nvml == NO_FUNCTION or (closed.nvml == LIBRARY_NOT_FOUND and loaded):
         if wanted or loaded:
             advice = "nvidia-ml-py and libnvidia-ml.so.1 must be visible where the vetting runs, in a container too"
-            notes.unknown("driver", f"{closed}, so that nothing is known of the GPUs: {advice}")
+            exam.unknown("nvidia.driver", f"{closed}, so that nothing is known of the GPUs: {advice}")
     elif closed.nvml in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
         text = f"{closed}: there is no NVIDIA driver although the partition wants CUDA; install or load it"
-        if not notes.judge("driver", int(wanted), text):
+        if not exam.judge("nvidia.driver", int(wanted), text):
             text = (
                 f"{closed}, but {cards} NVIDIA devices are on the PCI bus; load the driver if they are wanted"
             )
-            notes.judge("driver_unasked", cards, text)
+            exam.judge("nvidia.driver_unasked", cards, text)
     elif wanted or loaded or cards:
-        notes.unknown(
-            "driver", f"{closed}, so that nothing is known of the GPUs; ask the site to look at the driver"
+        exam.unknown(
+            "nvidia.driver",
+            f"{closed}, so that nothing is known of the GPUs; ask the site to look at the driver",
         )
-
-
-def _is_loaded(machine: Machine) -> bool:
-    try:
-        return machine.exists(KERNEL_MODULE)
-    except Unreadable:
-        return True  # it is there, or nobody would close it
 
 
 def _cards(machine: Machine) -> List[str]:
@@ -129,46 +115,46 @@ def _cards(machine: Machine) -> List[str]:
     return found
 
 
-def _refused(notes: FindingNotes, index: int, handle: Answer) -> bool:
+def _refused(exam: Examination, index: int, handle: Answer) -> bool:
     """Say why a device gives no handle; one that is closed to us is none of ours."""
     device = NvidiaDevice(index, None, "", "", "")
     if handle.code == NO_PERMISSION:
-        notes.info(f"{device.label} is closed to us", device.label)
+        exam.info(f"{device.label} is closed to us", device.label)
     else:
-        notes.unread("lost", device, "anything", handle, essential=True)
+        unread(exam, "nvidia.lost", device, "anything", handle, essential=True)
     return False
 
 
-def _count(notes: FindingNotes, context: Context, devices: List[NvidiaDevice], there: int) -> None:
+def _count(exam: Examination, devices: List[NvidiaDevice], there: int) -> None:
     """Compare the number of devices. Those that NVML shows and that do not answer have their own findings."""
-    wanted = context.wanted.devices
-    if context.wanted.accelerator == "cuda" and not wanted and not there:
+    wanted = exam.wanted.devices
+    if exam.wanted.accelerator == "cuda" and not wanted and not there:
         wanted = 1
     if wanted is None:
         return
     text = f"{there} devices where the partition has {wanted}; leave the node out, and look for the missing in its kernel log"
-    if not notes.judge("devices_missing", wanted - there, text) and len(devices) > wanted:
-        notes.info(f"{len(devices)} devices, more than the {wanted} that are wanted")
+    if not exam.judge("nvidia.devices_missing", wanted - there, text) and len(devices) > wanted:
+        exam.info(f"{len(devices)} devices, more than the {wanted} that are wanted")
 
 
-def _identify(notes: FindingNotes, context: Context, devices: List[NvidiaDevice]) -> None:
+def _identify(exam: Examination, devices: List[NvidiaDevice]) -> None:
     """Compare models and UUIDs."""
-    wanted = context.wanted.device_model
+    wanted = exam.wanted.device_model
     seen: Dict[str, NvidiaDevice] = {}
     for device in devices:
         if not device.name:
             answer = Answer(code=999, words="nvmlDeviceGetName failed")
-            notes.unread("model", device, "its model", answer)
-        elif wanted and context.wanted.accelerator == "cuda":
+            unread(exam, "nvidia.model", device, "its model", answer)
+        elif wanted and exam.wanted.accelerator == "cuda":
             text = f"{device.place} is a {device.name}, while the partition has {wanted}; correct either"
-            notes.judge("model", int(not _is_model(wanted, device.name)), text, device.label)
+            exam.judge("nvidia.model", int(not _is_model(wanted, device.name)), text, device.label)
         twin = seen.setdefault(device.uuid, device) if device.uuid else device
         text = f"{device.place} has the UUID of {twin.place}; ask the site to look at the driver"
-        notes.judge("uuid", int(twin is not device), text, device.label)
+        exam.judge("nvidia.uuid", int(twin is not device), text, device.label)
     models = Counter(device.name for device in devices if device.name)
     if models and not wanted:
         text = f"devices are of several models ({', '.join(sorted(models))}), which cannot be compared; set nodes.device_model"
-        notes.judge("mixed_models", len(models) - 1, text)
+        exam.judge("nvidia.mixed_models", len(models) - 1, text)
 
 
 def _is_model(wanted: str, name: str) -> bool:
@@ -176,30 +162,14 @@ def _is_model(wanted: str, name: str) -> bool:
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9])", name, re.IGNORECASE) is not None
 
 
-def _system_facts(notes: FindingNotes, context: Context, library: NvmlLibrary) -> List[Fact]:
+def _compare_system(exam: Examination, library: NvmlLibrary) -> None:
     driver = library.ask("nvmlSystemGetDriverVersion")
     cuda = library.ask("nvmlSystemGetCudaDriverVersion")
-    _compare(notes, context, "driver", driver, what="the driver")
-    facts = []
+    _compare(exam, "driver", driver, "the driver")
     if driver.ok:
-        facts.append(Fact(notes.check, "nvidia driver", driver.value))
+        exam.fact("nvidia driver", driver.value)
     if cuda.ok:
-        facts.append(Fact(notes.check, "nvidia cuda", f"{cuda.value // 1000}.{cuda.value % 1000 // 10}"))
-    return facts
-
-
-def _device_facts(
-    notes: FindingNotes, context: Context, library: NvmlLibrary, device: NvidiaDevice
-) -> List[Fact]:
-    """Return what should be equal on all devices of a model, compared with ``expect:`` on the way."""
-    properties = _properties(library, device)
-    for key, name in EXPECTED.items():
-        _compare(notes, context, key, properties[name], what=f"{name} of {device.place}", device=device.label)
-    return [
-        Fact(notes.check, name, answer.value, scope=device.name, device=device.label)
-        for name, answer in properties.items()
-        if answer.ok and device.name
-    ]
+        exam.fact("nvidia cuda", f"{cuda.value // 1000}.{cuda.value % 1000 // 10}")
 
 
 def _properties(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]:
@@ -216,20 +186,18 @@ def _properties(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]
     }
 
 
-def _compare(
-    notes: FindingNotes, context: Context, key: str, found: Answer, *, what: str, device: str = ""
-) -> None:
+def _compare(exam: Examination, key: str, found: Answer, what: str, device: str = "") -> None:
     """Compare a property with the partition's ``expect:``, if that has it."""
-    expected = context.wanted.expect.get(key, "")
+    expected = exam.wanted.expect.get(key, "")
     if not expected:
         return
     if not found.ok:
         text = f"{what} cannot be read, while the partition expects {expected}: {found.words}"
-        notes.unknown("expected", text, device)
+        exam.unknown("nvidia.expected", text, device)
     else:
         differs = not fnmatchcase(found.value.lower(), str(expected).lower())
         text = f"{what} is {found.value}, while the partition expects {expected}; correct either"
-        notes.judge("expected", int(differs), text, device)
+        exam.judge("nvidia.expected", int(differs), text, device)
 
 
 @dataclass(frozen=True)
@@ -242,62 +210,58 @@ class Mode:
     essential: bool = False
 
 
-ECC = Mode("ecc_off", "ECC", "nvmlDeviceGetEccMode", essential=True)
-MIG = Mode("mig", "MIG", "nvmlDeviceGetMigMode")
+ECC = Mode("nvidia.ecc_off", "ECC", "nvmlDeviceGetEccMode", essential=True)
+MIG = Mode("nvidia.mig", "MIG", "nvmlDeviceGetMigMode")
 
 
-class Modes:
-    """Compares modes with what is expected."""
-
-    name = "nvidia_modes"
-    level = "quick"
-    cost_s = 0.5
-    reads = ("NVML: ECC mode, MIG mode, persistence mode",)
-    purpose = ""
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Judge each device's modes, now and after the next reset."""
-        library = usable(machine, context)
-        if library is None:
-            return CheckOutcome()
-        notes = FindingNotes(self.name, context)
-        devices = library.answering()
-        ecc = str(context.wanted.expect.get("ecc", "on")).lower()
-        sliced = machine.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
-        mig = str(context.wanted.expect.get("mig", "any" if sliced else "off")).lower()
-        for device in devices:
-            _judge_mode(notes, device, ECC, library.ask(ECC.function, device.handle), ecc)
-            _judge_mode(notes, device, MIG, library.ask(MIG.function, device.handle), mig)
-            _persistence(notes, library, device)
-        if devices:
-            notes.passed("the devices' modes are as they should be")
-        return CheckOutcome(tuple(notes.findings))
+def _judge_modes(exam: Examination, library: NvmlLibrary, devices: List[NvidiaDevice]) -> str:
+    """Judge each device's modes, now and after the next reset."""
+    ecc = str(exam.wanted.expect.get("ecc", "on")).lower()
+    sliced = exam.machine.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
+    mig = str(exam.wanted.expect.get("mig", "any" if sliced else "off")).lower()
+    for device in devices:
+        _judge_mode(exam, device, ECC, library.ask(ECC.function, device.handle), ecc)
+        _judge_mode(exam, device, MIG, library.ask(MIG.function, device.handle), mig)
+        persistence = library.ask("nvmlDeviceGetPersistenceMode", device.handle)
+        if persistence.ok:
+            text = f"persistence mode of {device.place} is off; start nvidia-persistenced"
+            exam.judge("nvidia.persistence", int(not persistence.value), text, device.label)
+    return "the devices' modes are as they should be"
 
 
-def _judge_mode(notes: FindingNotes, device: NvidiaDevice, mode: Mode, answer: Answer, expected: str) -> None:
+def _judge_mode(exam: Examination, device: NvidiaDevice, mode: Mode, answer: Answer, expected: str) -> None:
     """Judge a mode that is changed by a reset; a device that does not have it passes unless its model should."""
     if not answer.ok:
         essential = mode.essential and expected != "any" and device.model is not None
-        notes.unread(mode.key, device, f"whether {mode.word} is on", answer, essential=essential)
+        unread(exam, mode.key, device, f"whether {mode.word} is on", answer, essential=essential)
         return
     now, later = ("on" if state else "off" for state in answer.value)
     text = (
         f"{mode.word} of {device.place} is {now}, not {expected}; change it with nvidia-smi and a reset, "
         f"or say expect: {{{mode.word.lower()}: '{now}'}} in the partition"
     )
-    if not notes.judge(mode.key, int(expected not in ("any", now)), text, device.label):
+    if not exam.judge(mode.key, int(expected not in ("any", now)), text, device.label):
         text = f"{mode.word} of {device.place} is {now}, and will be {later} after the next reset; undo that, or reset it"
-        notes.judge("pending_mode", int(later != now), text, device.label)
-
-
-def _persistence(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
-    answer = library.ask("nvmlDeviceGetPersistenceMode", device.handle)
-    if answer.ok:
-        text = f"persistence mode of {device.place} is off; start nvidia-persistenced"
-        notes.judge("persistence", int(not answer.value), text, device.label)
+        exam.judge("nvidia.pending_mode", int(later != now), text, device.label)
 
 
 CHECKS = (
-    NvidiaInventory(),
-    Modes(),
+    Check(
+        "nvidia_inventory",
+        "Counts and names devices, and reads what nodes should have in common.",
+        _judge,
+        reads=(
+            "NVML: devices, names, UUIDs, driver, VBIOS, memory, power limit",
+            KERNEL_MODULE,
+            "/sys/bus/pci/devices",
+        ),
+        cost_s=3.0,  # without persistence mode each of eight devices starts anew
+    ),
+    Check(
+        "nvidia_modes",
+        "Compares modes with what is expected.",
+        with_devices(_judge_modes),
+        reads=("NVML: ECC mode, MIG mode, persistence mode",),
+        cost_s=0.5,
+    ),
 )

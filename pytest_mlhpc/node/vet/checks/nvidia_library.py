@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 
 #: nvmlReturn_t (NVML API reference, Error codes); they never change.
@@ -190,63 +190,28 @@ def usable(machine: Machine, context: Context) -> Optional[NvmlLibrary]:
         return None
 
 
-class FindingNotes:
-    """Gathers findings of one check. Whatever is counted is judged by the bound of its key."""
+def with_devices(
+    judge: Callable[[Examination, NvmlLibrary, List[NvidiaDevice]], Optional[str]],
+) -> Callable[[Examination], Optional[str]]:
+    """Return a check's judgement by one of the devices that answer: nothing where there are none."""
 
-    def __init__(self, check: str, context: Context) -> None:
-        self.check, self._policy = check, context.policy
-        self.findings: List[Finding] = []
+    def judged(exam: Examination) -> Optional[str]:
+        library = usable(exam.machine, exam.context)
+        devices = library.answering() if library is not None else []
+        return judge(exam, library, devices) if library is not None and devices else None
 
-    def judge(
-        self, key: str, value: float, reason: str, device: str = "", origin: Origin = Origin.NODE
-    ) -> bool:
-        """Judge *value* by the bound ``nvidia.<key>``; a finding is made only beyond it. Return whether it is."""
-        bound = self._policy[f"nvidia.{key}"]
-        if bound.reached(value, bound.fail):
-            severity = Severity.CRITICAL
-        elif bound.reached(value, bound.warn):
-            severity = Severity.WARNING
-        else:
-            return False
-        self.findings.append(
-            Finding(
-                self.check,
-                severity,
-                reason,
-                device,
-                bound.key,
-                origin,
-                metric=key,
-                value=float(value),
-                unit=bound.unit,
-            )
-        )
-        return True
+    return judged
 
-    def unknown(self, key: str, reason: str, device: str = "") -> None:
-        """Say that something essential cannot be read."""
-        self.findings.append(Finding(self.check, Severity.UNKNOWN, reason, device, f"nvidia.{key}"))
 
-    def info(self, reason: str, device: str = "", value: Optional[float] = None, unit: str = "") -> None:
-        """Say something that nobody needs to act on."""
-        self.findings.append(Finding(self.check, Severity.INFO, reason, device, value=value, unit=unit))
-
-    def unread(
-        self, key: str, device: NvidiaDevice, what: str, answer: Answer, *, essential: bool = False
-    ) -> None:
-        """Say what a failed call means: a lost device, nothing for what is absent (unless *essential*), else UNKNOWN."""
-        if any(one.rule == "nvidia.lost" and one.device == device.label for one in self.findings):
-            return
-        reason = (
-            f"{device.place} cannot be used: {answer.words}; leave the node out, reset or replace the device"
-        )
-        if self.judge("lost", int(answer.lost), reason, device.label):
-            return
-        if not answer.absent or essential:
-            reason = f"{device.place} does not say {what}: {answer.words}; ask the site to look at the driver"
-            self.unknown(key, reason, device.label)
-
-    def passed(self, reason: str) -> None:
-        """Say that all is well, unless something is not."""
-        if not any(one.severity is not Severity.INFO for one in self.findings):
-            self.findings.append(Finding(self.check, Severity.PASS, reason))
+def unread(
+    exam: Examination, key: str, device: NvidiaDevice, what: str, answer: Answer, *, essential: bool = False
+) -> None:
+    """Say what a failed call means: a lost device, nothing for what is absent (unless *essential*), else UNKNOWN."""
+    if any(one.rule == "nvidia.lost" and one.device == device.label for one in exam.findings):
+        return
+    text = f"{device.place} cannot be used: {answer.words}; leave the node out, reset or replace the device"
+    if exam.judge("nvidia.lost", int(answer.lost), text, device.label):
+        return
+    if not answer.absent or essential:
+        text = f"{device.place} does not say {what}: {answer.words}; ask the site to look at the driver"
+        exam.unknown(key, text, device.label)

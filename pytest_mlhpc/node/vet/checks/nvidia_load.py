@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
 
+from pytest_mlhpc.node.vet.check import Examination, LoadWatch
 from pytest_mlhpc.node.vet.checks.nvidia_library import (
     Answer,
-    FindingNotes,
     NvidiaDevice,
     NvmlLibrary,
     NvmlUnavailable,
     opened,
+    unread,
     wants_none,
 )
-from pytest_mlhpc.node.vet.finding import CheckOutcome
 from pytest_mlhpc.node.vet.machine import Context, Machine
 
 #: nvmlClocksEventReasonGpuIdle (NVML API reference).
@@ -52,10 +53,10 @@ class WatchedDevices:
         return found
 
 
-Look = Callable[[NvmlLibrary, NvidiaDevice], Dict[str, Answer]]
+Read = Callable[[NvmlLibrary, NvidiaDevice], Dict[str, Answer]]
 
 
-def begin(machine: Machine, context: Context) -> Optional[WatchedDevices]:
+def start(machine: Machine, context: Context) -> Optional[WatchedDevices]:
     """Return the state of a watch before the load; None where there is nothing to watch (``nvidia_inventory`` says why)."""
     if wants_none(context):
         return None
@@ -66,10 +67,8 @@ def begin(machine: Machine, context: Context) -> Optional[WatchedDevices]:
     return WatchedDevices(frozenset(device.index for device in answering)) if answering else None
 
 
-def sample(machine: Machine, seen: Optional[WatchedDevices], look: Look) -> Optional[WatchedDevices]:
-    """Return the state with what *look* sees of each device that computes now."""
-    if seen is None:
-        return None
+def observe(machine: Machine, seen: WatchedDevices, read: Read) -> WatchedDevices:
+    """Return the state with what *read* says of each device that computes now."""
     try:
         library = opened(machine)
         handles = list(library.devices())
@@ -84,7 +83,7 @@ def sample(machine: Machine, seen: Optional[WatchedDevices], look: Look) -> Opti
                 lost.setdefault(index, (NvidiaDevice(index, None, "", "", ""), handle))
             continue
         device = library.described(index, handle.value)
-        values = {"reasons": ask_reasons(library, device), **look(library, device)}
+        values = {"reasons": ask_reasons(library, device), **read(library, device)}
         gone = next((answer for answer in values.values() if answer.lost), None)
         if gone is not None:
             lost.setdefault(index, (device, gone))
@@ -113,11 +112,6 @@ def ask_reasons(library: NvmlLibrary, device: NvidiaDevice) -> Answer:
     return answer if older.absent else older
 
 
-def as_states(state: object) -> Optional[WatchedDevices]:
-    """Return a watch's state as what it is."""
-    return state if isinstance(state, WatchedDevices) else None
-
-
 #: nvmlClocksEventReason (NVML API reference); those that are not here are normal, or set by somebody.
 HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x8, 0x20, 0x40, 0x80
 HARDWARE = HW_SLOWDOWN | HW_THERMAL | POWER_BRAKE
@@ -130,59 +124,26 @@ TEMPERATURE = 0
 FEWEST = 3
 
 
-class Throttle:
-    """Samples why clocks are held back."""
-
-    name = "nvidia_throttle"
-    level = "quick"
-    cost_s = 0.5
-    reads = ("NVML: clock event reasons, utilization, temperature, under load",)
-    purpose = ""
-
-    def begin(self, machine: Machine, context: Context) -> object:
-        """Return the state before the load."""
-        return begin(machine, context)
-
-    def sample(self, machine: Machine, state: object) -> object:
-        """Return the state with what is seen now."""
-        return sample(machine, as_states(state), _read_clocks)
-
-    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:  # noqa: ARG002 - of the protocol
-        """Judge the shares of samples with each reason."""
-        seen, notes = as_states(state), FindingNotes(self.name, context)
-        if seen is None:
-            return CheckOutcome()
-        for device, why in seen.lost:
-            notes.unread("lost", device, "anything", why)
-        if seen.closed and not seen.samples:
-            notes.unknown(
-                "hw_slowdown",
-                f"nothing was read under load: {seen.closed[0]}; ask the site to look at the driver",
-            )
-        for samples in seen.by_device().values():
-            _judge_clocks(notes, samples)
-        if seen.samples:
-            notes.passed("clocks were not reduced under load")
-        elif not notes.findings:
-            notes.info("there was no load to watch")
-        return CheckOutcome(tuple(notes.findings))
-
-
 def _read_clocks(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]:
     return {"temperature": library.ask("nvmlDeviceGetTemperature", device.handle, TEMPERATURE)}
 
 
-def _judge_clocks(notes: FindingNotes, samples: List[GpuSample]) -> None:
+def _judge_clocks(exam: Examination, samples: List[GpuSample]) -> None:
     device = samples[-1].device
-    _tell_temperature(notes, device, samples)
+    warm = [one.values["temperature"].value for one in samples if one.values["temperature"].ok]
+    if warm:  # no reading: rooms and places in a rack differ, and slowdowns say when it matters
+        text = f"{device.place} reached {max(warm)} degrees Celsius under load"
+        exam.info(text, device.label, value=float(max(warm)), unit="degree_celsius")
     answers = [one.values["reasons"] for one in samples]
     bits = [answer.value for answer in answers if answer.ok]
     if not bits:
         essential = device.model is not None
-        notes.unread("hw_slowdown", device, "what holds its clocks back", answers[0], essential=essential)
+        unread(
+            exam, "nvidia.hw_slowdown", device, "what holds its clocks back", answers[0], essential=essential
+        )
         return
     if len(bits) < FEWEST:
-        notes.info(
+        exam.info(
             f"{device.place} was seen under load {len(bits)} times only, too few to judge", device.label
         )
         return
@@ -192,49 +153,10 @@ def _judge_clocks(notes: FindingNotes, samples: List[GpuSample]) -> None:
         f"{device.place} was slowed to half its clock or less in {share:.0%} of {len(bits)} samples under load "
         f"({', '.join(causes)}); have its cooling and power supply checked"
     )
-    notes.judge("hw_slowdown", share, text, device.label)
+    exam.judge("nvidia.hw_slowdown", share, text, device.label)
     share = sum(bool(bit & SW_THERMAL) for bit in bits) / len(bits)
     text = f"{device.place} was slowed because of heat in {share:.0%} of {len(bits)} samples under load; have its cooling checked"
-    notes.judge("sw_thermal", share, text, device.label)
-
-
-def _tell_temperature(notes: FindingNotes, device: NvidiaDevice, samples: List[GpuSample]) -> None:
-    """Tell the highest temperature. It is no reading: rooms and places in a rack differ, and slowdowns say when it matters."""
-    seen = [one.values["temperature"].value for one in samples if one.values["temperature"].ok]
-    if seen:
-        text = f"{device.place} reached {max(seen)} degrees Celsius under load"
-        notes.info(text, device.label, float(max(seen)), "degree_celsius")
-
-
-class Pcie:
-    """Samples the PCIe link."""
-
-    name = "nvidia_pcie"
-    level = "quick"
-    cost_s = 0.5
-    reads = ("NVML: PCIe generation and width, now and at most, under load",)
-    purpose = ""
-
-    def begin(self, machine: Machine, context: Context) -> object:
-        """Return the state before the load."""
-        return begin(machine, context)
-
-    def sample(self, machine: Machine, state: object) -> object:
-        """Return the state with what is seen now."""
-        return sample(machine, as_states(state), _read_link)
-
-    def end(self, machine: Machine, context: Context, state: object) -> CheckOutcome:  # noqa: ARG002 - of the protocol
-        """Judge the best that each link has shown."""
-        seen, notes = as_states(state), FindingNotes(self.name, context)
-        if seen is None:
-            return CheckOutcome()
-        for samples in seen.by_device().values():
-            _judge_link(notes, samples)
-        if seen.samples:
-            notes.passed("PCIe links were at their best under load")
-        elif not notes.findings:
-            notes.info("there was no load to watch")
-        return CheckOutcome(tuple(notes.findings))
+    exam.judge("nvidia.sw_thermal", share, text, device.label)
 
 
 def _read_link(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]:
@@ -249,11 +171,11 @@ def _read_link(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]:
     }
 
 
-def _judge_link(notes: FindingNotes, samples: List[GpuSample]) -> None:
+def _judge_link(exam: Examination, samples: List[GpuSample]) -> None:
     device = samples[-1].device
     for key, what, word in (
-        ("pcie_width", "PcieLinkWidth", "lanes"),
-        ("pcie_generation", "PcieLinkGeneration", "generation"),
+        ("nvidia.pcie_width", "PcieLinkWidth", "lanes"),
+        ("nvidia.pcie_generation", "PcieLinkGeneration", "generation"),
     ):
         now = [one.values[f"Curr{what}"] for one in samples]
         most = [one.values[f"Max{what}"] for one in samples]
@@ -261,19 +183,58 @@ def _judge_link(notes: FindingNotes, samples: List[GpuSample]) -> None:
         limit = max((one.value for one in most if one.ok), default=None)
         if best is None or limit is None:
             trouble = next(one for one in (*now, *most) if not one.ok)
-            notes.unread(key, device, f"its PCIe {word}", trouble)
+            unread(exam, key, device, f"its PCIe {word}", trouble)
             continue
         if not limit:
             continue
-        value = best / limit if key == "pcie_width" else limit - best
+        value = best / limit if key == "nvidia.pcie_width" else limit - best
         text = (
             f"the PCIe link of {device.place} had {word} {best} of {limit} under load; "
             "have the board seated anew, and its slot and riser checked"
         )
-        notes.judge(key, value, text, device.label)
+        exam.judge(key, value, text, device.label)
+
+
+def _judge_throttle(exam: Examination, seen: WatchedDevices) -> Optional[str]:
+    for device, why in seen.lost:
+        unread(exam, "nvidia.lost", device, "anything", why)
+    if seen.closed and not seen.samples:
+        text = f"nothing was read under load: {seen.closed[0]}; ask the site to look at the driver"
+        exam.unknown("nvidia.hw_slowdown", text)
+    return _judge_each(exam, seen, _judge_clocks, "clocks were not reduced under load")
+
+
+def _judge_each(
+    exam: Examination,
+    seen: WatchedDevices,
+    judge: Callable[[Examination, List[GpuSample]], None],
+    passed: str,
+) -> Optional[str]:
+    """Judge each device by its samples."""
+    for samples in seen.by_device().values():
+        judge(exam, samples)
+    if not seen.samples and not exam.findings:
+        exam.info("there was no load to watch")
+    return passed if seen.samples else None
 
 
 WATCHES = (
-    Throttle(),
-    Pcie(),
+    LoadWatch(
+        "nvidia_throttle",
+        "Samples why clocks are held back.",
+        start,
+        functools.partial(observe, read=_read_clocks),
+        _judge_throttle,
+        reads=("NVML: clock event reasons, utilization, temperature, under load",),
+        cost_s=0.5,
+    ),
+    LoadWatch(
+        "nvidia_pcie",
+        "Samples the PCIe link.",
+        start,
+        functools.partial(observe, read=_read_link),
+        functools.partial(_judge_each, judge=_judge_link, passed="PCIe links were at their best under load"),
+        reads=("NVML: PCIe generation and width, now and at most, under load",),
+        cost_s=0.5,
+    ),
 )

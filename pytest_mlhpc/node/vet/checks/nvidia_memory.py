@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, List, Optional
 
+from pytest_mlhpc.node.vet.check import Check, Examination
 from pytest_mlhpc.node.vet.checks.nvidia_library import (
     NOT_SUPPORTED,
     Answer,
-    FindingNotes,
     NvidiaDevice,
     NvmlLibrary,
-    usable,
+    unread,
+    with_devices,
 )
-from pytest_mlhpc.node.vet.finding import CheckOutcome
-from pytest_mlhpc.node.vet.machine import Context, Machine
 
 #: Most NVLinks of a device that we know (Hopper; NVIDIA H100 data sheet), for models that we do not know.
 MOST_LINKS = 18
@@ -65,50 +64,41 @@ def is_split(library: NvmlLibrary, device: NvidiaDevice) -> bool:
     return bool(mode.ok and mode.value[0])
 
 
-class Links:
-    """Counts NVLinks that are down, and asks for the fabric."""
-
-    name = "nvidia_links"
-    level = "quick"
-    cost_s = 1.0
-    reads = ("NVML: state of each NVLink, state of the fabric",)
-    purpose = ""
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Judge the links of devices of which we know how many they have."""
-        library = usable(machine, context)
-        if library is None:
-            return CheckOutcome()
-        notes = FindingNotes(self.name, context)
-        devices = library.answering()
-        states = {
-            device.index: link_states(library, device)
-            for device in devices
-            if device.model is not None and device.model.links and not is_split(library, device)
-        }
-        linked = any(state.up for state in states.values())
-        for device in devices:
-            if device.model is None or device.index not in states:
-                continue
-            alone = not linked and (len(devices) == 1 or device.model.optional)
-            _judge_links(notes, device, states[device.index], alone=alone)
-            if device.model.fabric:
-                _judge_fabric(notes, library, device)
-        if devices:
-            notes.passed("NVLinks are up, as far as the devices have some")
-        return CheckOutcome(tuple(notes.findings))
+def _judge_all_links(exam: Examination, library: NvmlLibrary, devices: List[NvidiaDevice]) -> str:
+    """Judge the links of devices of which we know how many they have."""
+    states = {
+        device.index: link_states(library, device)
+        for device in devices
+        if device.model is not None and device.model.links and not is_split(library, device)
+    }
+    linked = any(state.up for state in states.values())
+    for device in devices:
+        if device.model is None or device.index not in states:
+            continue
+        alone = not linked and (len(devices) == 1 or device.model.optional)
+        _judge_links(exam, device, states[device.index], alone=alone)
+        if device.model.fabric:
+            _judge_fabric(exam, library, device)
+    return "NVLinks are up, as far as the devices have some"
 
 
-def _judge_links(notes: FindingNotes, device: NvidiaDevice, states: LinkStates, *, alone: bool) -> None:
+def _judge_links(exam: Examination, device: NvidiaDevice, states: LinkStates, *, alone: bool) -> None:
     """Judge one device's links; *alone*: none may lead anywhere, as there is no other device or no link between them."""
     if states.trouble is not None:
         essential = not alone or not states.trouble.absent  # NVLink may be switched off in the driver
-        notes.unread("nvlinks_down", device, "whether an NVLink is up", states.trouble, essential=essential)
+        unread(
+            exam,
+            "nvidia.nvlinks_down",
+            device,
+            "whether an NVLink is up",
+            states.trouble,
+            essential=essential,
+        )
     if alone and not states.up:
-        notes.info(f"no NVLink leads from {device.place} to another device", device.label)
+        exam.info(f"no NVLink leads from {device.place} to another device", device.label)
         return
     model = device.model
-    key = "nvlinks_partly" if model and model.direct and states.up else "nvlinks_down"
+    key = "nvidia.nvlinks_partly" if model and model.direct and states.up else "nvidia.nvlinks_down"
     seen = states.up + states.down
     fixed = model is not None and not model.direct and not model.optional and states.trouble is None
     most = (
@@ -118,10 +108,10 @@ def _judge_links(notes: FindingNotes, device: NvidiaDevice, states: LinkStates, 
         f"{most - states.up} of {most} NVLinks of {device.place} are down; reset the device, "
         "and restart the fabric manager where there is one"
     )
-    notes.judge(key, most - states.up, text, device.label)
+    exam.judge(key, most - states.up, text, device.label)
 
 
-def _judge_fabric(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
+def _judge_fabric(exam: Examination, library: NvmlLibrary, device: NvidiaDevice) -> None:
     """Ask for the registration with the fabric: until it is completed, CUDA does not start (error 802)."""
     make = getattr(library.module, "c_nvmlGpuFabricInfo_v2_t", None)
     if make is None:
@@ -129,7 +119,7 @@ def _judge_fabric(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevic
     info = make()
     answer = library.ask("nvmlDeviceGetGpuFabricInfoV", device.handle, ctypes.byref(info))
     if not answer.ok:
-        notes.unread("fabric", device, "whether it is in the fabric", answer)
+        unread(exam, "nvidia.fabric", device, "whether it is in the fabric", answer)
         return
     failed = info.state == COMPLETED and info.status != 0
     state = (
@@ -141,7 +131,7 @@ def _judge_fabric(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevic
         f"the registration of {device.place} with the NVLink fabric {state}, so that CUDA cannot start; "
         "restart the fabric manager"
     )
-    notes.judge("fabric", int(failed or info.state in UNREGISTERED), text, device.label)
+    exam.judge("nvidia.fabric", int(failed or info.state in UNREGISTERED), text, device.label)
 
 
 #: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and nvmlDeviceGpuRecoveryAction_t (NVML API reference).
@@ -169,30 +159,13 @@ MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVa
 INVALID_ARGUMENT = 2
 
 
-class MemoryCheck:
-    """Reads recovery action, error counters, remapped rows or retired pages of each device."""
-
-    name = "nvidia_memory"
-    level = "quick"
-    cost_s = 1.0
-    reads = ("NVML: recovery action (field 230), ECC counters, remapped rows, retired pages, SRAM threshold",)
-    purpose = ""
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Judge each device's memory."""
-        library = usable(machine, context)
-        if library is None:
-            return CheckOutcome()
-        notes = FindingNotes(self.name, context)
-        devices = library.answering()
-        for device in devices:
-            _judge_action(notes, library, device)
-            _judge_rows(notes, library, device)
-            _judge_errors(notes, library, device)
-            _judge_threshold(notes, library, device)
-        if devices:
-            notes.passed("no device's memory has had errors that matter")
-        return CheckOutcome(tuple(notes.findings))
+def _judge_memory(exam: Examination, library: NvmlLibrary, devices: List[NvidiaDevice]) -> str:
+    for device in devices:
+        _judge_action(exam, library, device)
+        _judge_rows(exam, library, device)
+        _judge_errors(exam, library, device)
+        _judge_threshold(exam, library, device)
+    return "no device's memory has had errors that matter"
 
 
 def field(library: NvmlLibrary, handle: Any, ident: int) -> Answer:
@@ -210,47 +183,54 @@ def field(library: NvmlLibrary, handle: Any, ident: int) -> Answer:
     return Answer(getattr(found.value, member))
 
 
-def _judge_action(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
+def _judge_action(exam: Examination, library: NvmlLibrary, device: NvidiaDevice) -> None:
     action = field(library, device.handle, RECOVERY_ACTION)
     if not action.ok:
-        notes.unread("recovery_action", device, "what it needs to recover", action)
+        unread(exam, "nvidia.recovery_action", device, "what it needs to recover", action)
         return
     asked = ACTIONS.get(int(action.value), f"do what is action {action.value} of a newer NVML")
     text = f"the driver asks for {device.place}: {asked}; leave the node out until that is done"
-    notes.judge("recovery_action", int(action.value), text, device.label)
+    exam.judge("nvidia.recovery_action", int(action.value), text, device.label)
 
 
-def _judge_rows(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
+def _judge_rows(exam: Examination, library: NvmlLibrary, device: NvidiaDevice) -> None:
     """Judge remapped rows, from Ampere on, or retired pages before."""
     if device.model is not None and not device.model.rows:
-        _judge_pages(notes, library, device)
+        _judge_pages(exam, library, device)
         return
     rows = library.ask("nvmlDeviceGetRemappedRows", device.handle)
     if not rows.ok:
         hidden = is_split(library, device) or not has_ecc(library, device)
         known = device.model is not None and not hidden
-        notes.unread("remap_failure", device, "whether rows could be remapped", rows, essential=known)
+        unread(exam, "nvidia.remap_failure", device, "whether rows could be remapped", rows, essential=known)
         return
     _, uncorrectable, pending, failed = rows.value
     text = f"a row of {device.place} could not be remapped ({uncorrectable} were); have the board replaced"
-    if not notes.judge("remap_failure", failed, text, device.label):
+    if not exam.judge("nvidia.remap_failure", failed, text, device.label):
         text = f"a row of {device.place} waits to be remapped; reset the device when it is free"
-        notes.judge("remap_pending", pending, text, device.label)
+        exam.judge("nvidia.remap_pending", pending, text, device.label)
 
 
-def _judge_pages(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
+def _judge_pages(exam: Examination, library: NvmlLibrary, device: NvidiaDevice) -> None:
     answers = [library.ask("nvmlDeviceGetRetiredPages", device.handle, cause) for cause in CAUSES]
     pending = library.ask("nvmlDeviceGetRetiredPagesPendingStatus", device.handle)
     for answer in [*answers, pending]:
         if not answer.ok:
             essential = has_ecc(library, device)
-            notes.unread("retired_pages", device, "how many pages are retired", answer, essential=essential)
+            unread(
+                exam,
+                "nvidia.retired_pages",
+                device,
+                "how many pages are retired",
+                answer,
+                essential=essential,
+            )
             return
     count = sum(len(answer.value) for answer in answers)
     text = f"{count} pages of {device.place} are retired; have the board replaced before it fails"
-    notes.judge("retired_pages", count, text, device.label)
+    exam.judge("nvidia.retired_pages", count, text, device.label)
     text = f"a page of {device.place} is to be retired and still in use; reset the device or restart the node"
-    notes.judge("retired_pending", pending.value, text, device.label)
+    exam.judge("nvidia.retired_pending", pending.value, text, device.label)
 
 
 def has_ecc(library: NvmlLibrary, device: NvidiaDevice) -> bool:
@@ -259,38 +239,57 @@ def has_ecc(library: NvmlLibrary, device: NvidiaDevice) -> bool:
     return bool(not mode.ok and not mode.absent) or bool(mode.ok and mode.value[0])
 
 
-def _judge_errors(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
+def _judge_errors(exam: Examination, library: NvmlLibrary, device: NvidiaDevice) -> None:
     """Judge errors since the driver was loaded. The total leaves SRAM out on some devices, hence its own counter."""
     total = library.ask("nvmlDeviceGetTotalEccErrors", device.handle, UNCORRECTED, VOLATILE)
     places = [_counter(library, device, UNCORRECTED, place) for place in (DRAM, SRAM)]
     if not total.ok:
         known = device.model is not None and has_ecc(library, device)
-        notes.unread("uncorrectable", device, "how many errors were not corrected", total, essential=known)
+        unread(
+            exam, "nvidia.uncorrectable", device, "how many errors were not corrected", total, essential=known
+        )
     count = max([one.value for one in (total, *places) if one.ok], default=0)
     text = f"{device.place} has had {count} uncorrectable memory errors since its driver was loaded; reset it, and replace it if they return"
-    notes.judge("uncorrectable", count, text, device.label)
-    for key, place, word in (("dram_corrected", DRAM, "DRAM"), ("sram_corrected", SRAM, "SRAM")):
+    exam.judge("nvidia.uncorrectable", count, text, device.label)
+    for key, place, word in (
+        ("nvidia.dram_corrected", DRAM, "DRAM"),
+        ("nvidia.sram_corrected", SRAM, "SRAM"),
+    ):
         corrected = _counter(library, device, CORRECTED, place)
         if corrected.ok:
             text = f"{device.place} has had {corrected.value} corrected errors in {word} since its driver was loaded; watch it"
-            notes.judge(key, corrected.value, text, device.label)
+            exam.judge(key, corrected.value, text, device.label)
 
 
 def _counter(library: NvmlLibrary, device: NvidiaDevice, kind: int, place: int) -> Answer:
     return library.ask("nvmlDeviceGetMemoryErrorCounter", device.handle, kind, VOLATILE, place)
 
 
-def _judge_threshold(notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice) -> None:
+def _judge_threshold(exam: Examination, library: NvmlLibrary, device: NvidiaDevice) -> None:
     make = getattr(library.module, "c_nvmlEccSramErrorStatus_v1_t", None)
     if make is None:
         return
     status = make()
     if library.ask("nvmlDeviceGetSramEccErrorStatus", device.handle, ctypes.byref(status)).ok:
         text = f"SRAM of {device.place} has had more uncorrectable errors than NVIDIA tolerates; have the board replaced"
-        notes.judge("sram_threshold", status.bThresholdExceeded, text, device.label)
+        exam.judge("nvidia.sram_threshold", status.bThresholdExceeded, text, device.label)
 
 
 CHECKS = (
-    MemoryCheck(),
-    Links(),
+    Check(
+        "nvidia_memory",
+        "Reads recovery action, error counters, remapped rows or retired pages of each device.",
+        with_devices(_judge_memory),
+        reads=(
+            "NVML: recovery action (field 230), ECC counters, remapped rows, retired pages, SRAM threshold",
+        ),
+        cost_s=1.0,
+    ),
+    Check(
+        "nvidia_links",
+        "Counts NVLinks that are down, and asks for the fabric.",
+        with_devices(_judge_all_links),
+        reads=("NVML: state of each NVLink, state of the fabric",),
+        cost_s=1.0,
+    ),
 )

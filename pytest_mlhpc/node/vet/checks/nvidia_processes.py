@@ -6,16 +6,17 @@ import json
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
+from pytest_mlhpc.node.vet.check import Check, Examination
 from pytest_mlhpc.node.vet.checks.nvidia_library import (
     NO_PERMISSION,
-    FindingNotes,
     NvidiaDevice,
     NvmlLibrary,
-    usable,
+    unread,
+    with_devices,
 )
 from pytest_mlhpc.node.vet.checks.nvidia_memory import is_split
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Origin
-from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.finding import Origin
+from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
 
 #: Services that hold a context and compute nothing of their own (NVIDIA: Multi-Process Service, DCGM, driver persistence).
 SERVICES = ("nvidia-cuda-mps", "nv-hostengine", "dcgm", "nvidia-persiste")
@@ -24,27 +25,12 @@ SERVICES = ("nvidia-cuda-mps", "nv-hostengine", "dcgm", "nvidia-persiste")
 GENERATIONS = 64
 
 
-class Processes:
-    """Lists who computes on the devices that we may use."""
-
-    name = "nvidia_processes"
-    level = "quick"
-    cost_s = 0.5
-    reads = ("NVML: processes and used memory of each device", "/proc/PID/status", "CUDA_VISIBLE_DEVICES")
-    purpose = ""
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Judge whose processes there are."""
-        library = usable(machine, context)
-        if library is None:
-            return CheckOutcome()
-        notes = FindingNotes(self.name, context)
-        ours = [device for device in library.answering() if is_ours(machine, device)]
-        for device in ours:
-            _judge(notes, machine, library, device)
-        if ours:
-            notes.passed("no other process uses the devices")
-        return CheckOutcome(tuple(notes.findings))
+def _judge_processes(exam: Examination, library: NvmlLibrary, devices: List[NvidiaDevice]) -> Optional[str]:
+    """Judge who computes on the devices that we may use."""
+    ours = [device for device in devices if is_ours(exam.machine, device)]
+    for device in ours:
+        _judge(exam, library, device)
+    return "no other process uses the devices" if ours else None
 
 
 def is_ours(machine: Machine, device: NvidiaDevice) -> bool:
@@ -64,44 +50,43 @@ def is_ours(machine: Machine, device: NvidiaDevice) -> bool:
     )
 
 
-def _judge(notes: FindingNotes, machine: Machine, library: NvmlLibrary, device: NvidiaDevice) -> None:
+def _judge(exam: Examination, library: NvmlLibrary, device: NvidiaDevice) -> None:
+    machine = exam.machine
     answer = library.ask("nvmlDeviceGetComputeRunningProcesses", device.handle)
     if answer.code == NO_PERMISSION and is_split(library, device):
         return  # of a device split by MIG only root may see all processes
     if not answer.ok:
-        notes.unread("foreign_process", device, "who computes on it", answer)
+        unread(exam, "nvidia.foreign_process", device, "who computes on it", answer)
         return
     foreign: List[int] = []
     left: List[int] = []
     unseen, held = 0, 0
     for process in answer.value:
-        owner = _status(machine, process.pid, "Uid")
+        owner = machine.status(process.pid, "Uid")
         if owner is None:
             unseen += 1
             continue
         held += process.usedGpuMemory or 0
-        if _descends(machine, process.pid, _status(machine, "self", "PPid")):
+        if _descends(machine, process.pid, machine.status("self", "PPid")):
             continue
         if not _is_service(machine, library, process.pid):
-            (left if owner == _status(machine, "self", "Uid") else foreign).append(process.pid)
-    _name_them(notes, machine, device, foreign, left)
-    _judge_memory(notes, library, device, unseen, held)
+            (left if owner == machine.status("self", "Uid") else foreign).append(process.pid)
+    _name_them(exam, device, foreign, left)
+    _judge_memory(exam, library, device, unseen, held)
 
 
-def _name_them(
-    notes: FindingNotes, machine: Machine, device: NvidiaDevice, foreign: List[int], left: List[int]
-) -> None:
+def _name_them(exam: Examination, device: NvidiaDevice, foreign: List[int], left: List[int]) -> None:
     def spelt(pids: List[int]) -> str:
-        return ", ".join(f"{_status(machine, pid, 'Name') or '?'} ({pid})" for pid in pids[:5])
+        return ", ".join(f"{exam.machine.status(pid, 'Name') or '?'} ({pid})" for pid in pids[:5])
 
     text = f"another user computes on {device.place}: {spelt(foreign)}; use another node, and tell the site if it should be ours alone"
-    notes.judge("foreign_process", len(foreign), text, device.label)
+    exam.judge("nvidia.foreign_process", len(foreign), text, device.label)
     text = f"processes of yours are still on {device.place}: {spelt(left)}; end them before you measure"
-    notes.judge("own_process", len(left), text, device.label, Origin.USER)
+    exam.judge("nvidia.own_process", len(left), text, device.label, Origin.USER)
 
 
 def _judge_memory(
-    notes: FindingNotes, library: NvmlLibrary, device: NvidiaDevice, unseen: int, held: int
+    exam: Examination, library: NvmlLibrary, device: NvidiaDevice, unseen: int, held: int
 ) -> None:
     """Judge memory beside the *held* bytes of processes in sight: left over, or of processes outside of our container."""
     if device.model is not None and device.model.shared_memory:
@@ -116,16 +101,7 @@ def _judge_memory(
         f"{who} {rest / 2**30:.1f} GiB of {device.place}, {share:.0%} of its memory; "
         "look for other users of the node, else reset the device"
     )
-    notes.judge("memory_in_use", share, text, device.label)
-
-
-def _status(machine: Machine, pid: object, key: str) -> Optional[str]:
-    """Return a value of ``/proc/PID/status``, of several the first (of Uid: the real one); None: it cannot be seen."""
-    try:
-        values = machine.key_values(f"/proc/{pid}/status").get(key, "").split()
-    except Unreadable:
-        return None
-    return values[0] if values else None
+    exam.judge("nvidia.memory_in_use", share, text, device.label)
 
 
 def _descends(machine: Machine, pid: int, ancestor: Optional[str]) -> bool:
@@ -136,13 +112,13 @@ def _descends(machine: Machine, pid: int, ancestor: Optional[str]) -> bool:
             return False
         if current == ancestor:
             return True
-        current = _status(machine, current, "PPid")
+        current = machine.status(current, "PPid")
     return False
 
 
 def _is_service(machine: Machine, library: NvmlLibrary, pid: int) -> bool:
     named = library.ask("nvmlSystemGetProcessName", pid)
-    names = (named.value.rpartition("/")[2] if named.ok else "", _status(machine, pid, "Name") or "")
+    names = (named.value.rpartition("/")[2] if named.ok else "", machine.status(pid, "Name") or "")
     return any(name.startswith(SERVICES) for name in names)
 
 
@@ -169,43 +145,27 @@ class Result:
     severities: Tuple[int, ...] = ()
 
 
-class Dcgm:
-    """Runs level 1 of NVIDIA's own diagnostics."""
-
-    name = "nvidia_dcgm"
-    level = "deep"
-    cost_s = 15.0
-    reads = ("dcgmi diag -r 1 -j",)
-    purpose = ""
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Judge what it says; without it nothing is said."""
-        if usable(machine, context) is None:
-            return CheckOutcome()
-        notes = FindingNotes(self.name, context)
-        try:
-            done = machine.command(["dcgmi", "diag", "-r", "1", "-j"], LIMIT_S)
-        except Absent:
-            return CheckOutcome()
-        except Unreadable as error:
-            notes.judge(
-                "dcgm_no_proof",
-                1,
-                f"dcgmi diag gave no result: {error}; skip it, or check its host engine",
-            )
-            return CheckOutcome(tuple(notes.findings))
-        if "unable to establish a connection" in (done.output + done.errors).lower():
-            notes.info("dcgmi is installed, but its host engine does not run; not used")
-            return CheckOutcome(tuple(notes.findings))
-        results = list(read(done.output))
-        for result in results:
-            _judge_test(notes, result)
-        if not any(result.status in ("pass", "fail", "warn") for result in results):
-            text = f"dcgmi diag gave no result: it ended with {done.code} and no result; skip it, or check its host engine"
-            notes.judge("dcgm_no_proof", 1, text)
-        if not notes.findings:
-            notes.info(f"dcgmi diag passed {len(results)} tests of level 1, which proves little")
-        return CheckOutcome(tuple(notes.findings))
+def _judge_dcgm(exam: Examination, _library: NvmlLibrary, _devices: List[NvidiaDevice]) -> None:
+    """Judge what NVIDIA's own diagnostics say; without them nothing is said."""
+    try:
+        done = exam.machine.command(["dcgmi", "diag", "-r", "1", "-j"], LIMIT_S)
+    except Absent:
+        return
+    except Unreadable as error:
+        text = f"dcgmi diag gave no result: {error}; skip it, or check its host engine"
+        exam.judge("nvidia.dcgm_no_proof", 1, text)
+        return
+    if "unable to establish a connection" in (done.output + done.errors).lower():
+        exam.info("dcgmi is installed, but its host engine does not run; not used")
+        return
+    results = list(read(done.output))
+    for result in results:
+        _judge_test(exam, result)
+    if not any(result.status in ("pass", "fail", "warn") for result in results):
+        text = f"dcgmi diag gave no result: it ended with {done.code} and no result; skip it, or check its host engine"
+        exam.judge("nvidia.dcgm_no_proof", 1, text)
+    if not exam.findings:
+        exam.info(f"dcgmi diag passed {len(results)} tests of level 1, which proves little")
 
 
 def read(text: str) -> Iterator[Result]:
@@ -246,7 +206,7 @@ def _result(test: str, result: Dict[str, Any]) -> Result:
     )
 
 
-def _judge_test(notes: FindingNotes, result: Result) -> None:
+def _judge_test(exam: Examination, result: Result) -> None:
     words = " ".join(result.warnings) or "without a reason"
     what = f"dcgmi diag: {result.test}" + (f" on {result.device}" if result.device else "")
     failed = result.status == "fail"
@@ -254,17 +214,30 @@ def _judge_test(notes: FindingNotes, result: Result) -> None:
     if not result.severities:
         grave = result.test.lower() not in SETTINGS
     text = f"{what} failed: {words}; leave the node out and have it checked"
-    notes.judge("dcgm_failed", int(failed and grave), text, result.device)
+    exam.judge("nvidia.dcgm_failed", int(failed and grave), text, result.device)
     text = f"{what} failed: {words}; look at that setting"
-    notes.judge("dcgm_setting", int(failed and not grave), text, result.device)
+    exam.judge("nvidia.dcgm_setting", int(failed and not grave), text, result.device)
     empty = result.status == "pass" and "alloc" in words.lower()
     text = f"{what} passed without having run: {words}; free the device, and run it again"
-    notes.judge("dcgm_no_proof", int(empty), text, result.device)
+    exam.judge("nvidia.dcgm_no_proof", int(empty), text, result.device)
     if result.status == "warn":
-        notes.info(f"{what} warns: {words}", result.device)
+        exam.info(f"{what} warns: {words}", result.device)
 
 
 CHECKS = (
-    Processes(),
-    Dcgm(),
+    Check(
+        "nvidia_processes",
+        "Lists who computes on the devices that we may use.",
+        with_devices(_judge_processes),
+        reads=("NVML: processes and used memory of each device", "/proc/PID/status", "CUDA_VISIBLE_DEVICES"),
+        cost_s=0.5,
+    ),
+    Check(
+        "nvidia_dcgm",
+        "Runs level 1 of NVIDIA's own diagnostics.",
+        with_devices(_judge_dcgm),
+        reads=("dcgmi diag -r 1 -j",),
+        cost_s=15.0,
+        level="deep",
+    ),
 )

@@ -12,9 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Reading
-from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Room, Unreadable
-from pytest_mlhpc.node.vet.policy import summed, weigh
+from pytest_mlhpc.node.vet.check import Check, Examination
+from pytest_mlhpc.node.vet.checks.inventory import memory_info
+from pytest_mlhpc.node.vet.finding import Origin
+from pytest_mlhpc.node.vet.machine import Machine, Room, Unreadable, or_else
 
 #: Begin of the names of folders that we make.
 PREFIX = ".mlhpc-vet-"
@@ -166,101 +167,72 @@ _MEMORY = ("tmpfs", "ramfs")
 _REFUSED = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class StorageCheck:
-    """Measures one folder."""
-
-    name = "storage"
-    level = "quick"
-    cost_s = 4.0  # about one on a good disk; the engine has patience for four times as much
-    reads: Tuple[str, ...] = ("the folder of paths.storage, $TMPDIR or /tmp", "/proc/self/mounts")
-    purpose = ""
-    loads = True
-
-    def examine(self, machine: Machine, context: Context) -> CheckOutcome:
-        """Write, read, remove."""
-        named = context.wanted.paths.get("storage", "")
-        temporary = machine.environ.get("TMPDIR", "")
-        folder = named or (temporary if temporary.startswith("/") else "/tmp")  # noqa: S108 - where programs write
-        try:
-            room = machine.room(folder)
-            kind = file_system(machine, folder)
-            found = [*_works(context, folder), *_room(context, folder, room)]
-            measured = measure(machine.path(folder), _size(machine, room, kind), _files(room))
-        except Unreadable as error:
-            return CheckOutcome((_failed(context, folder, named, str(error), error.code),))
-        except OSError as error:
-            return CheckOutcome((_failed(context, folder, named, f"{error.strerror}", error.errno),))
-        passed = f"{folder} ({kind}) can be written and read, {room.free / 2**30:.1f} GiB are free"
-        return CheckOutcome(summed(self.name, found, passed), readings=tuple(_readings(measured, kind)))
+def _judge(exam: Examination) -> Optional[str]:
+    """Write, read, remove."""
+    machine = exam.machine
+    named = exam.wanted.paths.get("storage", "")
+    temporary = machine.environ.get("TMPDIR", "")
+    folder = named or (temporary if temporary.startswith("/") else "/tmp")  # noqa: S108 - where programs write
+    try:
+        room = machine.room(folder)
+        kind = file_system(machine, folder)
+        measured = measure(machine.path(folder), _size(machine, room, kind), _files(room))
+    except Unreadable as error:
+        _judge_use(exam, folder, named, str(error), error.code)
+        return None
+    except OSError as error:
+        _judge_use(exam, folder, named, f"{error.strerror}", error.errno)
+        return None
+    for rule in ("storage.refused", "storage.failed"):
+        exam.judge(rule, 0, f"{folder} can be written and read")
+    exam.judge("storage.room", room.free, f"{room.free / 2**20:.0f} MiB are free at {folder}; make room")
+    if room.files is not None:
+        text = f"{room.files} more files can be made at {folder}; remove some"
+        exam.judge("storage.files", room.files, text)
+    figures = {
+        "write": measured.write,
+        "read": measured.read,
+        "create": measured.create,
+        "stat": measured.stat,
+    }
+    for what, value in figures.items():
+        if value is not None:
+            key, unit = f"storage/{what}", "B/s" if what in {"write", "read"} else "1/s"
+            exam.reading(f"storage {what}", key, kind, value, unit, floor=key)
+    return f"{folder} ({kind}) can be written and read, {room.free / 2**30:.1f} GiB are free"
 
 
 def file_system(machine: Machine, folder: str) -> str:
-    """Return the kind of file system that a folder lies on (proc_pid_mounts(5)), ``unknown`` where nobody says."""
-    try:
-        lines = machine.text("/proc/self/mounts").splitlines()
-    except Unreadable:
-        return "unknown"
-    best, kind = "", "unknown"
-    for line in lines:
-        words = line.split(" ")
-        if (
-            len(words) >= 3
-            and len(words[1]) >= len(best)
-            and (folder + "/").startswith(words[1].rstrip("/") + "/")
-        ):
-            best, kind = words[1], words[2]
-    return kind
+    """Return the kind of file system that a folder lies on, ``unknown`` where nobody says."""
+    nowhere: Tuple[str, Tuple[str, ...], str] = ("", (), "")
+    return or_else(machine.mount_of, folder, nowhere, Unreadable)[0] or "unknown"
 
 
 def _size(machine: Machine, room: Room, kind: str) -> int:
     most = min(SIZE, room.free // 4)
     if kind not in _MEMORY:
         return most
-    try:
-        words = machine.key_values("/proc/meminfo").get("MemAvailable", "").split()
-    except Unreadable:
-        words = []
-    return min(most, int(words[0]) * 1024 // 8) if words and words[0].isdecimal() else 0
+    return min(most, or_else(lambda name: memory_info(machine, name), "MemAvailable", 0, Unreadable) // 8)
 
 
 def _files(room: Room) -> int:
     return FILES if room.files is None or room.files >= 2 * FILES else 0
 
 
-def _room(context: Context, folder: str, room: Room) -> List[Finding]:
-    text = f"{room.free / 2**20:.0f} MiB are free at {folder}; make room"
-    found = [weigh("storage", context.policy["storage.room"], room.free, text)]
-    if room.files is not None:
-        text = f"{room.files} more files can be made at {folder}; remove some"
-        found.append(weigh("storage", context.policy["storage.files"], room.files, text))
-    return found
-
-
-def _works(context: Context, folder: str) -> List[Finding]:
-    text = f"{folder} can be written and read"
-    return [weigh("storage", context.policy[rule], 0, text) for rule in ("storage.refused", "storage.failed")]
-
-
-def _failed(context: Context, folder: str, named: str, why: str, code: Optional[int]) -> Finding:
+def _judge_use(exam: Examination, folder: str, named: str, why: str, code: Optional[int]) -> None:
     refused = code in _REFUSED
-    origin = Origin.USER if refused else Origin.NODE
     rule = "storage.refused" if refused and not named else "storage.failed"
     text = f"{folder} cannot be written and read: {why}; set TMPDIR, name another folder, or have it repaired"
-    return weigh("storage", context.policy[rule], 1, text, origin=origin)
+    exam.judge(rule, 1, text, origin=Origin.USER if refused else Origin.NODE)
 
 
-def _readings(measured: Measured, kind: str) -> List[Reading]:
-    figures = (
-        ("write", measured.write, "B/s"),
-        ("read", measured.read, "B/s"),
-        ("create", measured.create, "1/s"),
-        ("stat", measured.stat, "1/s"),
-    )
-    return [
-        Reading("storage", f"storage {what}", f"storage/{what}", kind, value, unit, floor=f"storage/{what}")
-        for what, value, unit in figures
-        if value is not None
-    ]
-
-
-CHECKS: Tuple[Check, ...] = (StorageCheck(),)
+CHECKS = (
+    Check(
+        "storage",
+        "Measures one folder.",
+        _judge,
+        reads=("the folder of paths.storage, $TMPDIR or /tmp", "/proc/self/mounts"),
+        cost_s=4.0,  # about one on a good disk; the engine has patience for four times as much
+        loads=True,
+    ),
+)

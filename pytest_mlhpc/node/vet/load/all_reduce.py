@@ -8,17 +8,22 @@ once. Bus bandwidth is size / time x 2(n-1)/n (nccl-tests, doc/PERFORMANCE.md).
 from __future__ import annotations
 
 import datetime as dt
-import threading
-import time
-from dataclasses import replace
 from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Reading, Severity
-from pytest_mlhpc.node.vet.load.devices import Device, LoadNode, median_rate, not_computed
-from pytest_mlhpc.node.vet.load.host import at_once
+from pytest_mlhpc.node.vet.check import Examination
+from pytest_mlhpc.node.vet.finding import Severity
+from pytest_mlhpc.node.vet.load.devices import (
+    Device,
+    LoadNode,
+    by_clock,
+    median_rate,
+    note_unused,
+    times_of,
+    times_together,
+)
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
 
 #: Seconds of measuring.
@@ -34,33 +39,29 @@ MOST_RANKS = 4
 #: Longest wait of one gloo rank for the others, in seconds.
 GLOO_S = 8.0
 
-LEAST, MOST = 5, 10_000
-
 
 def bus_factor(ranks: int) -> float:
     """Return bus bandwidth over algorithm bandwidth."""
     return 2.0 * (ranks - 1) / ranks
 
 
-def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun, exam: Examination) -> None:
     """Measure the devices; where there are none, the cores. One device alone exchanges nothing."""
-    began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
-    findings: Tuple[Finding, ...] = not_computed("all_reduce", node)
-    readings: Tuple[Reading, ...] = ()
+    seconds = arguments.seconds(QUICK_S, DEEP_S)
+    note_unused(exam, node)
     if len(node.devices) > 1:
-        found, value = of_devices(node.devices, seconds, begun)
-        findings += found
+        value = of_devices(exam, node.devices, seconds, begun)
         if value is not None:
             model = f"{len(node.devices)} x {node.devices[0].model}"  # nodes with fewer are no peers
-            readings = (_reading(library(node.kind), len(node.devices), DEVICE_BYTES, model, value),)
+            _tell(
+                exam, arguments, library(node.kind), len(node.devices), DEVICE_BYTES, model=model, value=value
+            )
     elif not node.devices:
         ranks = min(MOST_RANKS, max(2, node.threads))
         begun(f"all_reduce of {ranks} ranks by gloo")
         value, right = of_cores(node, ranks, seconds)
-        findings += () if right else (_wrong(f"gloo between {ranks} threads of this node"),)
-        readings = (_reading("gloo", ranks, CORE_BYTES, node.cpu_model, value),)
-    readings = tuple(replace(one, round=arguments.round) for one in readings)
-    return CheckOutcome(findings, readings, seconds=time.monotonic() - began)
+        _require(exam, f"gloo between {ranks} threads of this node", right=right)
+        _tell(exam, arguments, "gloo", ranks, CORE_BYTES, model=node.cpu_model, value=value)
 
 
 def library(kind: str) -> str:
@@ -68,30 +69,37 @@ def library(kind: str) -> str:
     return {"cuda": "nccl", "rocm": "rccl"}.get(kind, "gloo")
 
 
-def _reading(name: str, ranks: int, size: int, model: str, value: float) -> Reading:
+def _tell(
+    exam: Examination, arguments: Arguments, name: str, ranks: int, size: int, *, model: str, value: float
+) -> None:
     key, floor = f"all_reduce/{name}/{ranks}/{size >> 20}MiB", f"all_reduce/{ranks}"
-    return Reading("all_reduce", "all_reduce_busbw", key, model, value, "B/s", floor=floor)
+    exam.reading("all_reduce_busbw", key, model, value, floor=floor, round=arguments.round)
 
 
-def _wrong(where: str) -> Finding:
-    text = f"all-reduce by {where} gave wrong sums: what is exchanged is corrupted; take the node out of use"
-    return Finding("all_reduce", Severity.CRITICAL, text, rule="sum")
+def _require(exam: Examination, where: str, *, right: bool) -> None:
+    if not right:
+        text = (
+            f"all-reduce by {where} gave wrong sums: what is exchanged is corrupted; take the node out of use"
+        )
+        exam.add(Severity.CRITICAL, text, rule="sum")
 
 
 def of_devices(
-    devices: Tuple[Device, ...], seconds: float, begun: Begun
-) -> Tuple[Tuple[Finding, ...], Optional[float]]:
-    """Return findings, and bytes per second of bus bandwidth where there is a figure."""
+    exam: Examination, devices: Tuple[Device, ...], seconds: float, begun: Begun
+) -> Optional[float]:
+    """Return bytes per second of bus bandwidth, where there is a figure."""
     name = library(devices[0].kind)
     nccl: Any = getattr(torch.cuda, "nccl", None)
     if devices[0].kind == "xpu" or nccl is None:
         text = f"all-reduce over {devices[0].kind} devices of one node needs oneCCL, which this version does not drive"
-        return (Finding("all_reduce", Severity.INFO, text, rule="not_supported"),), None
+        exam.info(text, rule="not_supported")
+        return None
     if len({device.model for device in devices}) > 1:
         text = "all-reduce is not measured over devices of several models: " + ", ".join(
             sorted({d.model for d in devices})
         )
-        return (Finding("all_reduce", Severity.INFO, text, rule="not_supported"),), None
+        exam.info(text, rule="not_supported")
+        return None
     size = DEVICE_BYTES
     while size > min(device.memory for device in devices) // 16:
         size //= 2
@@ -110,26 +118,16 @@ def of_devices(
 
     for tensor in data:
         tensor.zero_()  # sums of sums would soon be infinite
-    value = bus_factor(len(devices)) * _rate(float(size), one, seconds)
-    where = f"{name} between the {len(devices)} devices of this node"
-    return (() if right else (_wrong(where),)), value
+    _require(exam, f"{name} between the {len(devices)} devices of this node", right=right)
+    one()
+    times = times_of(lambda: by_clock(one), seconds)
+    return bus_factor(len(devices)) * median_rate(float(size), times)
 
 
 def sums_are_right(data: List[Tensor], ranks: int) -> bool:
     """Return whether each of these holds the sum of 1, 2, ... *ranks* everywhere."""
     wanted = float(ranks * (ranks + 1) // 2)
     return all(bool((tensor == wanted).all()) for tensor in data)
-
-
-def _rate(amount: float, one: Callable[[], None], seconds: float) -> float:
-    one()
-    times: List[float] = []
-    end = time.monotonic() + seconds
-    while len(times) < LEAST or (time.monotonic() < end and len(times) < MOST):
-        began = time.perf_counter()
-        one()
-        times.append(time.perf_counter() - began)
-    return median_rate(amount, times)
 
 
 def of_cores(node: LoadNode, ranks: int, seconds: float, size: int = CORE_BYTES) -> Tuple[float, bool]:
@@ -145,31 +143,16 @@ def of_cores(node: LoadNode, ranks: int, seconds: float, size: int = CORE_BYTES)
         raise Failed("not_supported", f"torch {node.torch} is built without gloo: all-reduce is not measured")
     store: Any = dist.HashStore()  # type: ignore[attr-defined]  # torch exports it without saying so
     data = [torch.full((size // 4,), float(rank + 1)) for rank in range(ranks)]
-    times: List[float] = []
     right: List[bool] = []
-    going = [True]
 
-    def work(rank: int, barrier: threading.Barrier) -> None:
-        torch.set_num_threads(1)  # of the calling thread
+    def prepare(rank: int) -> Callable[[], object]:
         group = gloo(store, rank, ranks, loopback(gloo))
         group.allreduce([data[rank]]).wait()
         right.append(sums_are_right([data[rank]], ranks))
         data[rank].zero_()  # sums of sums would soon be infinite
-        barrier.wait()
-        end = time.monotonic() + seconds
-        while going[0]:
-            began = time.perf_counter()
-            group.allreduce([data[rank]]).wait()
-            barrier.wait()
-            if rank == 0:
-                times.append(time.perf_counter() - began)
-                going[0] = len(times) < LEAST or (time.monotonic() < end and len(times) < MOST)
-            barrier.wait()
+        return lambda: group.allreduce([data[rank]]).wait()
 
-    try:
-        at_once(ranks, work)
-    finally:
-        torch.set_num_threads(node.threads)
+    times = times_together(node, ranks, prepare, seconds)
     return bus_factor(ranks) * median_rate(float(size), times), all(right)
 
 

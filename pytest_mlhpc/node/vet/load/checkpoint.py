@@ -14,7 +14,8 @@ import os
 import time
 from typing import Iterator, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Reading, Severity
+from pytest_mlhpc.node.vet.check import Examination
+from pytest_mlhpc.node.vet.finding import Origin, Severity
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun
 
 #: Bytes by level, unless the order says how many.
@@ -41,13 +42,14 @@ _USER = {
 }
 
 
-def run(_node: object, arguments: Arguments, begun: Begun) -> CheckOutcome:
+def run(_node: object, arguments: Arguments, begun: Begun, exam: Examination) -> None:
     """Write, sync, read back, compare. What goes wrong with the folder is a finding, and no error of the order."""
-    began = time.monotonic()
     path = arguments.text("path", "")
     if not path:
-        text = "no folder for checkpoints was named: writing them was not measured"
-        return CheckOutcome((Finding("checkpoint", Severity.INFO, text, rule="checkpoint.path"),))
+        exam.info(
+            "no folder for checkpoints was named: writing them was not measured", rule="checkpoint.path"
+        )
+        return
     size = arguments.whole("size", QUICK_BYTES if arguments.level == "quick" else DEEP_BYTES, 1, MOST_BYTES)
     blocks = max(1, -(-min(size, MOST_WRITTEN) // BLOCK))
     begun(f"checkpoint below {path}")
@@ -55,31 +57,19 @@ def run(_node: object, arguments: Arguments, begun: Begun) -> CheckOutcome:
         require_room(path, max(size, blocks * BLOCK))
         write_s, read_s, same = write_and_read(path, blocks)
     except OSError as error:
-        return CheckOutcome((_trouble(path, error),), seconds=time.monotonic() - began)
-    findings: Tuple[Finding, ...] = ()
+        advice = _USER.get(error.errno or 0)
+        text = f"a checkpoint cannot be written below {path}: {os.strerror(error.errno or 0)}; "
+        if advice:
+            exam.add(Severity.CRITICAL, text + advice, rule="checkpoint.path", origin=Origin.USER)
+        else:
+            exam.add(Severity.CRITICAL, f"{text}look at the node's mounts", rule="checkpoint.storage")
+        return
     if not same:
         text = f"a file of {blocks * BLOCK >> 20} MiB below {path} does not read back as it was written: the storage corrupts data"
-        findings = (Finding("checkpoint", Severity.CRITICAL, text, rule="checkpoint.content"),)
-    readings = []
+        exam.add(Severity.CRITICAL, text, rule="checkpoint.content")
     for what, seconds in (("write", write_s), ("read", read_s)):
-        key = f"checkpoint/{what}/{blocks * BLOCK >> 20}MiB"
-        rate = blocks * BLOCK / max(seconds, 1e-9)
-        readings.append(
-            Reading("checkpoint", f"checkpoint_{what}", key, "storage", rate, "B/s", round=arguments.round)
-        )
-    return CheckOutcome(findings, tuple(readings), seconds=time.monotonic() - began)
-
-
-def _trouble(path: str, error: OSError) -> Finding:
-    what = f"a checkpoint cannot be written below {path}: {os.strerror(error.errno or 0)}"
-    advice = _USER.get(error.errno or 0)
-    if advice:
-        return Finding(
-            "checkpoint", Severity.CRITICAL, f"{what}; {advice}", rule="checkpoint.path", origin=Origin.USER
-        )
-    return Finding(
-        "checkpoint", Severity.CRITICAL, f"{what}; look at the node's mounts", rule="checkpoint.storage"
-    )
+        key, rate = f"checkpoint/{what}/{blocks * BLOCK >> 20}MiB", blocks * BLOCK / max(seconds, 1e-9)
+        exam.reading(f"checkpoint_{what}", key, "storage", rate, round=arguments.round)
 
 
 def require_room(path: str, size: int) -> None:

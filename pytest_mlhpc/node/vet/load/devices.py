@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import statistics
@@ -13,6 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, 
 
 import torch
 
+from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import Finding, Severity
 from pytest_mlhpc.node.vet.load import host
 from pytest_mlhpc.node.vet.load.protocol import Begun, Failed
@@ -258,19 +260,98 @@ def failure(check: str, device: Device, error: Exception) -> Finding:
     return Finding(check, Severity.CRITICAL, text, device.name, "device_error")
 
 
-def split(
-    check: str, results: Sequence[Tuple[Device, Union[float, Exception]]]
-) -> Tuple[List[Tuple[Device, float]], List[Finding]]:
-    """Return figures by device, and findings on the devices that failed."""
-    figures = [(device, one) for device, one in results if not isinstance(one, Exception)]
-    return figures, [failure(check, device, one) for device, one in results if isinstance(one, Exception)]
+def figures(
+    exam: Examination, results: Sequence[Tuple[Device, Union[T, Exception]]]
+) -> List[Tuple[Device, T]]:
+    """Return figures by device; those that failed are findings."""
+    exam.findings += [
+        failure(exam.check, device, one) for device, one in results if isinstance(one, Exception)
+    ]
+    return [(device, one) for device, one in results if not isinstance(one, Exception)]
 
 
-def not_computed(check: str, node: LoadNode) -> Tuple[Finding, ...]:
-    """Return an UNKNOWN where accelerators are here that torch cannot use: what was not looked at never passes."""
-    if not node.trouble:
-        return ()
-    return (Finding(check, Severity.UNKNOWN, node.trouble, rule="no_device"),)
+def note_unused(exam: Examination, node: LoadNode) -> None:
+    """Say UNKNOWN where accelerators are here that torch cannot use: what was not looked at never passes."""
+    if node.trouble:
+        exam.add(Severity.UNKNOWN, node.trouble, rule="no_device")
+
+
+#: Least time of a repetition in seconds, so that starting and stopping the clock is none of it.
+REPETITION_S = 0.02
+
+#: Repetitions: at least for a median, at most for a list.
+LEAST, MOST = 3, 100_000
+
+
+def times_of(timed: Callable[[], float], seconds: float) -> List[float]:
+    """Return what *timed* returns, again and again for *seconds*."""
+    times: List[float] = []
+    end = time.monotonic() + seconds
+    while len(times) < LEAST or (time.monotonic() < end and len(times) < MOST):
+        times.append(timed())
+    return times
+
+
+def rate_of(
+    amount: float,
+    one: Callable[[], object],
+    timed: Callable[[Callable[[], object]], float],
+    seconds: float,
+    meet: Callable[[], None] = lambda: None,
+) -> float:
+    """Return the rate of *one*, which does *amount*: after a warm-up, from a moment when all devices are ready."""
+    timed(one)  # kernels are loaded and chosen
+    inner = max(1, math.ceil(REPETITION_S / max(timed(one), 1e-6)))
+
+    def repetition() -> None:
+        for _ in range(inner):
+            one()
+
+    meet()
+    timed(repetition)  # clocks rise
+    return median_rate(amount * inner, times_of(lambda: timed(repetition), seconds))
+
+
+def by_clock(work: Callable[[], object]) -> float:
+    """Return the seconds that *work* takes on the host."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def times_together(
+    node: LoadNode,
+    count: int,
+    prepare: Callable[[int], Callable[[], object]],
+    seconds: float,
+    cores: Sequence[int] = (),
+) -> List[float]:
+    """Return how long *count* threads take for what *prepare* returns for each: all begin and end at once, the slowest counts.
+
+    The first says after each repetition whether there is another one.
+    """
+    times: List[float] = []
+    going = [True]
+
+    def work(number: int, barrier: threading.Barrier) -> None:
+        torch.set_num_threads(1)  # of the calling thread
+        one = prepare(number)
+        barrier.wait()
+        end = time.monotonic() + seconds
+        while going[0]:
+            began = time.perf_counter()
+            one()
+            barrier.wait()
+            if number == 0:
+                times.append(time.perf_counter() - began)
+                going[0] = len(times) < LEAST or (time.monotonic() < end and len(times) < MOST)
+            barrier.wait()
+
+    try:
+        host.at_once(count, work, cores)
+    finally:
+        torch.set_num_threads(node.threads)
+    return times
 
 
 def median_rate(amount: float, seconds: Sequence[float]) -> float:

@@ -14,7 +14,8 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
+from pytest_mlhpc.node.vet.check import Examination
+from pytest_mlhpc.node.vet.finding import Finding, Severity
 from pytest_mlhpc.node.vet.load import devices
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode, Meet, on_all
 from pytest_mlhpc.node.vet.load.gemm import allow_tf32, cases_of
@@ -135,25 +136,19 @@ CORE_SIZE, DEVICE_SIZE = 256, 2048
 NAMED = 8
 
 
-def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun, exam: Examination) -> None:
     """Compute on every core, then on all devices at once."""
-    began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
-    findings: List[Finding] = list(devices.not_computed("hash", node))
-    facts: List[Fact] = []
+    seconds = arguments.seconds(QUICK_S, DEEP_S)
+    devices.note_unused(exam, node)
     begun("hash on the cores")
-    found, facts_found = of_cores(node, seconds)
-    findings += found
-    facts += facts_found
+    of_cores(exam, node, seconds)
     if node.devices:
         begun("hash on the devices")
-        found, facts_found = of_devices(node, seconds, begun)
-        findings += found
-        facts += facts_found
-    return CheckOutcome(tuple(findings), (), tuple(facts), time.monotonic() - began)
+        of_devices(exam, node, seconds, begun)
 
 
-def of_cores(node: LoadNode, seconds: float) -> Tuple[List[Finding], List[Fact]]:
-    """Return what the cores' results say."""
+def of_cores(exam: Examination, node: LoadNode, seconds: float) -> None:
+    """Judge the cores' results."""
 
     def work(_number: int, _barrier: threading.Barrier) -> Digests:
         torch.set_num_threads(1)  # of the calling thread: several may add in another order
@@ -165,16 +160,15 @@ def of_cores(node: LoadNode, seconds: float) -> Tuple[List[Finding], List[Fact]]
     finally:
         torch.set_num_threads(node.threads)
     names = [f"core {number}" for number in node.cores]
-    findings = wrong(names, found, EXACT[CORE_SIZE])
     common, odd = vote(names, found)
-    findings += odd
-    scope = f"{node.processor}, {isa()}"
-    name = f"hash/fp32/{CORE_SIZE}x{STEPS}/torch {node.torch}"
-    return findings, [Fact("hash", name, common, scope, severity=Severity.CRITICAL)] if common else []
+    exam.findings += [*wrong(names, found, EXACT[CORE_SIZE]), *odd]
+    if common:
+        name = f"hash/fp32/{CORE_SIZE}x{STEPS}/torch {node.torch}"
+        exam.fact(name, common, f"{node.processor}, {isa()}", severity=Severity.CRITICAL)
 
 
-def of_devices(node: LoadNode, seconds: float, begun: Begun) -> Tuple[List[Finding], List[Fact]]:
-    """Return what the devices' results say."""
+def of_devices(exam: Examination, node: LoadNode, seconds: float, begun: Begun) -> None:
+    """Judge the devices' results."""
 
     def work(device: Device, _meet: Meet) -> Digests:
         return compute(given, device.torch, dtype_of(device), seconds)
@@ -182,18 +176,15 @@ def of_devices(node: LoadNode, seconds: float, begun: Begun) -> Tuple[List[Findi
     given = operands(DEVICE_SIZE)
     with keep_order():
         results = on_all(node.devices, work, begun, "hash on the devices")
-    findings = [devices.failure("hash", device, one) for device, one in results if isinstance(one, Exception)]
-    done = [(device, one) for device, one in results if not isinstance(one, Exception)]
+    done = devices.figures(exam, results)
     names = [device.name for device, _ in done]
-    findings += wrong(names, [one for _, one in done], EXACT[DEVICE_SIZE])
-    facts = []
+    exam.findings += wrong(names, [one for _, one in done], EXACT[DEVICE_SIZE])
     for device, one in done:
         if one.steady:
             precision = str(dtype_of(device)).replace("torch.", "")
             name = f"hash/{precision}/{DEVICE_SIZE}x{STEPS}/torch {node.torch}/{build()}"
             scope = f"{device.model}, {device.units} units"
-            facts.append(Fact("hash", name, next(iter(one.full)), scope, device.name, Severity.CRITICAL))
-    return findings, facts
+            exam.fact(name, next(iter(one.full)), scope, device.name, severity=Severity.CRITICAL)
 
 
 def wrong(names: Sequence[str], found: Sequence[Digests], expected: str) -> List[Finding]:

@@ -6,23 +6,23 @@ from the device's model alone, never from a trial: a slow node would choose anot
 
 from __future__ import annotations
 
-import math
-import time
-from dataclasses import dataclass, replace
-from typing import Callable, List, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Origin, Reading
+from pytest_mlhpc.node.vet.check import Examination
+from pytest_mlhpc.node.vet.finding import Origin
 from pytest_mlhpc.node.vet.load.devices import (
     Device,
     LoadNode,
     Meet,
-    median_rate,
-    not_computed,
+    by_clock,
+    figures,
+    note_unused,
     on_all,
-    split,
+    rate_of,
 )
 from pytest_mlhpc.node.vet.load.host import cpu_flags
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun
@@ -32,12 +32,6 @@ QUICK_S, DEEP_S = 3.0, 120.0
 
 #: Quick seconds where there are cores alone: they have fewer precisions.
 CORES_QUICK_S = 2.0
-
-#: Least time of a repetition in seconds, so that starting and stopping the clock is none of it.
-REPETITION_S = 0.02
-
-#: Repetitions: at least for a median, at most for a list.
-LEAST, MOST = 3, 100_000
 
 #: Of the data. Power, and so clocks, depend on how many bits change: 18 % between kinds of data on one MI300X (ROCm
 #: Validation Suite, rvs/conf/MI300X: random against trigonometric), which is why the key says what they are.
@@ -114,31 +108,7 @@ def measure(
 ) -> float:
     """Return FLOP/s: the median over *seconds*, after a warm-up, from a moment when all devices are ready."""
     left, right, product = operands(case, device)
-
-    def one() -> object:
-        return torch.mm(left, right, out=product)
-
-    timed(one)  # kernels are loaded and chosen
-    inner = max(1, math.ceil(REPETITION_S / max(timed(one), 1e-6)))
-
-    def repetition() -> None:
-        for _ in range(inner):
-            one()
-
-    meet()
-    timed(repetition)  # clocks rise
-    times: List[float] = []
-    end = time.monotonic() + seconds
-    while len(times) < LEAST or (time.monotonic() < end and len(times) < MOST):
-        times.append(timed(repetition))
-    return median_rate(case.flop * inner, times)
-
-
-def by_clock(work: Callable[[], object]) -> float:
-    """Return the seconds that *work* takes on the host's cores."""
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+    return rate_of(case.flop, lambda: torch.mm(left, right, out=product), timed, seconds, meet)
 
 
 def allow_tf32(*, allowed: bool) -> None:
@@ -146,55 +116,40 @@ def allow_tf32(*, allowed: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun, exam: Examination) -> None:
     """Measure each precision on all devices at once; on the cores where there is no device."""
-    began, seconds = time.monotonic(), arguments.seconds(QUICK_S if node.devices else CORES_QUICK_S, DEEP_S)
-    readings, findings = _of_devices(node, arguments.round, seconds, begun) if node.devices else ([], [])
-    if not node.devices:
-        findings += not_computed("gemm", node)
-        readings = _of_cores(node, arguments.round, seconds, begun)
+    seconds = arguments.seconds(QUICK_S if node.devices else CORES_QUICK_S, DEEP_S)
+    if node.devices:
+        _of_devices(exam, node, arguments.round, seconds, begun)
+    else:
+        note_unused(exam, node)
+        cases = cases_of_cores(node.threads, cpu_flags())
+        for case in cases:
+            begun(f"gemm {case.precision}")
+            value = measure(case, torch.device("cpu"), by_clock, seconds / len(cases))
+            _tell(exam, case, node.cpu_model, value, round=arguments.round)
     # Who may use fewer cores has other figures, which are not compared with those of the others: this says why.
-    cores = Fact("gemm", "cores to compute on", str(node.threads), origin=Origin.USER)
-    return CheckOutcome(tuple(findings), tuple(readings), (cores,), time.monotonic() - began)
+    exam.fact("cores to compute on", str(node.threads), origin=Origin.USER)
 
 
-def _of_devices(
-    node: LoadNode, round_: int, seconds: float, begun: Begun
-) -> Tuple[List[Reading], List[Finding]]:
+def _of_devices(exam: Examination, node: LoadNode, round_: int, seconds: float, begun: Begun) -> None:
     """Measure what any device can do, on those that can."""
     able = {device: cases_of(device) for device in node.devices}
     cases = list(dict.fromkeys(case for cases in able.values() for case in cases))
-    readings: List[Reading] = []
-    findings: List[Finding] = []
     for case in cases:
         begun(f"gemm {case.precision}")
         devices = [device for device in node.devices if case in able[device]]
         allow_tf32(allowed=case.precision == "tf32")
         results = on_all(devices, _work(case, seconds / len(cases)), begun, f"gemm {case.precision}")
         allow_tf32(allowed=False)
-        values, failed = split("gemm", results)
-        findings += failed
-        readings += [
-            replace(_reading(case, device.model, value, round_), device=device.name)
-            for device, value in values
-        ]
-    return readings, findings
+        for device, value in figures(exam, results):
+            _tell(exam, case, device.model, value, round=round_, device=device.name)
 
 
 def _work(case: GemmCase, seconds: float) -> Callable[[Device, Meet], float]:
     return lambda device, meet: measure(case, device.torch, device.timed, seconds, meet)
 
 
-def _of_cores(node: LoadNode, round_: int, seconds: float, begun: Begun) -> List[Reading]:
-    cases = cases_of_cores(node.threads, cpu_flags())
-    readings = []
-    for case in cases:
-        begun(f"gemm {case.precision}")
-        value = measure(case, torch.device("cpu"), by_clock, seconds / len(cases))
-        readings.append(_reading(case, node.cpu_model, value, round_))
-    return readings
-
-
-def _reading(case: GemmCase, model: str, value: float, round_: int) -> Reading:
+def _tell(exam: Examination, case: GemmCase, model: str, value: float, **about: Any) -> None:
     key, floor = f"gemm/{case.precision}/{case.size}/{DATA}", f"gemm/{case.precision}"
-    return Reading("gemm", f"gemm_{case.precision}", key, model, value, "FLOP/s", floor=floor, round=round_)
+    exam.reading(f"gemm_{case.precision}", key, model, value, "FLOP/s", floor=floor, **about)

@@ -116,14 +116,6 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> Tuple[str, ...]:
     return tuple(match.group(1).split()) if match else ()
 
 
-def total_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that are there for us: all of the node's, or our control group's limit."""
-    match = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
-    total = int(match.group(1)) * 1024 if match else 1 << 40
-    limit = _text(root / "sys/fs/cgroup/memory.max")
-    return min(total, int(limit)) if limit.isdigit() else total
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()

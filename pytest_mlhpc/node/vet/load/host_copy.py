@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 from pathlib import Path
-from typing import Dict, FrozenSet, Iterator, List, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, Tuple
 
 import torch
 from torch import Tensor
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Reading
+from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.load import devices
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable, numbers
 
 #: Seconds of measuring for each direction of each device.
 QUICK_S, DEEP_S = 0.1, 0.5
@@ -27,14 +27,11 @@ QUICK_S, DEEP_S = 0.1, 0.5
 #: Bytes of one copy: enough for the full rate of PCI Express 5.0 x16 and of NVLink-C2C (a few milliseconds).
 BYTES = 256 << 20
 
-LEAST, MOST = 5, 1000
 
-
-def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun, exam: Examination) -> None:
     """Measure each device after the other. Nodes without devices have nothing to copy to: nothing is said of them."""
-    began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
-    readings: List[Reading] = []
-    findings: List[Finding] = list(devices.not_computed("host_copy", node))
+    seconds = arguments.seconds(QUICK_S, DEEP_S)
+    devices.note_unused(exam, node)
     buffers: Dict[
         FrozenSet[int], Tensor
     ] = {}  # kept: torch would hand a freed one on to a device far from it
@@ -48,24 +45,12 @@ def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
                     buffers[near] = torch.empty(BYTES, dtype=torch.uint8, pin_memory=True).fill_(1)
                 values = of_device(device, buffers[near], seconds)
         except (RuntimeError, MemoryError) as error:
-            findings.append(devices.failure("host_copy", device, error))
+            exam.findings.append(devices.failure("host_copy", device, error))
             continue
         for direction, value in values.items():
             key = f"host_copy/{direction}/{BYTES >> 20}MiB/pinned"
-            readings.append(
-                Reading(
-                    "host_copy",
-                    f"host_copy_{direction}",
-                    key,
-                    device.model,
-                    value,
-                    "B/s",
-                    device=device.name,
-                    floor="host_copy",
-                    round=arguments.round,
-                )
-            )
-    return CheckOutcome(tuple(findings), tuple(readings), seconds=time.monotonic() - began)
+            about: Dict[str, Any] = {"device": device.name, "floor": "host_copy", "round": arguments.round}
+            exam.reading(f"host_copy_{direction}", key, device.model, value, **about)
 
 
 def of_device(device: Device, host: Tensor, seconds: float) -> Dict[str, float]:
@@ -82,10 +67,7 @@ def _rate(device: Device, target: Tensor, source: Tensor, seconds: float) -> flo
         return target.copy_(source, non_blocking=True)
 
     device.timed(one)
-    times: List[float] = []
-    end = time.monotonic() + seconds
-    while len(times) < LEAST or (time.monotonic() < end and len(times) < MOST):
-        times.append(device.timed(one))
+    times = devices.times_of(lambda: device.timed(one), seconds)
     return devices.median_rate(float(math.prod(source.shape)), times)
 
 
@@ -93,24 +75,11 @@ def near_cores(device: Device, allowed: Tuple[int, ...], root: Path = Path("/"))
     """Return which of our cores are next to the device, by the kernel's ``local_cpulist``; empty: nobody tells."""
     if not device.pci:
         return frozenset()
+    file = f"/sys/bus/pci/devices/{device.pci}/local_cpulist"
     try:
-        text = (root / "sys/bus/pci/devices" / device.pci / "local_cpulist").read_text(encoding="utf-8")
-        return cpu_list(text) & frozenset(allowed)
-    except (OSError, ValueError):
+        return numbers(Machine(root=root).text(file)) & frozenset(allowed)
+    except Unreadable:
         return frozenset()
-
-
-def cpu_list(text: str) -> FrozenSet[int]:
-    """Return the numbers in ``0-3,8``.
-
-    Raises:
-        ValueError: it is no such list.
-    """
-    found: Set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
 
 
 @contextlib.contextmanager

@@ -8,12 +8,12 @@ import json
 import os
 import select
 import socket
-import threading
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.agents.wire import new_challenge, proof, proved
 from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.vet.load.host import at_once
 from pytest_mlhpc.node.vet.load.protocol import Failed
 
 #: Version of what is said.
@@ -296,27 +296,9 @@ class Sockets:
             Failed: dead, hung, slow or network.
         """
         self._done = [[0, 0] for _ in self._links]
-        problems: List[BaseException] = []
-        threads = [
-            threading.Thread(target=self._guarded, args=(number, way, problems), daemon=True)
-            for number in range(len(self._links))
-            for way in (0, 1)
-        ]
         began = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds = time.perf_counter() - began
-        if problems:
-            raise problems[0]
-        return seconds
-
-    def _guarded(self, number: int, way: int, problems: List[BaseException]) -> None:
-        try:
-            (self._send, self._receive)[way](number)
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits for this one
-            problems.append(error)
+        at_once(2 * len(self._links), lambda number, _: (self._send, self._receive)[number % 2](number // 2))
+        return time.perf_counter() - began
 
     def _send(self, number: int) -> None:
         connection, view = self._links[number].socket, memoryview(self._outgoing)

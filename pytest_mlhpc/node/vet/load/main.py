@@ -19,22 +19,29 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 import warnings
-from typing import Any, Dict, List, Optional
+from dataclasses import replace
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
+from pytest_mlhpc.node.vet.check import Examination
+from pytest_mlhpc.node.vet.finding import CheckOutcome
 from pytest_mlhpc.node.vet.load import host
 from pytest_mlhpc.node.vet.load.host import forget_shares
 from pytest_mlhpc.node.vet.load.protocol import (
     Answers,
     ArgumentError,
     Arguments,
+    Begun,
     Failed,
     Order,
     Orders,
     ReaderLost,
 )
+from pytest_mlhpc.node.vet.machine import Context, Machine
+from pytest_mlhpc.node.vet.policy import built_in
 
-#: ``do`` -> module, each with ``run(node, arguments, begun) -> Outcome``.
+#: ``do`` -> module, each with ``run(node, arguments, begun, exam)``.
 COMMANDS = {
     "gemm": "gemm",
     "memory": "memory",
@@ -144,7 +151,7 @@ def carry_out(order: Order, node: Any, answers: Answers) -> None:
         return
     try:
         module = importlib.import_module(f"pytest_mlhpc.node.vet.load.{COMMANDS[order.do]}")
-        outcome = module.run(node, Arguments(order.args), answers.begun(order.id))
+        outcome = measured(order.do, module.run, node, order.args, answers.begun(order.id))
     except ArgumentError as error:
         answers.error(order.id, f"{order.do}: {error}", "usage")
     except Failed as error:
@@ -154,6 +161,21 @@ def carry_out(order: Order, node: Any, answers: Answers) -> None:
         answers.error(order.id, f"{order.do} failed: {type(error).__name__}: {str(error)[:500]}", why)
     else:
         answers.outcome(order.id, outcome)
+
+
+def measured(
+    name: str, run: Callable[..., None], node: Any, args: Mapping[str, Any], begun: Begun
+) -> CheckOutcome:
+    """Return what came of one command.
+
+    Raises:
+        ArgumentError: *args* are not what it takes.
+        Failed: it could not be carried out.
+    """
+    began = time.monotonic()
+    exam = Examination(name, Machine(), Context(built_in()))
+    run(node, Arguments(args), begun, exam)
+    return replace(exam.outcome(None), seconds=time.monotonic() - began)
 
 
 def _is_no_memory(error: BaseException) -> bool:

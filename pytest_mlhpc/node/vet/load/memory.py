@@ -6,18 +6,17 @@ has touched first, so that it lies in the memory next to it.
 
 from __future__ import annotations
 
-import math
-import threading
-import time
-from typing import List
+from pathlib import Path
+from typing import Any, Callable, Dict
 
 import torch
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Reading
+from pytest_mlhpc.node.vet.check import Examination
+from pytest_mlhpc.node.vet.checks.inventory import memory_info
 from pytest_mlhpc.node.vet.load import devices
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode, Meet, on_all
-from pytest_mlhpc.node.vet.load.host import at_once, total_memory
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable, is_number, or_else
 
 #: Seconds of measuring on the cores, and as much on the devices.
 QUICK_S, DEEP_S = 1.0, 5.0
@@ -32,54 +31,34 @@ LEAST_CORE_BYTES = 8 << 20
 #: Of a device: a multiple of its largest cache (MI300X: 256 MiB), and an eighth of a small one's memory.
 DEVICE_BYTES = 1 << 30
 
-#: Least time of a repetition, in seconds.
-REPETITION_S = 0.02
 
-LEAST, MOST = 5, 10_000
-
-
-def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun, exam: Examination) -> None:
     """Measure the cores, then the devices."""
-    began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
+    seconds = arguments.seconds(QUICK_S, DEEP_S)
     begun("memory of the host")
     size = core_bytes(node.threads, total_memory())
-    key = f"memory/copy/{size >> 20}MiB"
-    value = of_cores(node, seconds, size)
-    readings = [
-        Reading(
-            "memory",
-            "memory_copy",
-            key,
-            node.cpu_model,
-            value,
-            "B/s",
-            round=arguments.round,
-        )
-    ]
+    key, value = f"memory/copy/{size >> 20}MiB", of_cores(node, seconds, size)
+    exam.reading("memory_copy", key, node.cpu_model, value, round=arguments.round)
     if not node.devices:
-        return CheckOutcome((), tuple(readings), seconds=time.monotonic() - began)
+        return
     begun("memory of the devices")
 
     def work(device: Device, meet: Meet) -> float:
         return of_device(device, meet, seconds)
 
-    values, findings = devices.split("memory", on_all(node.devices, work, begun, "memory of the devices"))
-    for device, value in values:
-        key = f"memory/device_copy/{device_bytes(device) >> 20}MiB"
-        readings.append(
-            Reading(
-                "memory",
-                "device_memory_copy",
-                key,
-                device.model,
-                value,
-                "B/s",
-                device=device.name,
-                floor="memory/device",
-                round=arguments.round,
-            )
-        )
-    return CheckOutcome(tuple(findings), tuple(readings), seconds=time.monotonic() - began)
+    results = on_all(node.devices, work, begun, "memory of the devices")
+    for device, value in devices.figures(exam, results):
+        key, metric = f"memory/device_copy/{device_bytes(device) >> 20}MiB", "device_memory_copy"
+        about: Dict[str, Any] = {"device": device.name, "floor": "memory/device", "round": arguments.round}
+        exam.reading(metric, key, device.model, value, **about)
+
+
+def total_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of memory that are there for us: all of the node's, or our control group's limit."""
+    machine = Machine(root=root)
+    total = or_else(lambda name: memory_info(machine, name), "MemTotal", 1 << 40, Unreadable)
+    limit = or_else(machine.text, "/sys/fs/cgroup/memory.max", "", Unreadable)
+    return min(total, int(limit)) if is_number(limit) else total
 
 
 def core_bytes(threads: int, total: int) -> int:
@@ -101,34 +80,15 @@ def core_bytes(threads: int, total: int) -> int:
 
 
 def of_cores(node: LoadNode, seconds: float, size: int = CORE_BYTES) -> float:
-    """Return the bytes per second that all cores copy together.
+    """Return the bytes per second that all cores copy together."""
 
-    A repetition begins and ends for all at once; its time is the slowest core's. The first core says after each whether
-    there is another one.
-    """
-    times: List[float] = []
-    going = [True]
-
-    def copy(number: int, barrier: threading.Barrier) -> None:
-        torch.set_num_threads(1)  # of the calling thread
+    def prepare(number: int) -> Callable[[], object]:
         source = torch.zeros(size // 4).fill_(float(number))
         target = torch.zeros_like(source).fill_(1.0)
         target.copy_(source)
-        barrier.wait()
-        end = time.monotonic() + seconds
-        while going[0]:
-            began = time.perf_counter()
-            target.copy_(source)
-            barrier.wait()
-            if number == 0:
-                times.append(time.perf_counter() - began)
-                going[0] = len(times) < LEAST or (time.monotonic() < end and len(times) < MOST)
-            barrier.wait()
+        return lambda: target.copy_(source)
 
-    try:
-        at_once(node.threads, copy, node.cores)
-    finally:
-        torch.set_num_threads(node.threads)
+    times = devices.times_together(node, node.threads, prepare, seconds, node.cores)
     return devices.median_rate(2.0 * size * node.threads, times)
 
 
@@ -145,19 +105,5 @@ def of_device(device: Device, meet: Meet, seconds: float) -> float:
     source = torch.ones(device_bytes(device) // 4, device=device.torch)
     target = torch.empty_like(source)
 
-    def one() -> object:
-        return target.copy_(source)
-
-    device.timed(one)
-    inner = max(1, math.ceil(REPETITION_S / max(device.timed(one), 1e-6)))
-
-    def repetition() -> None:
-        for _ in range(inner):
-            one()
-
-    meet()
-    times: List[float] = []
-    end = time.monotonic() + seconds
-    while len(times) < LEAST or (time.monotonic() < end and len(times) < MOST):
-        times.append(device.timed(repetition))
-    return devices.median_rate(2.0 * source.numel() * 4 * inner, times)
+    amount = 2.0 * source.numel() * 4
+    return devices.rate_of(amount, lambda: target.copy_(source), device.timed, seconds, meet)

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Reading
+from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.load import devices
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.link import (
@@ -63,9 +63,8 @@ class ByteExchange(Protocol):
         ...
 
 
-def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun, exam: Examination) -> None:
     """Meet the partner, agree on a way, and measure."""
-    began = time.monotonic()
     deadline = Deadline(arguments.number("timeout_s", None, 0.1, 3600.0))
     size = arguments.whole("bytes", None, 1, 1 << 32)
     rounds = arguments.whole("rounds", 3, 1, MOST_ROUNDS)
@@ -95,8 +94,7 @@ def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
         seconds = measure(control, way, rounds, deadline, first=first)
     value = devices.median_rate(float(way.size), seconds)
     key = f"pair/{name}/{size >> 10}KiB"
-    reading = Reading("pair", "pair_bandwidth", key, node.models[0], value, "B/s", round=arguments.round)
-    return CheckOutcome((), (reading,), seconds=time.monotonic() - began)
+    exam.reading("pair_bandwidth", key, node.models[0], value, round=arguments.round)
 
 
 def agree(mine: Dict[str, Any], other: Dict[str, Any]) -> str:

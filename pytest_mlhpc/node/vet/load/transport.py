@@ -7,51 +7,59 @@ host's name (PyTorch, ProcessGroupGloo::createDefaultDevice).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
-import time
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Mapping, Optional
 
 import torch
 
+from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.checks import job_network
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Origin, Severity
+from pytest_mlhpc.node.vet.finding import Origin
 from pytest_mlhpc.node.vet.load import host
 from pytest_mlhpc.node.vet.load.all_reduce import library
 from pytest_mlhpc.node.vet.load.devices import LoadNode
 from pytest_mlhpc.node.vet.load.host import ChosenTransport
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable, judged
-from pytest_mlhpc.node.vet.policies.host import BOUNDS
-from pytest_mlhpc.node.vet.policy import Policy
-from pytest_mlhpc.node.vet.ports import Fabric, fabric_of
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable, or_else
+from pytest_mlhpc.node.vet.ports import Fabric, fabric_of, ipv4_addresses
 
-#: ioctl(2) request for an interface's IPv4 address (netdevice(7)), and what an interface of InfiniBand says in /sys that it is
-#: (linux/if_arp.h, ARPHRD_INFINIBAND).
-SIOCGIFADDR, INFINIBAND = 0x8915, "32"
+#: What an interface of InfiniBand says in /sys that it is (linux/if_arp.h, ARPHRD_INFINIBAND).
+INFINIBAND = "32"
 
 
-def run(node: LoadNode, arguments: Arguments, begun: Begun) -> CheckOutcome:
+def run(node: LoadNode, arguments: Arguments, begun: Begun, exam: Examination) -> None:
     """Start the library, and say what it chose.
 
     Raises:
         Failed: it said nothing that we understand.
     """
-    began, machine = time.monotonic(), Machine()
+    exam.origin = Origin.USER
     try:
-        fabric = fabric_of(machine)
+        fabric = fabric_of(exam.machine)
     except Unreadable as error:
-        text = f"whether there is a fabric is unknown: {error}"
-        unknown = Finding("transport", Severity.UNKNOWN, text, rule="job.transport", origin=Origin.USER)
-        return CheckOutcome((unknown,), seconds=time.monotonic() - began)
+        exam.unknown("job.transport", f"whether there is a fabric is unknown: {error}")
+        return
     name = library(node.kind)
     begun(f"transport of {name}")
     chosen = of_gloo(os.environ, socket.gethostname()) if name == "gloo" else of_nccl(node, name)
     several = arguments.whole("nodes", 2, 1, 1 << 20) > 1
-    findings = judge(chosen, fabric if several else Fabric(), machine)  # one node sends over no network
-    return CheckOutcome(findings, (), facts(chosen), time.monotonic() - began)
+    judge(exam, chosen, fabric if several else Fabric())  # one node sends over no network
+    tell(exam, chosen)
+
+
+def tell(exam: Examination, chosen: ChosenTransport) -> None:
+    """Say what should be equal on all nodes."""
+    interfaces = " ".join(chosen.interfaces)
+    values = {
+        "network": chosen.network,
+        "interfaces": interfaces,
+        "provider": chosen.provider,
+        "version": chosen.version,
+    }
+    for what, value in values.items():
+        if value:
+            exam.fact(f"{chosen.library} {what}", value)
 
 
 def of_nccl(node: LoadNode, name: str) -> ChosenTransport:
@@ -72,21 +80,22 @@ def of_nccl(node: LoadNode, name: str) -> ChosenTransport:
     return chosen
 
 
-def judge(chosen: ChosenTransport, fabric: Fabric, machine: Machine) -> Tuple[Finding, ...]:
-    """Return a finding on what was chosen, beside what there is."""
+def judge(exam: Examination, chosen: ChosenTransport, fabric: Fabric) -> None:
+    """Judge what was chosen, beside what there is."""
     if chosen.library != "gloo":
-        return job_network.judge(chosen.seen, fabric, machine.environ, Policy(BOUNDS), check="transport")
+        job_network.judge_transport(exam, chosen.seen, fabric)
+        return
     words = f"{chosen.library} joins nodes by {chosen.network}"
     words += f" ({', '.join(chosen.interfaces[:8])})" if chosen.interfaces else ""
-    if not _is_slow(chosen, machine) or not fabric.text:
-        text = words if fabric.text else f"{words}; the node shows no fabric"
-        return (Finding("transport", Severity.INFO, text, rule="job.transport", origin=Origin.USER),)
+    if not _is_slow(chosen, exam.machine) or not fabric.text:
+        exam.info(words if fabric.text else f"{words}; the node shows no fabric", rule="job.transport")
+        return
     reason = (
         f"{words}, although there is {fabric.text}: many times slower; "
         "set GLOO_SOCKET_IFNAME to an interface of the fabric"
     )
     # Gloo knows nothing but sockets: that they do not run over the fabric costs less than it does NCCL.
-    return judged("transport", Policy(BOUNDS), "job.transport", 1.0, reason)
+    exam.judge("job.transport", 1.0, reason)
 
 
 def _is_slow(chosen: ChosenTransport, machine: Machine) -> bool:
@@ -96,22 +105,8 @@ def _is_slow(chosen: ChosenTransport, machine: Machine) -> bool:
 
 def _of_fabric(interface: str, machine: Machine) -> bool:
     """Return whether an interface is InfiniBand's or Slingshot's (``hsn0``; HPE's name for them)."""
-    try:
-        kind = machine.text(f"/sys/class/net/{interface}/type")
-    except Unreadable:
-        kind = ""
+    kind = or_else(machine.text, f"/sys/class/net/{interface}/type", "", Unreadable)
     return kind == INFINIBAND or interface.startswith("hsn")
-
-
-def facts(chosen: ChosenTransport) -> Tuple[Fact, ...]:
-    """Return what should be equal on all nodes."""
-    found: List[Tuple[str, str]] = [("network", chosen.network), ("interfaces", " ".join(chosen.interfaces))]
-    found += [("provider", chosen.provider), ("version", chosen.version)]
-    return tuple(
-        Fact("transport", f"{chosen.library} {name}", value, origin=Origin.USER)
-        for name, value in found
-        if value
-    )
 
 
 def of_gloo(environ: Mapping[str, str], host: str) -> ChosenTransport:
@@ -140,16 +135,7 @@ def interface_of(address: str) -> Optional[str]:
         return _interface_of_ipv6(address)
     if address.startswith("127."):
         return "lo"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, request)
-            except OSError:  # it has no address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+    return next((name for name, own in ipv4_addresses().items() if own == address), None)
 
 
 def _interface_of_ipv6(address: str) -> Optional[str]:

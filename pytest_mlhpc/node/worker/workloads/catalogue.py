@@ -34,7 +34,12 @@ _COMMAND = Workload(
         "artifacts": Field(
             (), "files of the run's folder that the test reads, names or globs", "words", identity=False
         ),
-        "sanity": Field((), "regular expressions that must match in the output", "words", identity=False),
+        "sanity": Field(
+            (),
+            "regular expressions that must match in the output, functions of the run that must hold",
+            "sanity",
+            identity=False,
+        ),
         "cwd": Field(
             None,
             "folder to start in, relative to the test's file; unset: a new one of the run",
