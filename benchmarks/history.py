@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks import history_tcpd
-from benchmarks.history_alarms import MOST_FALSE, best_rival, false_alarms, found, together
+from benchmarks.history_alarms import LATE, MOST_FALSE, best_rival, false_alarms, found, together
 from benchmarks.history_worlds import NIGHTS, QUIET, WORLDS, nights
 from benchmarks.report import Row, table
 from pytest_mlhpc.judge.changes import find_all
@@ -42,13 +42,17 @@ def simulated(scale: float) -> Iterator[Row]:
             dropped = nights(world, dropped_rows, size, SEED)
             mine = found(together(dropped), dropped.drops)
             bound = size == 0.05 or world in SHARP
-            ok = mine.share >= share and (size < 0.05 or mine.delay <= 1) if bound else None
+            ok = mine.share >= share and (size < 0.05 or mine.delay <= LATE.get(world, 1)) if bound else None
             words = f"{mine.share:.1%}, median delay {mine.delay:g}"
             if not bound:
                 name, theirs = best_rival(quiet, dropped, knows=False)
                 best, its = best_rival(quiet, dropped, knows=True)
                 words += f"; best rival at 0.4 false alarms: {name} {theirs.share:.1%}, told the true level: {best} {its.share:.1%}"
-            reach = f">= {share:.0%}" + (" and <= 1 night" if size == 0.05 else "") if bound else "-"
+            reach = (
+                f">= {share:.0%}" + (f" and <= {LATE.get(world, 1)} nights" if size == 0.05 else "")
+                if bound
+                else "-"
+            )
             yield Row(f"{world}: drops of {size:.0%} found within 14 nights", reach, words, ok)
 
 

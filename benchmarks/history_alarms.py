@@ -9,12 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.history_worlds import ACCEPTED, NIGHTS, QUIET, Floats, Nights
-from pytest_mlhpc.judge.changes import Attempts, lasting_drops
+from pytest_mlhpc.judge.changes import Attempts
+from pytest_mlhpc.judge.fence import SMALLEST
+from pytest_mlhpc.judge.losses import SEVERAL, incident_losses, limits_for
 
 Alarms = NDArray[np.bool_]  # series x nights
 
 #: An alarm within so many nights of one that was counted is the same one; a drop is found within so many nights.
 SAME, SOON = 5, 14
+#: Nights, at most, after which half of the drops of 5 % are told. Where a fifth of the nights is as slow as that by itself, a
+#: drop that is told at once would be told falsely as well.
+LATE = {"slow nodes": 3}
 #: Most false alarms in 100 nights.
 MOST_FALSE = 0.4
 
@@ -28,7 +33,7 @@ class Found:
 
 
 def together(nights: Nights) -> Alarms:
-    """Return the nights in which :func:`lasting_drops`, as the product has it, tells of a drop."""
+    """Return the nights in which :func:`incident_losses` tells of a loss, with the limits of a site of one series."""
     rows, attempts = nights.runs.tolist(), nights.reruns.tolist()
     told = [
         [
@@ -37,10 +42,11 @@ def together(nights: Nights) -> Alarms:
         ]
         for series, again, said in zip(rows, attempts, nights.regressed, strict=True)
     ]
+    limits = limits_for(1, SMALLEST / SEVERAL)
     alarms = np.zeros(nights.regressed.shape, dtype=np.bool_)
     for night in range(ACCEPTED, NIGHTS):
-        drops = lasting_drops([(series[: night + 1], "higher") for series in told])
-        alarms[:, night] = [drop is not None for drop in drops]
+        found = incident_losses([(series[: night + 1], "higher") for series in told], limits)
+        alarms[:, night] = [loss is not None for loss in found]
     return alarms
 
 

@@ -16,7 +16,7 @@ from pytest_mlhpc.store.record import SeriesKey
 KEY = SeriesKey("cirrus", "standard", "default", "", "a", "rate")
 DAY_NS = 86_400 * 10**9
 BEFORE, AFTER, RISE, SERIES = 60, 14, 1.05, 30
-NOISES, LASTED = (0.002, 0.005, 0.01, 0.015), (15, 25, 40)
+NOISES, LASTED = (0.002, 0.005, 0.01, 0.015), (20, 30, 40)
 
 
 def run() -> list[Row]:

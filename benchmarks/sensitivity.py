@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.history_worlds import RUNS, Floats, judged_nights
 from benchmarks.report import Row
-from benchmarks.verdicts import Noise, read
+from benchmarks.verdict_noise import Noise, read
 from pytest_mlhpc.judge.losses import limits_for
 from pytest_mlhpc.judge.sensitivity import (
     SURE,

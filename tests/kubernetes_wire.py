@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -109,6 +110,7 @@ class Asked:
         self.method, target, _ = first.split(" ")
         self.path = urlsplit(target).path
         self.query = {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
+        self.lines = lines
         pairs = [line.partition(":") for line in lines]
         self.headers = {name.lower(): value.strip() for name, _, value in pairs}
         self.body = json.loads(body) if body else None
@@ -144,18 +146,21 @@ class Asked:
 
 
 class Scripted(Listener):
-    """A server of plain HTTP whose answers a function gives; what was asked is kept."""
+    """A server of HTTP, plain or with TLS, whose answers a function gives; what was asked is kept."""
 
-    def __init__(self, answer: Callable[[Asked], None]) -> None:
+    def __init__(self, answer: Callable[[Asked], None], tls: ssl.SSLContext | None = None) -> None:
         self._answer = answer
+        self._tls = tls
         self.asked: list[Asked] = []
         super().__init__(self._talk)
 
     def _talk(self, connection: socket.socket) -> None:
-        for head, body in _requests(connection):
-            asked = Asked(connection, head, body)
-            self.asked.append(asked)
-            self._answer(asked)
+        wrapped = self._tls.wrap_socket(connection, server_side=True) if self._tls else connection
+        with wrapped:
+            for head, body in _requests(wrapped):
+                asked = Asked(wrapped, head, body)
+                self.asked.append(asked)
+                self._answer(asked)
 
 
 def _requests(connection: socket.socket) -> Iterator[tuple[str, bytes]]:

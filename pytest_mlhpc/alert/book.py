@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from pytest_mlhpc.alert.model import DAY_NS, Book, Pending
 from pytest_mlhpc.errors import MlhpcError, StoreError
 from pytest_mlhpc.node.files import read_json, sync_folder
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
-from pytest_mlhpc.store.files import is_shared, make_directories, replace_file
+from pytest_mlhpc.store.files import is_shared, make_directories, open_regular, replace_file
 
 #: A larger file is no book of ours: thousands of open incidents are a few MB.
 MAX_BYTES = 64 << 20
@@ -44,16 +43,10 @@ def read_book(state_dir: Path, on_problem: Callable[[str], None]) -> Book:
     """
     path = book_path(state_dir)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open_regular(path) as file:
+            data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return Book()
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise StoreError(f"{path}: is no file")
-            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
     try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import math
 import re
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from pytest_mlhpc.alert.channels.base import IncidentState, Kind
 from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Book, Incident, Member, Observation, Subject
@@ -17,6 +19,10 @@ TOLERANCE_NS = DAY_NS * 3 // 2
 #: What is found later is of the same cause if it began in the same night or the next one: whoever falls two nights later has
 #: another cause, and is told. Half a day, as nights begin at other hours.
 LATE_NS = DAY_NS // 2
+#: Nights in which a loss of one cause may be dated: the tolerance to both sides.
+NIGHTS = 2 * TOLERANCE_NS / DAY_NS
+#: What falls into one night by chance less often than this has a common cause: so often at most is such a claim wrong.
+CHANCE = 0.02
 #: From this share of a system's benchmarks on, and from three of them on, it is the system.
 MOST, FEWEST = 0.6, 3
 #: Metrics that say that reading or writing is slower, or sending.
@@ -36,6 +42,7 @@ class IncidentGroup:
     kind: Kind
     scope: str
     bads: tuple[Bad, ...]
+    chance: float | None = None  #: that so many fall into one night without a common cause; None of one alone
 
     @property
     def systems(self) -> tuple[str, ...]:
@@ -65,56 +72,103 @@ def joins(bad: Bad, incident: Incident) -> bool:
     if bad.first_ns - LATE_NS > incident.last_ns or incident.first_ns > bad.last_ns + LATE_NS:
         return False
     if incident.scope == "code":
-        told = {member.told.subject.benchmark for member in incident.members}
-        return bad.subject.benchmark in told
+        return bad.subject.benchmark in {member.told.subject.benchmark for member in incident.members}
     return (bad.subject.system,) == incident.systems
 
 
-def groups(bads: Sequence[Bad], measured: Mapping[str, Collection[str]]) -> list[IncidentGroup]:
-    """Return *bads* by cause, in a fixed order. *measured* are the benchmarks of each system."""
+def groups(
+    bads: Sequence[Bad],
+    measured: Mapping[str, Collection[str]],
+    losses_a_night: Mapping[str, float] = MappingProxyType({}),
+) -> list[IncidentGroup]:
+    """Return *bads* by cause, in a fixed order.
+
+    *measured* are the benchmarks of each system, of which so many become worse in a night (*losses_a_night*): what they have in
+    common is a cause only where chance would hardly bring as many together.
+    """
     found: list[IncidentGroup] = []
     for kind in Kind:
         mine = sorted((bad for bad in bads if bad.subject.kind is kind), key=lambda bad: bad.subject)
         if kind is Kind.REGRESSION:
-            found += _regressions(mine, measured)
+            found += _regressions(mine, measured, losses_a_night)
         else:
             found += [IncidentGroup(kind, kind.value, part) for part in by_time(by_system(mine))]
     return found
 
 
-def _regressions(bads: Sequence[Bad], measured: Mapping[str, Collection[str]]) -> list[IncidentGroup]:
-    code, rest = _by_code(bads)
-    found = [IncidentGroup(Kind.REGRESSION, "code", part) for part in code]
+def _regressions(
+    bads: Sequence[Bad], measured: Mapping[str, Collection[str]], rates: Mapping[str, float]
+) -> list[IncidentGroup]:
+    code, rest = _by_code(
+        bads,
+        {name: NIGHTS * rates.get(name, 0.0) / len(measured[name]) for name in measured if measured[name]},
+    )
+    found = [IncidentGroup(Kind.REGRESSION, "code", part, chance) for part, chance in code]
     for part in by_time(by_system(rest)):
-        found += _by_class(part, len(measured.get(part[0].subject.system, ())))
+        system = part[0].subject.system
+        found += _by_class(part, len(measured.get(system, ())), NIGHTS * rates.get(system, 0.0))
     return found
 
 
-def _by_code(bads: Sequence[Bad]) -> tuple[list[tuple[Bad, ...]], list[Bad]]:
-    """Return what several systems have in common, by night, and the rest."""
-    parts: list[tuple[Bad, ...]] = []
+def by_chance(least: int, expected: float) -> float:
+    """Return how likely *least* or more events are where so many are expected (Poisson)."""
+    fewer, term = 0.0, math.exp(-expected)
+    for count in range(least):
+        fewer, term = fewer + term, term * expected / (count + 1)
+    return max(0.0, 1.0 - fewer)
+
+
+def _by_code(
+    bads: Sequence[Bad], likely: Mapping[str, float]
+) -> tuple[list[tuple[tuple[Bad, ...], float]], list[Bad]]:
+    """Return what several systems have in common, by night and with its chance, and the rest.
+
+    *likely* is how likely one benchmark of each system became worse in such a time.
+    """
+    parts: list[tuple[tuple[Bad, ...], float]] = []
     rest: list[Bad] = []
     for part in by_time([tuple(bads)] if bads else []):
         systems: dict[str, set[str]] = {}
         for bad in part:
             systems.setdefault(bad.subject.benchmark, set()).add(bad.subject.system)
-        shared = {benchmark for benchmark, where in systems.items() if len(where) > 1}
-        common = tuple(bad for bad in part if bad.subject.benchmark in shared)
+        chances = _chances(systems, likely)
+        common = tuple(bad for bad in part if bad.subject.benchmark in chances)
         if common:
-            parts.append(common)
-        rest += [bad for bad in part if bad.subject.benchmark not in shared]
+            parts.append((common, max(chances.values())))
+        rest += [bad for bad in part if bad.subject.benchmark not in chances]
     return parts, rest
 
 
-def _by_class(bads: Sequence[Bad], measured: int) -> list[IncidentGroup]:
+def _chances(systems: Mapping[str, Collection[str]], likely: Mapping[str, float]) -> dict[str, float]:
+    """Return the benchmarks (-> systems) that fell on several systems, as chance alone hardly has it, with that chance."""
+    shared = {name: where for name, where in systems.items() if len(where) > 1}
+    expected = {
+        name: sum(likely.values()) - max((likely.get(one, 0.0) for one in where), default=0.0)
+        for name, where in systems.items()
+    }
+    every = by_chance(len(shared), sum(by_chance(1, one) for one in expected.values()))
+    found = {
+        name: min(every, len(systems) * by_chance(len(where) - 1, expected[name]))
+        for name, where in shared.items()
+    }
+    return {name: chance for name, chance in found.items() if chance < CHANCE}
+
+
+def _by_class(bads: Sequence[Bad], measured: int, expected: float) -> list[IncidentGroup]:
     classes: dict[str, list[Bad]] = {}
     for benchmark in benchmarks(bads):
         mine = [bad for bad in bads if place(bad) == benchmark]
         classes.setdefault(class_of(mine), []).extend(mine)
     affected = len(benchmarks(bads))
     if affected >= FEWEST and affected >= MOST * measured and set(classes) != {"io"}:
-        return [IncidentGroup(Kind.REGRESSION, "all", tuple(bads))]
-    return [IncidentGroup(Kind.REGRESSION, name, tuple(part)) for name, part in sorted(classes.items())]
+        return [_group("all", bads, expected)]
+    return [_group(name, part, expected) for name, part in sorted(classes.items())]
+
+
+def _group(scope: str, bads: Sequence[Bad], expected: float) -> IncidentGroup:
+    affected = len(benchmarks(bads))
+    chance = by_chance(affected - 1, expected) if affected > 1 else None
+    return IncidentGroup(Kind.REGRESSION, scope, tuple(bads), chance)
 
 
 def class_of(bads: Sequence[Bad]) -> str:
@@ -160,11 +214,9 @@ def by_time(parts: Iterable[Sequence[Bad]]) -> list[tuple[Bad, ...]]:
 STEP = 0.03
 #: One benchmark alone must lose three times as much, and so much more.
 LEAP = 0.1
-#: More of it is told when as many benchmarks came to it as were told before; of fewer than this any one more.
-MORE = 3
 #: Names of incidents are not given again for so long.
 REMEMBERED_NS = 400 * DAY_NS
-#: Given tonight's new bads, return what became bad with them on weaker evidence.
+#: Given tonight's new bads, return the same benchmarks of other systems that became bad with them on weaker evidence.
 Companions = Callable[[Sequence[Bad]], Sequence[Bad]]
 
 
@@ -196,7 +248,7 @@ def advance(
     incidents, rest = _joined(incidents, new)
     more = [bad for bad in companions(rest) if bad.subject not in known and bad.subject not in seen.bad]
     taken = {*book.closed, *(incident.id for incident in incidents)}
-    for group in groups([*rest, *more], seen.measured):
+    for group in groups([*rest, *more], seen.measured, seen.losses_a_night):
         if begun := _begun(group, seen, taken, now_ns):
             taken.add(begun.id)
             old = book.last_ns == 0 and begun.last_ns < now_ns - NIGHT_NS
@@ -279,8 +331,9 @@ def _begun(group: IncidentGroup, seen: Observation, taken: Iterable[str], now_ns
         last_ns=max(member.now.last_ns for member in members),
         created_ns=now_ns,
         members=members,
-        told=group.benchmarks,
+        told=benchmarks(member.now for member in members),
         measured=sum(len(seen.measured.get(system, ())) for system in systems),
+        chance=group.chance,
         labels=_labels(group, systems, members),
     )
 
@@ -331,12 +384,13 @@ def _said(incident: Incident, state: IncidentState, now_ns: int) -> tuple[Incide
     members = tuple(
         replace(member, told=_louder(member)) if member.open else member for member in incident.members
     )
-    told = tuple(sorted({*incident.told, *benchmarks(member.now for member in members)}))
+    named = benchmarks(member.now for member in members)
     messages = incident.messages + 1
     after = replace(
         incident,
         members=members,
-        told=told,
+        told=tuple(sorted({*incident.told, *named})),
+        fresh=tuple(name for name in named if incident.announced and name not in incident.told),
         announced=True,
         state=state,
         messages=messages,
@@ -352,10 +406,7 @@ def _louder(member: Member) -> Bad:
 
 
 def _worse(incident: Incident) -> bool:
-    """Whether its typical loss grew, one benchmark's by a lot, or more benchmarks have it: many, or one with a much larger loss.
-
-    Members are found worse on different nights: each for itself would be a message a night.
-    """
+    """Whether its typical loss grew, one benchmark's by a lot, or another benchmark has it: each is named in a message."""
     open_members = [member for member in incident.members if member.open]
     told = statistics.median(member.told.worse_by for member in incident.members)
     now = statistics.median(member.now.worse_by if member.open else 0.0 for member in incident.members)
@@ -363,12 +414,8 @@ def _worse(incident: Incident) -> bool:
         member.now.worse_by >= max(member.told.worse_by * 3, member.told.worse_by + LEAP)
         for member in open_members
     )
-    late = [member.now for member in open_members if place(member.now) not in incident.told]
-    more = benchmarks(late)
-    return (
-        grown
-        or len(more) >= (len(incident.told) if len(incident.told) >= MORE else 1)
-        or any(bad.worse_by >= max(told * 3, told + LEAP) for bad in late if bad.subject.benchmark)
+    return grown or any(
+        place(member.now) not in incident.told for member in open_members if member.now.subject.benchmark
     )
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from pytest_mlhpc.alert.channels.base import Affected, AlertMessage, IncidentState, Kind
-from pytest_mlhpc.alert.incidents import benchmarks, place
+from pytest_mlhpc.alert.incidents import CHANCE, benchmarks, place
 from pytest_mlhpc.alert.model import Bad, Incident, Member, owner_names
 from pytest_mlhpc.alert.observe import NOT_RUN
 from pytest_mlhpc.store.text import clean, count, minutes, one_line
@@ -145,6 +145,8 @@ def _facts(incident: Incident, state: IncidentState) -> list[str]:
     facts = [f"Since {_since(incident)}; alert {incident.id}."]
     if owner := owners_text(incident.owners):
         facts.append(f"Owner: {owner}")
+    if state is IncidentState.WORSE and incident.fresh:
+        facts.append(f"New in it: {_some([short(name.split(':', 2)[2]) for name in incident.fresh])}.")
     if state is IncidentState.RESOLVED:
         reasons = sorted({member.reason for member in incident.members if member.reason})
         facts.append(f"Over: {'; '.join(reasons)}." if reasons else _over(incident.kind))
@@ -154,7 +156,21 @@ def _facts(incident: Incident, state: IncidentState) -> list[str]:
     if incident.kind is Kind.REGRESSION:
         cause = cause_text(incident)
         facts.append(f"{cause[0].upper()}{cause[1:]}.")
+        facts += [text] if (text := chance_text(incident)) else []
     return facts
+
+
+def chance_text(incident: Incident) -> str:
+    """Return how likely what is told together has no common cause; an empty text where one benchmark is told."""
+    if incident.chance is None:
+        return ""
+    if incident.chance < 0.001:
+        often = "less than 1 in 1,000 times"
+    else:
+        often = f"in 1 of {round(1 / incident.chance):,} cases"
+    what = "On several systems" if incident.scope == "code" else "So many"
+    cause = "suspect one cause" if incident.chance < CHANCE else "each may have its own cause"
+    return f"{what} in one night is chance {often}: {cause}."
 
 
 def _over(kind: Kind) -> str:
@@ -192,9 +208,15 @@ def cause_text(incident: Incident) -> str:
 
 
 def _shown(incident: Incident, state: IncidentState) -> list[list[Member]]:
-    """Return the members to list, those of one benchmark together: open ones unless all is over, worst first."""
+    """Return the members to list, those of one benchmark together: open ones unless all is over, new ones first, then the worst."""
     members = [member for member in incident.members if member.open or state is IncidentState.RESOLVED]
-    members.sort(key=lambda member: (-_bad(member, state).worse_by, member.now.subject))
+    members.sort(
+        key=lambda member: (
+            place(member.now) not in incident.fresh,
+            -_bad(member, state).worse_by,
+            member.now.subject,
+        )
+    )
     lines: dict[str, list[Member]] = {}
     for member in members:
         lines.setdefault(f"{place(member.now)}:{member.now.subject.node}", []).append(member)

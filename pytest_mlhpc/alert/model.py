@@ -82,7 +82,13 @@ class Incident:
     created_ns: int
     members: tuple[Member, ...]
     told: tuple[str, ...] = ()  #: benchmarks of which a message spoke
+    fresh: tuple[
+        str, ...
+    ] = ()  #: those of which its newest message spoke first, where it was not the first one
     measured: int = 0  #: benchmarks of its systems that were measured then
+    chance: float | None = (
+        None  #: how often what is told together falls into one night by chance; None where one is told alone
+    )
     announced: bool = False
     state: IncidentState = IncidentState.NEW
     ack: Ack | None = None
@@ -166,7 +172,8 @@ class Observation:
     """What tonight's look at the history found.
 
     ``known`` are subjects of which it can say whether they are bad: an open one among them that is not in ``bad`` has
-    recovered. ``gone`` are those that will not come back, with the reason. ``measured`` are the benchmarks of a system.
+    recovered. ``gone`` are those that will not come back, with the reason. ``measured`` are the benchmarks of a system, of which
+    so many become worse in a night (``losses_a_night``), as its history says.
     """
 
     now_ns: int
@@ -174,3 +181,4 @@ class Observation:
     known: frozenset[Subject]
     gone: Mapping[Subject, str] = field(default_factory=dict)
     measured: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    losses_a_night: Mapping[str, float] = field(default_factory=dict)

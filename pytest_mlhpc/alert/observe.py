@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_mlhpc.alert.channels.base import Kind
-from pytest_mlhpc.alert.incidents import Companions, by_system, by_time, open_subjects
+from pytest_mlhpc.alert.incidents import Companions, open_subjects
 from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Book, Observation, Subject
-from pytest_mlhpc.alert.slower import KnownIncidents, Rules, companion, regressions, subject_of
+from pytest_mlhpc.alert.slower import KnownIncidents, Rules, elsewhere, regressions, subject_of
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, watch
 from pytest_mlhpc.history.series import Night, Series, Source, feeds
@@ -207,8 +206,6 @@ WINDOW_NS = 150 * DAY_NS
 RECENT_NS = 60 * DAY_NS
 #: An open regression of a series without a figure for so long is over: the benchmark is no more.
 GONE_NS = 30 * DAY_NS
-#: How far a figure of another system must stand out to be a sign that the code is to blame.
-ELSEWHERE_SIGMAS = 3.5
 
 
 @dataclass(frozen=True)
@@ -218,6 +215,7 @@ class Question:
     now_ns: int
     branch: str = "main"
     rules: Rules = field(default_factory=Rules)
+    false_alarms: float = 1.0  #: a month that the site accepts, all its series together
     expect: bool = False
     stale_ns: int = 26 * 3600 * 10**9
     events: Sequence[Event] = ()
@@ -249,7 +247,7 @@ def observe(source: Source, book: Book, question: Question) -> Observed:
     opened = {subject: bad for subject, bad in open_subjects(book).items() if subject.kind is Kind.REGRESSION}
     accepted = {one.subject: one.since_ns for one in book.accepted}
     known = KnownIncidents(opened, accepted, fresh=book.last_ns == 0)
-    bad = regressions(watched, tee.reruns, known, now_ns, question.rules)
+    bad = regressions(watched, tee.reruns, known, now_ns, question.rules, question.false_alarms)
     subjects = {subject_of(one.series.key) for one in watched}
     gone = {**_gone(watched, opened, now_ns), **_of_earlier_epochs(watched, opened)}
     nights = tuple(source.nights(now_ns - RECENT_NS, now_ns + 1))
@@ -267,8 +265,12 @@ def observe(source: Source, book: Book, question: Question) -> Observed:
     owners = _Owners(nights, question.branch)
     bad = {subject: owners.named(one) for subject, one in bad.items() if subject not in gone}
     measured = _measured(watched, seen, now_ns)
-    observation = Observation(now_ns, bad, frozenset(subjects), gone, measured)
-    companions = _Companions(watched, question.rules.smallest, owners)
+    observation = Observation(now_ns, bad, frozenset(subjects), gone, measured, _losses_a_night(watched))
+
+    def companions(bads: Sequence[Bad]) -> Sequence[Bad]:
+        slower = [one for one in bads if one.subject.kind is Kind.REGRESSION]
+        return [owners.named(one) for one in elsewhere(watched, tee.reruns, slower, question.rules.smallest)]
+
     return Observed(observation, companions, empty=not watched and not nights)
 
 
@@ -321,6 +323,17 @@ def _measured(
     return {system: frozenset(names) for system, names in found.items()}
 
 
+def _losses_a_night(watched: Sequence[WatchedSeries]) -> Mapping[str, float]:
+    """Return how many series of each system become worse in a night, over all nights that are looked at; half a one at least in all."""
+    losses: dict[str, float] = {}
+    nights: dict[str, int] = {}
+    for one in watched:
+        system = one.series.key.system
+        losses[system] = losses.get(system, 0.5) + sum(shift.worse for shift in one.shifts)
+        nights[system] = max(nights.get(system, 1), len(one.series.points))
+    return {system: losses[system] / nights[system] for system in losses}
+
+
 class _Tee:
     """A source that remembers the re-runs of what it hands on, which are no part of what is watched over nights."""
 
@@ -342,33 +355,3 @@ class _Tee:
                 if point.night.attempt and feeds(replace(point.night, attempt=0), self._branch):
                     self.reruns.setdefault((one.key, point.night.session), []).append(point.value)
             yield one
-
-
-class _Companions:
-    """What became slower with what, among all series of tonight."""
-
-    def __init__(self, watched: Sequence[WatchedSeries], smallest: float, owners: _Owners) -> None:
-        self._watched = watched
-        self._owners = owners
-        self._smallest = smallest
-
-    def __call__(self, bads: Sequence[Bad]) -> Sequence[Bad]:
-        """Look once for each system and night, as its typical loss, whatever the number of series."""
-        slower = [bad for bad in bads if bad.subject.kind is Kind.REGRESSION]
-        known = {bad.subject for bad in slower}
-        found: dict[Subject, Bad] = {}
-        for part in by_time(by_system(slower)):
-            system = part[0].subject.system
-            names = {bad.subject.benchmark for bad in part}
-            first_ns = max(bad.first_ns for bad in part)
-            last_ns = max(bad.last_ns for bad in part)
-            least = max(self._smallest, statistics.median(bad.worse_by for bad in part) / 2)
-            for one in self._watched:
-                here = one.series.key.system == system
-                if not here and one.series.key.benchmark not in names:
-                    continue
-                sigmas = 2.5 if here else ELSEWHERE_SIGMAS
-                more = companion(one, min(first_ns, last_ns - 1), last_ns, least, sigmas)
-                if more is not None and more.subject not in known:
-                    found.setdefault(more.subject, more)
-        return [self._owners.named(one) for one in found.values()]

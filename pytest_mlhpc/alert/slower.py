@@ -1,7 +1,7 @@
 """Which series are worse than they were, and which of those that were are so no more. Pure.
 
-A regression opens when the quorum of re-runs and the nights agree (:mod:`pytest_mlhpc.judge.changes`). From then on it
-is compared with the level before it, until enough nights on end are as good as that again.
+A regression opens with a loss that is certain at the rate of the site (:mod:`pytest_mlhpc.judge.losses`), however small.
+From then on it is compared with the level before it, until enough nights on end are as good as that again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from pytest_mlhpc.history import events
 from pytest_mlhpc.history.nightly import Shift, WatchedSeries, causes
 from pytest_mlhpc.history.nightly import worse_by as _worse_by
 from pytest_mlhpc.history.series import Point
-from pytest_mlhpc.judge.changes import Attempts, Change, confirmed, lasting_drops
+from pytest_mlhpc.judge import losses
+from pytest_mlhpc.judge.changes import Attempts, Change, lasting_drops
 from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST, DropLimits
+from pytest_mlhpc.judge.losses import Loss, LossLimits
 from pytest_mlhpc.store.record import SeriesKey
 from pytest_mlhpc.store.verdict import Verdict
 
-#: Fewest and most nights with which a companion is compared; the judge has as many.
+#: Fewest and most nights that say what the level was before a loss.
 FEWEST, BEFORE = 8, 30
+#: Standard errors at which the same benchmark on another system is a sign that the code is to blame.
+ELSEWHERE = 4.0
 #: A level is back when it is this near to the one before, as a fraction; half of the loss, where that is less.
 BACK = 0.02
 #: Nights whose mean says that it is: at least, at most; so many that it is this many standard errors away from the loss.
@@ -33,9 +37,6 @@ FEWEST_BACK, MOST_BACK, SURE = 2, 12, 4.0
 LEVEL = 5
 #: Points by which the first night of a drop may differ from what the judge says.
 NEAR = 2
-#: Nights that a better level must have lasted before its end is a loss: fewer are a lucky fortnight. On 106 series of public
-#: records that adds 0.035 false messages in 100 nights (docs/change-points.md).
-LASTED = 14
 #: Nights on one node, at least, before it is named; it must be on fewer than half of those before.
 ON_NODE = 3
 #: What stands for infinite, as JSON has none.
@@ -80,55 +81,91 @@ def subject_of(key: SeriesKey) -> Subject:
     )
 
 
-def regressions(
-    watched: Sequence[WatchedSeries], reruns: Reruns, known: KnownIncidents, now_ns: int, rules: Rules
+def regressions(  # noqa: PLR0917 - what is watched, what is known, what is asked
+    watched: Sequence[WatchedSeries],
+    reruns: Reruns,
+    known: KnownIncidents,
+    now_ns: int,
+    rules: Rules,
+    false_alarms: float = 1.0,
 ) -> dict[Subject, Bad]:
-    """Return all series that are worse now."""
+    """Return all series that are worse now. *false_alarms* is how many a month the site accepts, all its series together."""
     judged = [one for one in watched if one.series.judged and one.series.better != "none"]
     since = [known.accepted.get(subject_of(one.series.key), 0) for one in judged]
     histories = [
         (_attempts(one, reruns, begin), one.series.better) for one, begin in zip(judged, since, strict=True)
     ]
-    limits = DropLimits(smallest=rules.smallest)
-    drops = lasting_drops(histories, limits)
+    per_alarm = max(len(judged), 1) / false_alarms
+    limits = losses.limits_for(per_alarm, rules.smallest / losses.SEVERAL)
     found: dict[Subject, Bad] = {}
-    for one, begin, drop, (history, _better) in zip(judged, since, drops, histories, strict=True):
+    for one, begin, loss, (history, _better) in zip(
+        judged, since, _losses(histories, limits), histories, strict=True
+    ):
         subject = subject_of(one.series.key)
         if opened := known.opened.get(subject):
             bad = _still(one, opened, rules)
-        elif begin and len(history) <= limits.enough:
+        elif begin and len(history) <= losses.ENOUGH:
             # With so little history the judge alone would decide, who compares with what was accepted before.
             bad = None
         else:
             # A new book has to date what began long ago: by change points, as the judge of drops looks back twelve nights.
             old = _shifted(one, max(begin, now_ns - rules.recent * DAY_NS), rules) if known.fresh else None
-            new = _fell_back(one, begin, rules) if drop is None else _dropped(one, drop.nights)
-            denied = bool(history and history[-1].reruns) and not confirmed(history, one.series.better)
-            bad = old or (None if denied else new)
+            new = _dropped(one, loss.nights, loss.level) if loss is not None else None
+            if loss is not None and new is not None:
+                new = replace(new, reason=_certainty(history[-1], loss, len(judged), per_alarm))
+            bad = old or new
         if bad is not None:
             found[subject] = bad
     return found
 
 
-def companion(
-    one: WatchedSeries, first_ns: int, last_ns: int, least: float, sigmas: float = 2.5
-) -> Bad | None:
-    """Return how bad the series is if it changed in that range too, weaker evidence admitted; else None.
+def _losses(histories: Sequence[tuple[Sequence[Attempts], str]], limits: LossLimits) -> list[Loss | None]:
+    found: list[Loss | None] = [None] * len(histories)
+    rows = [row for row, (history, _better) in enumerate(histories) if history]
+    for row, loss in zip(rows, losses.incident_losses([histories[row] for row in rows], limits), strict=True):
+        found[row] = loss
+    return found
 
-    Of benchmarks that one cause made slower, some are found a night after others: the first message shall name all. Runs of
-    one night are hours apart, hence the half days.
-    """
-    series = one.series
-    before = [p.value for p in series.points if p.night.created_ns <= first_ns + DAY_NS // 2][-BEFORE:]
-    since = [point for point in series.points if point.night.created_ns >= last_ns - DAY_NS // 2]
-    if series.better == "none" or len(before) < FEWEST or not since:
-        return None
-    centre, after = statistics.median(before), statistics.median(point.value for point in since)
-    worse = worse_by(centre, after, series.better)
-    if worse < max(least, sigmas * _sigma(before, centre) / len(since) ** 0.5):
-        return None
-    subject = subject_of(series.key)
-    return Bad(subject, first_ns, last_ns, series.unit, centre, after, worse)
+
+def _certainty(tonight: Attempts, loss: Loss, series: int, per_alarm: float) -> str:
+    """Return what speaks for a loss, and how often noise alone would say the same at this site."""
+    again = ["confirmed by re-runs"] if tonight.reruns or tonight.regressed else []
+    if not math.isfinite(loss.score):
+        return ", ".join(again)
+    rate = losses.chance_a_month(per_alarm, loss.score)
+    often = (
+        f"about {rate:.2g} times a month" if rate >= 0.1 else f"less than once in {_round(1 / rate)} months"
+    )
+    return ", ".join([*again, f"noise looks like this {often} in {series:,} series"])
+
+
+def _round(months: float) -> int:
+    """Return *months* to one digit, downwards: more is not known."""
+    unit = 10 ** int(math.log10(months))
+    return int(months // unit * unit)
+
+
+def elsewhere(
+    watched: Sequence[WatchedSeries], reruns: Reruns, bads: Sequence[Bad], smallest: float
+) -> list[Bad]:
+    """Return the same benchmarks' losses of that time on other systems, on weaker evidence, as few series are asked."""
+    wanted: dict[str, list[Bad]] = {}
+    for bad in bads:
+        wanted.setdefault(bad.subject.benchmark, []).append(bad)
+    others = [
+        one
+        for one in watched
+        if any(
+            bad.subject.system != one.series.key.system for bad in wanted.get(one.series.key.benchmark, ())
+        )
+    ]
+    limits = DropLimits(ELSEWHERE, smallest)
+    drops = lasting_drops([(_attempts(one, reruns, 0), one.series.better) for one in others], limits)
+    return [
+        found
+        for one, drop in zip(others, drops, strict=True)
+        if drop is not None and (found := _dropped(one, drop.nights))
+    ]
 
 
 def _attempts(one: WatchedSeries, reruns: Reruns, since_ns: int) -> list[Attempts]:
@@ -143,19 +180,21 @@ def _attempts(one: WatchedSeries, reruns: Reruns, since_ns: int) -> list[Attempt
     ]
 
 
-def _dropped(one: WatchedSeries, nights: int) -> Bad | None:
-    """Return a drop that lasts since about *nights*; None when tonight is good again, whatever the nights before say.
+def _dropped(one: WatchedSeries, nights: int, level: float = math.nan) -> Bad | None:
+    """Return a drop below *level*, where that is known, that lasts since about *nights*; None when tonight is good again, whatever the nights before say.
 
     None, too, where no night before was better: the judge, who has an accepted value, fails the test; history cannot say more.
     """
     points, better = one.series.points, one.series.better
     if len(points) < 2:
         return None
-    start = first = last = _onset(points, nights, better)
+    start = first = last = _onset(points, nights, better, level)
     known = _change_at(one, start, nights)
     if known is not None:  # it knows what nights without a figure leave open
         start, first, last = known.index, known.first, known.last
-    before = statistics.median(point.value for point in points[max(0, first - BEFORE) : first])
+    before = level
+    if math.isnan(level):
+        before = statistics.median(point.value for point in points[max(0, first - BEFORE) : first])
     after = statistics.median(point.value for point in points[last:])
     worse = worse_by(before, after, better)
     undone = any(
@@ -176,27 +215,8 @@ def _dropped(one: WatchedSeries, nights: int) -> Bad | None:
         after,
         worse,
         nodes=_nodes(points, points[last].night.created_ns),
-        reason="confirmed by re-runs" if points[-1].night.verdict == "regressed" else "",
         causes=(*noted, *map(str, found)),
     )
-
-
-def _fell_back(one: WatchedSeries, since_ns: int, rules: Rules) -> Bad | None:
-    """Return how bad the end of a better level is that lasted less than the nights which tell what is usual.
-
-    The judge of drops compares with the median of those nights, which such a level is not. So both its change points, the one
-    to the better and a recent one to the worse, have to be found.
-    """
-    limits, points = DropLimits(), one.series.points
-    if len(one.changes) < 2:
-        return None
-    risen, fallen = one.changes[-2:]
-    lasted, ago = fallen.index - risen.index, len(points) - fallen.index
-    if one.shifts[-2].worse or not (LASTED <= lasted < limits.before and ago <= max(limits.nights)):
-        return None
-    if worse_by(fallen.before, points[-1].value, one.series.better) < one.shifts[-1].worse_by / 3:
-        return None
-    return _shifted(replace(one, changes=one.changes[-1:], shifts=one.shifts[-1:]), since_ns, rules)
 
 
 def _change_at(one: WatchedSeries, start: int, nights: int) -> Change | None:
@@ -211,14 +231,14 @@ def _change_at(one: WatchedSeries, start: int, nights: int) -> Change | None:
     return newest if worse and newest.index < start else None
 
 
-def _onset(points: Sequence[Point], nights: int, better: str) -> int:
+def _onset(points: Sequence[Point], nights: int, better: str, level: float) -> int:
     """Return the index of the likeliest first night of a drop that lasts since about *nights*.
 
     That is where a step from the level before explains most: nights times the square of their mean loss.
     """
     start = max(len(points) - nights, 1)
     past = [point.value for point in points[max(0, start - BEFORE) : start]]
-    centre = statistics.median(past)
+    centre = statistics.median(past) if math.isnan(level) else level
     losses = [worse_by(centre, point.value, better) for point in points]
     candidates = range(max(1, start - NEAR), len(points))
     return max(candidates, key=lambda at: len(losses[at:]) * max(0.0, statistics.mean(losses[at:])) ** 2)

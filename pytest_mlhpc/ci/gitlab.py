@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import signal
 import subprocess
 import tempfile
 import urllib.parse
@@ -22,7 +23,7 @@ from pytest_mlhpc.judge import baseline_files
 from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json, to_json
-from pytest_mlhpc.store.files import replace_file
+from pytest_mlhpc.store.files import open_regular, replace_file
 from pytest_mlhpc.store.text import from_to, one_line, quantity
 
 #: A file of more is none of ours; GitLab itself takes comments of a million characters.
@@ -58,7 +59,7 @@ def read(folder: Path) -> list[CommitComparison]:
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 data = file.read(_MOST_BYTES + 1)
             if len(data) > _MOST_BYTES:
                 raise SchemaError(f"longer than {_MOST_BYTES:,} bytes")
@@ -169,6 +170,10 @@ class MergeRequestNotes:
 #: Of one call of git, the network included, in seconds.
 _LIMIT_S = 120.0
 _BRANCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,200}\Z")
+#: Pushes that are begun while others write to the same branch.
+_MOST_PUSHES = 3
+#: How git ends that writes to a receiver that has ended: by the signal, or as its own thread reports it.
+_BROKEN_PIPE = (-signal.SIGPIPE, 128 + signal.SIGPIPE)
 #: Values that are named in a message.
 _MOST = 200
 
@@ -216,31 +221,44 @@ def propose(proposal: Proposal) -> str:
         made = git("show", "--no-patch", "--format=%cI", "HEAD").strip()
         dates = {"GIT_AUTHOR_DATE": made, "GIT_COMMITTER_DATE": made}
         commit = git("commit-tree", tree, "-p", "HEAD", "-F", "-", given=message, more=dates).strip()
-        if _has(git, proposal, commit):
-            return commit
-        options = (
-            "merge_request.create",
-            f"merge_request.target={proposal.target}",
-            "merge_request.remove_source_branch",
-        )
-        git(
-            "push",
-            *(word for option in options for word in ("-o", option)),
-            proposal.remote or "origin",
-            f"{commit}:refs/heads/{proposal.branch}",
-        )
+        _push(git, proposal, commit)
     return commit
 
 
-def _has(git: _Git, proposal: Proposal, commit: str) -> bool:
-    """Return whether the branch is there with this commit. Whether it may be read at all is left to the push to say.
+def _push(git: _Git, proposal: Proposal, commit: str) -> None:
+    """Push *commit*, unless the branch is there with it.
 
-    Git must not push what is there: with push options it then writes to a receiver that may have ended, and SIGPIPE ends it
-    without a word (seen in 1 push of 100 with git 2.39).
+    Git must be given nothing that it does not send, be it there already or refused by git itself: with push options it then writes
+    to a receiver that may have ended, and SIGPIPE ends it without a word (seen in 1 push of 100 with git 2.39). So the branch is
+    looked up first, and again where git was ended so: somebody else pushed in between.
     """
-    name = f"refs/heads/{proposal.branch}"
-    found = git.answer("ls-remote", proposal.remote or "origin", name)
-    return f"{commit}\t{name}" in found.stdout.decode(errors="replace").splitlines()
+    remote, name = proposal.remote or "origin", f"refs/heads/{proposal.branch}"
+    options = (
+        "merge_request.create",
+        f"merge_request.target={proposal.target}",
+        "merge_request.remove_source_branch",
+    )
+    words = ["push", *(word for option in options for word in ("-o", option)), remote, f"{commit}:{name}"]
+    for _ in range(_MOST_PUSHES):
+        there = _branch_head(git, remote, name)
+        if there == commit:
+            return
+        if there and git.answer("merge-base", "--is-ancestor", there, commit).returncode != 0:
+            raise GitError(
+                f"git push: {proposal.branch} is at {there[:12]} on {remote}, and the new values do not follow it: "
+                "choose another --branch, or delete that one"
+            )
+        done = git.answer(*words)
+        if done.returncode not in _BROKEN_PIPE:
+            git.check("push", done)
+            return
+    raise GitError(f"git push: {remote} hung up {_MOST_PUSHES} times; try again later")
+
+
+def _branch_head(git: _Git, remote: str, name: str) -> str:
+    """Return the commit of a branch on the server; empty if there is none, or it may not be read, which is left to the push to say."""
+    found = git.answer("ls-remote", remote, name).stdout.decode(errors="replace").splitlines()
+    return next((line.partition("\t")[0] for line in found if line.partition("\t")[2] == name), "")
 
 
 def _message(proposal: Proposal, before: Mapping[str, bytes]) -> str:
@@ -308,6 +326,11 @@ class _Git:
             GitError: It refused.
         """
         done = self.answer(*words, given=given, more=more)
+        self.check(words[0], done)
+        return done.stdout.decode(errors="surrogateescape")
+
+    def check(self, verb: str, done: subprocess.CompletedProcess[bytes]) -> None:
+        """Raise a GitError where a call of git failed."""
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip()[-2000:]
             ended = (
@@ -315,8 +338,7 @@ class _Git:
                 if done.returncode < 0
                 else f"exit code {done.returncode}"
             )
-            raise GitError(f"git {words[0]}: {self._hidden(said) or ended}")
-        return done.stdout.decode(errors="surrogateescape")
+            raise GitError(f"git {verb}: {self._hidden(said) or ended}")
 
     def answer(
         self, *words: str, given: str = "", more: Mapping[str, str] | None = None

@@ -118,7 +118,7 @@ def _night(night: _Night) -> CommandReport:
     from pytest_mlhpc.alert.observe import Question, observe
 
     question = Question(
-        now_ns, branch, config.rules, night.stale, config.stale_ns,
+        now_ns, branch, config.rules, options.false_alarms(), night.stale, config.stale_ns,
         events(state_dir, tell), cache_path(state_dir),
     )  # fmt: skip
     unread = False

@@ -1,4 +1,4 @@
-"""``mlhpc records``: what was measured: list, show, cost, check, usage, prune, ingest, push."""
+"""``mlhpc records``: what was measured: list, show, rejudge, cost, check, usage, prune, ingest, push."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, NearestChoice, NounGroup
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.foreign import DIRECTIONS, READERS, ForeignNames
+from pytest_mlhpc.history.past import rejudged
 from pytest_mlhpc.influx import credentials
+from pytest_mlhpc.influx.choice import chosen
 from pytest_mlhpc.influx.cursor import PushStart, begin, read_start, rejected_folder, restart, waiting
 from pytest_mlhpc.influx.push import (
     InfluxSink,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 #: Exit codes: something was not read, or was refused and put aside; what is left can be sent later.
 INCOMPLETE, LATER = 1, 75
+#: Records of one session, at most.
+_EVERY = 10**9
 
 
 @click.group(
@@ -103,6 +107,39 @@ def show(name: str, state_dir: Path) -> CommandReport:
         raise UsageError(f"several records' ids start with {name!r}: {ids}")
     record = to_json(found[0])
     return CommandReport(f"{json.dumps(record, indent=2)}\n", {"record": record})
+
+
+@command.command(
+    "rejudge",
+    cls=DataCommand,
+    help="Judge a session again, from its records and the history before it alone, on any machine that has both. Exit code 1: a "
+    "verdict is another one than was recorded; says what differs.",
+    example="mlhpc records rejudge 01932f6a-7c1e-7000-8000-000000000001",
+)
+@click.argument("session", metavar="SESSION-ID")
+@options.source
+def rejudge(*, session: str, source: str, state_dir: Path) -> CommandReport:
+    """Return a row for each run whose verdict is another one."""
+    with contextlib.closing(Index(state_dir, tell)) as index:
+        records = index.newest(session=session, limit=_EVERY)
+    if not records:
+        raise UsageError(
+            f"no record is of session {session!r}; `mlhpc records show ID` names a record's session"
+        )
+    with chosen(source, state_dir) as opened:
+        found = list(rejudged(records, opened))
+    other = [one for one in found if one.differs]
+    lines = [f"{one.record.node_id}: {text}\n" for one in other for text in one.differs]
+    same = f"{count(len(found) - len(other), 'run')} of {len(found)} judged as recorded\n"
+    data = {
+        "session": session,
+        "judged": len(found),
+        "runs": [
+            {"record": one.record.id, "test": one.record.node_id, "recorded": one.record.verdict, "verdict": one.verdict, "differs": one.differs}
+            for one in found
+        ],
+    }  # fmt: skip
+    return CommandReport(clean("".join([*lines, same])), data, INCOMPLETE if other else 0)
 
 
 @command.command(

@@ -124,7 +124,10 @@ def read_morning(source: Source, state_dir: Path, asked: MorningQuery) -> Mornin
     nights = list(source.nights(asked.now_ns - LEARNT_NS))
     known = [one for one in nights if one.purpose == "nightly" and one.created_ns <= asked.now_ns + AHEAD_NS]
     if known and known[-1].created_ns > book.last_ns:
-        question = Question(asked.now_ns, branch, events=noted, cache=cache_path(state_dir))
+        alarms = options.false_alarms()
+        question = Question(
+            asked.now_ns, branch, false_alarms=alarms, events=noted, cache=cache_path(state_dir)
+        )
         found = observe(source, book, question)
         book, _ = advance(book, found.observation, found.companions)
     return night_morning(nights, book, asked)

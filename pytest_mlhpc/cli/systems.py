@@ -197,6 +197,7 @@ def _partition_lines(system: System) -> Iterable[str]:
             f"    preset {part.preset}, time limit {part.time_limit_s:g} s, {part.max_jobs} jobs queued"
             + (f", budget {part.budget}" if part.budget else "")
             + (f", features {', '.join(sorted(part.features))}" if part.features else "")
+            + (f", losses from {100 * part.matters:.3g} % on fail a test" if part.matters else "")
             + (f", owner {part.owner}" if part.owner else "")
         )
         if part.scheduler_options:

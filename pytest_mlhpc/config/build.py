@@ -405,6 +405,7 @@ def make_partition(
         time_limit_s=found.time_limit,
         budget=found.budget or "",
         owner=found.owner or "",
+        matters=found.matters,
         scheduler_options=options,
     )
 

@@ -96,6 +96,9 @@ class Partition:
     time_limit_s: float = 3600.0
     budget: str = ""
     owner: str = ""
+    matters: float | None = (
+        None  #: smallest loss that fails a test, a share of the level; None: the usual one
+    )
     scheduler_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  #: may hold secrets
 
     @property

@@ -124,6 +124,20 @@ def parse_rate(value: object) -> float:
     return float(match[1]) / _MONTHS[match[2]]
 
 
+def parse_share(value: object) -> float:
+    """Return a share between 0 and 1, as ``0.03`` for ``3 %``.
+
+    Raises:
+        ValueError: anything else, 0 % and 100 % among it.
+    """
+    match = (
+        re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,6})?) ?%", value.strip()) if isinstance(value, str) else None
+    )
+    if match is None or not float(match[1]):
+        raise ValueError(f"{_short(value)} is no share between 0 % and 100 %; write it like '3 %'")
+    return float(match[1]) / 100
+
+
 def format_size(size: int) -> str:
     """Return *size* bytes as a text for people that :func:`parse_size` reads, exact or with one decimal."""
     for unit in ("PiB", "TiB", "GiB", "MiB", "KiB"):

@@ -17,6 +17,7 @@ from pytest_mlhpc.config.quantities import (
     parse_duration,
     parse_memory,
     parse_rate,
+    parse_share,
     parse_size,
 )
 
@@ -153,6 +154,11 @@ Rate = Annotated[
     BeforeValidator(parse_rate),
     WithJsonSchema({"type": "string", "description": "1 per month, 1 per week, 4 per year"}),
 ]
+Share = Annotated[
+    float,
+    BeforeValidator(parse_share),
+    WithJsonSchema({"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?%$", "description": "3 %, 0.5 %"}),
+]
 AsOf = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}(-[0-9]{2})?$")]
 Digest = Annotated[str, Field(pattern=r"^(sha256:)?[0-9a-f]{64}$")]
 
@@ -269,6 +275,9 @@ class PartitionModel(BaseModel):
     budget: Budget | None = None
     owner: Owner | None = Field(
         None, description="who is asked about its nodes, and about tests that have no owner of their own"
+    )
+    matters: Share | None = Field(
+        None, description="smallest loss that fails a test here; else 5 %, on scheduler local 10 %"
     )
 
 

@@ -16,7 +16,7 @@ from pytest_mlhpc.history.series import Night, Point, Series
 from pytest_mlhpc.node.files import read_json, sync_folder
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.definition import changed
-from pytest_mlhpc.store.files import is_shared, make_directories
+from pytest_mlhpc.store.files import is_shared, make_directories, open_regular
 
 _ID = re.compile(r"[0-9a-f]{8}\Z")
 #: An event is a line that people read; a file that is longer is none.
@@ -115,7 +115,7 @@ def events(state_dir: Path, on_problem: Callable[[str], None] | None = None) -> 
 
 
 def _read(path: Path) -> Event:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise SchemaError(f"longer than {_MOST_BYTES} bytes")

@@ -1,10 +1,10 @@
-"""What the judge takes from history: nights of the present baseline epoch, and the levels that nights have settled."""
+"""What the judge takes from history: nights of the present baseline epoch, levels that nights have settled; and a session judged again from both."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError
@@ -14,11 +14,13 @@ from pytest_mlhpc.history.series import Night, Point, Series, Source, feeds
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.changes import Attempts
+from pytest_mlhpc.judge.evidence import headline
+from pytest_mlhpc.judge.judge import failure_of, judge
 from pytest_mlhpc.judge.rules import settle
-from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
+from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, from_json
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.record import Epoch, Record, SeriesKey, excused, ratio, user_name
+from pytest_mlhpc.store.record import Epoch, JudgedBy, Record, SeriesKey, excused, ratio, user_name
 from pytest_mlhpc.store.text import iso, minutes, nanoseconds
 from pytest_mlhpc.store.verdict import GOOD, Verdict
 
@@ -51,26 +53,26 @@ class JudgeHistory:
         self,
         key: SeriesKey,
         epoch: Epoch,
-        accepted: str,
+        since_ns: int,
         *,
         default_branch: str = "main",
         reference: float | None = None,
     ) -> list[Attempts]:
         """Return the nights of *key* that feed the judge, oldest first, each with its re-runs.
 
-        They are of *epoch*, and of the present baseline epoch: since *accepted*, the date of the baseline (ISO 8601), and since the newest
-        event of the partition. With *reference*, figures of a machine that was slower then are corrected for it.
+        They are of *epoch*, and of the present baseline epoch (:meth:`since_ns`). With *reference*, figures of a machine that was slower then are corrected for it.
 
         Raises:
             StoreError: the local store cannot be read.
         """
-        since_ns = epoch_start(
-            self.events(), key.system, key.partition, nanoseconds(accepted), time.time_ns()
-        )
         found = self._from_source(key, since_ns)
         if found is None:
             found = _one(LocalSource(self._state_dir, index=self._index()), key, since_ns)
         return nights_of(found, epoch, default_branch, reference)
+
+    def since_ns(self, key: SeriesKey, accepted: str) -> int:
+        """Return when the present baseline epoch of *key* began: at *accepted*, the date of the baseline (ISO 8601), or with the newest event of the partition."""
+        return epoch_start(self.events(), key.system, key.partition, nanoseconds(accepted), time.time_ns())
 
     def newest(self, key: SeriesKey) -> Epoch | None:
         """Return the epoch of the newest figure of *key*, or None where nothing was measured.
@@ -159,8 +161,74 @@ def nights_of(
     ]
 
 
-def _one(source: Source, key: SeriesKey, since_ns: int) -> Series:
-    found = source.series(since_ns, system=key.system, benchmark=key.benchmark)
+@dataclass(frozen=True)
+class _RecordedTest:
+    """A test as its record has it: :class:`pytest_mlhpc.judge.judge.JudgedTest`."""
+
+    node_id: str
+    judged: tuple[str, ...]
+    definition: str
+    references: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Rejudged:
+    """A first attempt that was judged again: ``verdict`` is the new one, ``differs`` says what is not as it was recorded."""
+
+    record: Record
+    verdict: str
+    differs: tuple[str, ...]
+
+
+def rejudged(records: Sequence[Record], source: Source) -> Iterator[Rejudged]:
+    """Judge each run of *records*, all of one session, again: from the records and *source*, and nothing else.
+
+    Runs that broke, and tests that are not judged, are left out.
+
+    Raises:
+        StoreError: the history cannot be read.
+        SchemaError: a record's baseline is damaged.
+    """
+    for first in sorted(records, key=lambda one: (one.created_ns, one.id)):
+        if first.judged_by is not None and first.measurement is not None:
+            again = [one for one in records if one.attempt and _same_run(one, first) and not one.failure]
+            reruns = [
+                one.measurement for one in sorted(again, key=lambda one: one.attempt) if one.measurement
+            ]
+            yield _rejudged(first, [first.measurement, *reruns], first.judged_by, source)
+
+
+def _same_run(one: Record, first: Record) -> bool:
+    return (one.session, one.node_id, one.series()) == (first.session, first.node_id, first.series())
+
+
+def _rejudged(first: Record, attempts: Sequence[Measurement], by: JudgedBy, source: Source) -> Rejudged:
+    entries = {metric: from_json(Entry, dict(entry)) for metric, entry in by.entries.items()}
+    test = _RecordedTest(first.node_id, first.judged, first.definition, by.references)
+    history = {}
+    for metric, since_ns in by.since_ns.items():
+        known = _one(source, first.series(metric), since_ns, first.created_ns)
+        others = tuple(point for point in known.points if point.night.session != first.session)
+        entry = entries.get(metric)
+        reference = entry.calibration if by.local and entry else None
+        history[metric] = nights_of(replace(known, points=others), first.epoch, by.default_branch, reference)
+    judgement = judge(
+        attempts, test, entries, history,
+        local=by.local, mode=by.mode, reruns_allowed=by.reruns_allowed, reruns_broken=by.reruns_broken, series=by.series,
+        nightly=by.nightly, matters=by.matters,
+    )  # fmt: skip
+    failure = failure_of(judgement)
+    verdict = failure.outcome if failure else judgement.verdict.value
+    differs = [f"verdict: recorded {first.verdict}, now {verdict}"] if verdict != first.verdict else []
+    if judgement.reruns_wanted:
+        differs.append(f"{judgement.reruns_wanted} more re-runs would be asked for")
+    notable = [headline(one) for one in judgement.metrics if one.verdict is not Verdict.PASSED]
+    differs += [f"now: {line}" for line in notable if line not in first.explanation]
+    return Rejudged(first, verdict, tuple(differs))
+
+
+def _one(source: Source, key: SeriesKey, since_ns: int, until_ns: int | None = None) -> Series:
+    found = source.series(since_ns, until_ns, system=key.system, benchmark=key.benchmark)
     return next((one for one in found if one.key == key), Series(key, "", "none", judged=False, points=()))
 
 

@@ -38,6 +38,7 @@ from pytest_mlhpc.node.protocol.plan import HELD, VETTED
 from pytest_mlhpc.node.worker.workloads.definitions import Workload
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import tuned
 from pytest_mlhpc.node.worker.workloads.fields.quality import to_quality
+from pytest_mlhpc.store.text import written_out
 
 
 def checked(
@@ -323,7 +324,7 @@ def _spec(
         node_id=declared.node_id,
         name=values["name"] or declared.function,
         workload=workload.name,
-        benchmark=values["name"] or declared.identity or declared.node_id,
+        benchmark=written_out(values["name"] or declared.identity or declared.node_id),
         module="" if workload.module.startswith("pytest_mlhpc.") else workload.module,
         target=declared.target,
         preset=preset,

@@ -58,8 +58,8 @@ def resolved_argv(spec: JobSpec) -> tuple[str, ...]:
         return (f"./{os.path.normpath(name)}", *spec.argv[1:])
     if not spec.folder or "/" not in name:
         return spec.argv
-    path = Path(os.path.normpath(Path(spec.folder).absolute() / name))
-    return (str(path), *spec.argv[1:]) if path.is_file() else spec.argv
+    path = os.path.normpath(Path(spec.folder).absolute() / name)
+    return (path, *spec.argv[1:]) if os.path.isfile(path) else spec.argv  # noqa: PTH113 - Path's raises for a name too long
 
 
 def _text(value: Any) -> str:

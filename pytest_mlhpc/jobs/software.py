@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,20 +116,28 @@ def files_of(given: Sequence[str], folder: Path, limit: str | int, partition: Pa
 
 
 def _sources(pattern: str, folder: Path) -> Iterator[Path]:
-    path = Path(os.path.normpath(folder / pattern))
-    if path.exists():
-        yield path
-        return
-    names = sorted(folder.glob(pattern)) if _is_glob(pattern) else []
+    path, why = Path(os.path.normpath(folder / pattern)), ""
+    try:
+        path.stat()
+        names = [path]
+    except OSError as error:  # a name too long, a closed folder, a circle of links; a glob is mostly no file
+        names = []
+        why = "" if error.errno in {errno.ENOENT, errno.ENOTDIR} else f": {error.strerror}"
+    try:
+        names = names or (sorted(folder.glob(pattern)) if _is_glob(pattern) else [])
+    except (OSError, ValueError) as error:  # ValueError: `**` beside other letters
+        why = f": {getattr(error, 'strerror', None) or error}"
     if not names:
-        hint = (
-            nearest(Path(pattern).name, [one.name for one in path.parent.glob("*")])
-            if path.parent.is_dir()
-            else ""
-        )
-        text = f"there is no {pattern!r} in {folder}" + (f" (did you mean {hint!r}?)" if hint else "")
-        raise SoftwareError("files", text)
+        beside = path.parent.glob("*") if os.path.isdir(path.parent) else ()  # noqa: PTH112 - Path's raises for a closed folder
+        hint = nearest(Path(pattern).name, [one.name for one in beside if one != path])
+        meant = f" (did you mean {hint!r}?)" if hint else ""
+        raise SoftwareError("files", f"there is no {_short(pattern)} in {folder}{meant}{why}")
     yield from names
+
+
+def _short(pattern: str) -> str:
+    text = repr(pattern)
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _is_glob(pattern: str) -> bool:

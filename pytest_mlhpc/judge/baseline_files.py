@@ -6,9 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 from pytest_mlhpc.errors import ConfigError, Problem, StoreError, nearest
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.protocol.schema import BETTER, SCHEMA, UNITS
+from pytest_mlhpc.store.files import open_regular
 from pytest_mlhpc.store.record import Epoch, SeriesKey
 from pytest_mlhpc.store.text import nanoseconds
 
@@ -198,9 +197,7 @@ def read(path: Path, system: str, *, comments: bool = False) -> BaselineFile | N
         StoreError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError([Problem(str(path), "", "is not a file")])
+        with open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None

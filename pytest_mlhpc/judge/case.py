@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mlhpc.judge import fence as fences
-from pytest_mlhpc.judge.baseline_files import Entry
+from pytest_mlhpc.judge.baseline_files import LOCAL_TOLERANCE, TOLERANCE, Entry
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.losses import LossLimits, limits_for
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
@@ -61,6 +61,12 @@ class Setting:
         1  #: that the site judges for each false loss a month: with more, more certainty is asked of each
     )
     nightly: bool = True  #: whether the run will be a night of its series
+    matters: float | None = None  #: the smallest loss that fails a test of the partition; None: the usual one
+
+    def tolerance(self, entry: Entry) -> float:
+        """Return what matters of a series: its entry decides where it says anything but the usual, else the partition does."""
+        usual = LOCAL_TOLERANCE if self.local else TOLERANCE
+        return self.matters if self.matters is not None and entry.tolerance == usual else entry.tolerance
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Case:
     @property
     def limits(self) -> LossLimits:
         """What a loss must be for the test to fail."""
-        return limits_for(self.setting.series, self.entry.tolerance)
+        return limits_for(self.setting.series, self.setting.tolerance(self.entry))
 
     @property
     def reference(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Change points of a series, and whether a drop that shows tonight will last: the re-runs and the end of the series together. Pure; NumPy is imported when it is needed."""
+"""Change points of a series, and by how much its newest nights lie below those before. Pure; NumPy is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pytest_mlhpc.judge import fence
-from pytest_mlhpc.judge.fence import FENCE_SIGMAS, SMALLEST, WINDOW, Detector, DropLimits, robust_sigma
+from pytest_mlhpc.judge.fence import Detector, DropLimits
 
 if TYPE_CHECKING:
     from pytest_mlhpc.judge.arrays import Floats
@@ -173,10 +172,7 @@ class Attempts:
 
 @dataclass(frozen=True)
 class Drop:
-    """A drop that lasts: since how many nights, by which share of the level before, and how many standard errors that is.
-
-    Where there is too little history and the quorum decided alone, ``size`` is NaN and ``score`` infinite.
-    """
+    """A drop that lasts: since how many nights, by which share of the level before, and how many standard errors that is."""
 
     nights: int
     size: float
@@ -184,7 +180,7 @@ class Drop:
 
 
 def lasting_drop(history: Sequence[Attempts], better: str, rule: DropLimits | None = None) -> Drop | None:
-    """Return the drop at the end of *history* that quorum and nights agree on, the surest one; None when there is none.
+    """Return the drop at the end of *history*, the surest one; None when there is none.
 
     Args:
         history: the nights of one baseline epoch, oldest first, tonight last. Nights without a finite figure are left
@@ -203,56 +199,21 @@ def lasting_drops(
     from pytest_mlhpc.judge import arrays
 
     found: list[Drop | None] = [None] * len(series)
-    lengths: dict[int, list[_End]] = {}
+    lengths: dict[int, list[tuple[int, list[float]]]] = {}
     for number, (history, better) in enumerate(series):
         if better not in {"higher", "lower"} or not history or not history[-1].finite:
             continue
-        end = _End(number, *_turned(history, 1.0 if better == "higher" else -1.0, limits))
-        if len(end.levels) <= limits.enough:
-            found[number] = Drop(1, math.nan, math.inf) if history[-1].regressed else None
-        elif end.confirmed or not history[-1].reruns:
-            lengths.setdefault(len(end.levels), []).append(end)
+        levels = _turned(history, 1.0 if better == "higher" else -1.0, limits.longest)
+        if len(levels) > limits.enough:
+            lengths.setdefault(len(levels), []).append((number, levels))
     for same in lengths.values():
-        drops = arrays.ends(
-            [end.levels for end in same], [end.confirmed for end in same], [end.best for end in same], limits
-        )
-        for end, drop in zip(same, drops, strict=True):
-            found[end.number] = Drop(*drop) if drop else None
+        drops = arrays.ends([levels for _number, levels in same], limits)
+        for (number, _levels), drop in zip(same, drops, strict=True):
+            found[number] = Drop(*drop) if drop else None
     return found
 
 
-def confirmed(history: Sequence[Attempts], better: str) -> bool:
-    """Return whether the re-runs of tonight, the last of *history*, confirm a drop below the nights before."""
-    if not history or not history[-1].finite:
-        return False
-    return _turned(history, 1.0 if better == "higher" else -1.0, DropLimits())[2]
-
-
-@dataclass(frozen=True)
-class _End:
-    """The end of one series, turned so that lower is worse; ``best`` of tonight's attempts."""
-
-    number: int
-    levels: list[float]
-    best: float
-    confirmed: bool
-
-
-def _turned(history: Sequence[Attempts], sign: float, rule: DropLimits) -> tuple[list[float], float, bool]:
+def _turned(history: Sequence[Attempts], sign: float, longest: int) -> list[float]:
+    """Return the newest levels of *history*, oldest first, turned so that lower is worse."""
     known = (sign * night.level for night in reversed(history) if night.level is not None)
-    newest = list(itertools.islice(known, rule.longest))
-    tonight = history[-1]
-    confirmed = not rule.quorum or _agree(newest[1:], tonight, sign)
-    return newest[::-1], max(sign * value for value in tonight.finite), confirmed
-
-
-def _agree(before: Sequence[float], tonight: Attempts, sign: float) -> bool:
-    """Return whether the re-runs of tonight confirm a drop below the levels *before*, all turned so that lower is worse."""
-    again = [sign * value for value in tonight.reruns if math.isfinite(value)]
-    if not again or not before:
-        return False
-    centre = statistics.median(before)
-    if not centre:
-        return False
-    width = max(FENCE_SIGMAS * robust_sigma(before[:WINDOW], abs(centre)), SMALLEST)
-    return fence.confirmed([(centre - value) / abs(centre) for value in again], width) is not False
+    return list(itertools.islice(known, longest))[::-1]

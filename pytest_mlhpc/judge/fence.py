@@ -104,20 +104,15 @@ class Detector:
 
 @dataclass(frozen=True)
 class DropLimits:
-    """The limits, in standard errors; chosen by the simulation of ``benchmarks/history.py`` (docs/change-points.md)."""
+    """What a drop at the end of a series must be; chosen on real noise by ``benchmarks/verdicts.py`` (docs/judge.md)."""
 
-    confirmed: float = 3.1  #: that a drop must have when re-runs confirm it tonight
-    alone: float = 3.9  #: ... and when nothing was re-run, of two nights at least
+    score: float = 4.5  #: standard errors
+    smallest: float = SMALLEST  #: share of the level; nothing below it is a drop
     nights: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12)  #: how long the drop may have lasted
     before: int = 60  #: nights before it that say what is usual, at most
-    enough: int = 16  #: ... and at least; with fewer, the quorum decides alone
-    unheard: float = 20.0  #: ... one night alone: so many times as far off as any of the nights before
-    smallest: float = SMALLEST  #: share of the level; nothing below it is a drop
+    enough: int = 16  #: ... and at least
     clip: float = 3.0  #: sigmas that one night of those before may count at most
-    clip_recent: float = 3.0  #: ... one of several new nights
-    tail: float = 0.0  #: quantile of the nights before whose distance counts as spread too
-    quorum: bool = True  #: tonight's re-runs must agree by themselves; else their median counts alone
-    clip_single: float = 6.0  #: ... a night that stands alone
+    clip_recent: float = 6.0  #: ... one of several new nights; a night alone counts in full
 
     @property
     def longest(self) -> int:

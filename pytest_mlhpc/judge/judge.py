@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge import evidence
 from pytest_mlhpc.judge.baseline_files import LOCAL_TOLERANCE, TOLERANCE, Entry
 from pytest_mlhpc.judge.case import Ruling, Setting, usable
@@ -22,9 +22,22 @@ from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 _ACCEPTED_BY_HAND = frozenset({Verdict.IMPROVED, Verdict.DRIFTED, Verdict.REGRESSED})
 
 
+class JudgedTest(Protocol):
+    """What the judge asks of a test: its id, the metrics to judge, what is computed, and what each metric promises."""
+
+    @property
+    def node_id(self) -> str: ...  # noqa: D102
+    @property
+    def judged(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def definition(self) -> str: ...  # noqa: D102
+    @property
+    def references(self) -> Mapping[str, float]: ...  # noqa: D102
+
+
 def judge(
     attempts: Sequence[Measurement],
-    spec: JobSpec,
+    spec: JudgedTest,
     baselines: Mapping[str, Entry],
     history: Mapping[str, Sequence[Attempts]],
     *,
@@ -38,6 +51,7 @@ def judge(
     accept_options: Sequence[str] = (),
     series: float = 1,
     nightly: bool = True,
+    matters: float | None = None,
 ) -> Judgement:
     """Judge one run.
 
@@ -56,6 +70,7 @@ def judge(
         accept_options: what the command that accepts the value needs to find state and baselines.
         series: how many the site judges for each false loss a month that it accepts.
         nightly: whether the run will be a night of its series, as sessions of developers are not.
+        matters: the smallest loss that fails a test of the partition, where neither test nor baseline file says otherwise; None: the usual.
 
     Returns:
         A judgement, provisional while ``reruns_wanted`` is positive: run that many more and call again with all attempts.
@@ -64,7 +79,7 @@ def judge(
         return Judgement(Verdict.UNJUDGED)
     epoch = Epoch(spec.definition, attempts[0].device_model if attempts else "")
     setting = Setting(
-        local, mode, reruns_allowed, calibration_reference, epoch, reruns_broken, series, nightly
+        local, mode, reruns_allowed, calibration_reference, epoch, reruns_broken, series, nightly, matters
     )
     rulings = [
         _ruling(name, attempts, spec, baselines, history=history, setting=setting) for name in spec.judged
@@ -84,7 +99,7 @@ def judge(
 def _ruling(
     name: str,
     attempts: Sequence[Measurement],
-    spec: JobSpec,
+    spec: JudgedTest,
     baselines: Mapping[str, Entry],
     *,
     history: Mapping[str, Sequence[Attempts]],

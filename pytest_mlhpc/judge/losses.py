@@ -13,15 +13,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_mlhpc.judge.changes import Attempts, Drop, lasting_drop, lasting_drops
-from pytest_mlhpc.judge.fence import SMALLEST, DropLimits
+from pytest_mlhpc.judge.changes import Attempts, Drop, find, lasting_drop, lasting_drops
+from pytest_mlhpc.judge.fence import SIGMA_FLOOR, SMALLEST, DropLimits
 
 #: Nights from which on a series is judged by its own nights; younger ones are judged by the baseline's tolerance.
-ENOUGH = 16
+ENOUGH = DropLimits.enough
 #: Nights before the loss that say what the level was, at most.
-BEFORE = 60
-#: Quantile of the nights before that says how far a bad night usually lies: heavy tails widen the spread.
-TAIL = 0.1
+BEFORE = DropLimits.before
 #: Standard errors from which on re-runs are asked for.
 GATE = 1.8
 #: Standard errors from which on a loss that re-runs left undecided is suspect.
@@ -37,6 +35,10 @@ SHARE, ATTEMPTS_AGREE, ATTEMPTS_CONFIRM = 0.75, 3, 4
 MONTH = 30
 #: Standard errors that a loss must have beyond the limit where tonight was not re-run.
 ALONE = 0.5
+#: Nights whose median says whether a level was better for a while.
+BLOCK = 8
+#: A night that was not run again is told of when it lies so many times as far off as any of the nights before.
+UNHEARD = 20.0
 #: Nights whose median says that a level is back, when it lies on the better side of the middle of the loss.
 BACK = 3
 
@@ -55,7 +57,7 @@ def limits_for(series: float, matters: float) -> LossLimits:
     On 17,220 nights of 82 series of public records that did not change, a score of 4 was reached falsely twice, 4.5 once, 5
     never; each decade of series asks for one more.
     """
-    return LossLimits(matters, max(3.5, 4.5 + math.log10(series / 600)))
+    return LossLimits(matters, max(3.5, 4.5 + math.log10(max(series, 1.0) / 600)))
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,9 @@ class Loss:
 
 def possible_losses(series: Sequence[tuple[Sequence[Attempts], str]]) -> list[Drop | None]:
     """Return of each (history, better) the loss that re-runs of tonight should confirm or refute, or None."""
-    return lasting_drops([(_standing(history), better) for history, better in series], _rule(GATE, SMALLEST))
+    return lasting_drops(
+        [(_standing(history, better), better) for history, better in series], DropLimits(GATE, SMALLEST)
+    )
 
 
 def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: LossLimits) -> list[Loss | None]:
@@ -81,14 +85,37 @@ def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: Los
         limits: what the loss must be.
     """
     found: list[Loss | None] = [None] * len(series)
-    series = [(_standing(history), better) for history, better in series]
+    series = [(_standing(history, better), better) for history, better in series]
     for nights in DropLimits.nights:
         least = limits.matters * (SINGLE if nights == 1 else SEVERAL)
-        drops = lasting_drops(series, _rule(limits.score, least, (nights,)))
+        drops = lasting_drops(series, DropLimits(limits.score, least, (nights,)))
         for row, ((history, better), drop) in enumerate(zip(series, drops, strict=True)):
             if drop is not None and found[row] is None:
                 found[row] = _agreed(history, better, drop, limits)
     return found
+
+
+def chance_a_month(series: float, score: float) -> float:
+    """Return how many losses of that certainty noise alone shows in a month among so many series: the inverse of :func:`limits_for`.
+
+    No score beyond 6 is believed: that is one decade farther than the noise of the records goes.
+    """
+    return series / 600 * math.pow(10.0, 4.5 - min(score, 6.0))
+
+
+def incident_losses(
+    series: Sequence[tuple[Sequence[Attempts], str]], limits: LossLimits
+) -> list[Loss | None]:
+    """Return of each (history, better) the loss that people are told of tonight, or None; a history has at least one night.
+
+    Beside :func:`certain_losses` that is tonight's verdict of a series too young for it, and a night that nothing confirms but
+    lies :data:`UNHEARD` times as far off as any night before.
+    """
+    found = certain_losses([(_with_open(history), better) for history, better in series], limits)
+    return [
+        loss or _young(history) or _unheard(history, better)
+        for loss, (history, better) in zip(found, series, strict=True)
+    ]
 
 
 def open_loss(history: Sequence[Attempts], better: str) -> Loss | None:
@@ -100,7 +127,7 @@ def open_loss(history: Sequence[Attempts], better: str) -> Loss | None:
     if not failed:
         return None
     began = len(history) - 1 - len(failed)
-    before = levels(history[:began])[-BEFORE:]
+    before = levels(_standing(history[: began + 1], better)[:-1])[-BEFORE:]
     during = levels(history[began:-1])[:BACK]
     now = levels(history[began:])[-BACK:]
     if not before or not during or not now:
@@ -115,23 +142,24 @@ def open_loss(history: Sequence[Attempts], better: str) -> Loss | None:
 
 def suspected(history: Sequence[Attempts], better: str, limits: LossLimits) -> bool:
     """Return whether tonight's level, after all re-runs, may be a loss that matters."""
-    rule = _rule(SUSPECT, SEVERAL * limits.matters)
-    return lasting_drop(_standing(history), better, rule) is not None
+    rule = DropLimits(SUSPECT, SEVERAL * limits.matters)
+    return lasting_drop(_standing(history, better), better, rule) is not None
 
 
 def gained(history: Sequence[Attempts], better: str, limits: LossLimits) -> bool:
     """Return whether the newest nights are better than those before, tonight alone or several."""
     other = "lower" if better == "higher" else "higher"
-    return lasting_drop(_standing(history), other, _rule(limits.score, SMALLEST)) is not None
+    return lasting_drop(_standing(history, better), other, DropLimits(limits.score, SMALLEST)) is not None
 
 
 def drift(history: Sequence[Attempts], better: str, limits: LossLimits) -> Loss | None:
     """Return by how much the last month of an epoch is worse than its first, if that matters and is certain."""
-    known = [night for night in _standing(history) if night.level is not None]
-    if len(known) < 2 * MONTH or not history[-1].finite:
+    known = [night for night in history[:-1] if night.level is not None and not night.regressed]
+    known += history[-1:]
+    if not history[-1].finite or len(known) < 2 * MONTH:
         return None
     ends = [*known[:MONTH], *known[-MONTH:]]
-    rule = replace(_rule(limits.score, SEVERAL * limits.matters, (MONTH,)), before=MONTH)
+    rule = DropLimits(limits.score, SEVERAL * limits.matters, (MONTH,), before=MONTH)
     drop = lasting_drop(ends, better, rule)
     level = statistics.median(levels(known[:MONTH]))
     return Loss(MONTH, level, drop.size, drop.score) if drop else None
@@ -147,13 +175,6 @@ def levels(nights: Sequence[Attempts]) -> list[float]:
     return [night.level for night in nights if night.level is not None]
 
 
-def _rule(score: float, smallest: float, nights: tuple[int, ...] = DropLimits.nights) -> DropLimits:
-    return DropLimits(
-        confirmed=score, nights=nights, enough=ENOUGH, before=BEFORE, unheard=math.inf, smallest=smallest,
-        clip_recent=6.0, clip_single=math.inf, tail=TAIL, quorum=False,
-    )  # fmt: skip
-
-
 def _lost(value: float, level: float, better: str) -> float:
     """Return the share of *level* that *value* lacks, negative where it is better."""
     if not level:
@@ -161,9 +182,61 @@ def _lost(value: float, level: float, better: str) -> float:
     return (level - value if better == "higher" else value - level) / abs(level)
 
 
-def _standing(history: Sequence[Attempts]) -> list[Attempts]:
-    """Return the nights without those of losses that are over: they say nothing about what is usual."""
-    return [*(night for night in history[:-1] if not night.regressed), history[-1]]
+def _standing(history: Sequence[Attempts], better: str) -> list[Attempts]:
+    """Return the nights that say what is usual, and tonight: not those of losses that are over, nor those before an improvement."""
+    usual = [night for night in history[:-1] if not night.regressed]
+    return [*usual[_improved(usual, better) :], history[-1]]
+
+
+def _improved(usual: Sequence[Attempts], better: str) -> int:
+    """Return the night from which on a level is better that has lasted for enough nights to be compared with; 0 where none is.
+
+    Nobody may have accepted it, and yet the level before is usual no more: whoever falls back to it has lost something.
+    """
+    at = [number for number, night in enumerate(usual) if night.level is not None][-(BEFORE + ENOUGH) :]
+    values = [usual[number].level or 0.0 for number in at]
+    if len(values) < 2 * ENOUGH or better not in {"higher", "lower"} or not _rose(values, better):
+        return 0
+    gains = [
+        change
+        for change in find(values)
+        if len(values) - change.last >= ENOUGH and _lost(change.after, change.before, better) < -SMALLEST
+    ]
+    return at[gains[-1].last] if gains else 0
+
+
+def _rose(values: Sequence[float], better: str) -> bool:
+    """Return whether some nights together are better than others before them: else no change of level needs to be looked for."""
+    medians = [
+        statistics.median(values[begin : begin + BLOCK]) for begin in range(0, len(values) - BLOCK + 1, BLOCK)
+    ]
+    return any(_lost(late, early, better) < -SMALLEST for early, late in itertools.combinations(medians, 2))
+
+
+def _with_open(history: Sequence[Attempts]) -> list[Attempts]:
+    """Return the nights with those of a loss that lasts until tonight: a test that is red already asks for no re-runs."""
+    began = len(history)
+    while began and history[began - 1].regressed:
+        began -= 1
+    return [*history[:began], *(replace(night, regressed=False) for night in history[began:])]
+
+
+def _young(history: Sequence[Attempts]) -> Loss | None:
+    """Return the loss for which the test of a young series failed tonight."""
+    known = sum(night.level is not None for night in history)
+    failed = history[-1].regressed and history[-1].finite and known <= ENOUGH
+    return Loss(1, math.nan, math.nan, math.inf) if failed else None
+
+
+def _unheard(history: Sequence[Attempts], better: str) -> Loss | None:
+    """Return the loss of a night without re-runs that is far beyond all nights before."""
+    known, tonight = levels(history[:-1])[-BEFORE:], history[-1]
+    if better not in {"higher", "lower"} or len(known) < ENOUGH or tonight.reruns or not tonight.finite:
+        return None
+    level = statistics.median(known)
+    farthest = max(SIGMA_FLOOR, *(abs(_lost(value, level, better)) for value in known))
+    size = _lost(tonight.value, level, better)
+    return Loss(1, level, size, math.inf) if size > max(SMALLEST, UNHEARD * farthest) else None
 
 
 def _agreed(history: Sequence[Attempts], better: str, drop: Drop, limits: LossLimits) -> Loss | None:

@@ -150,9 +150,8 @@ def _judge_baseline(
         for night in nights
         if not night.regressed and math.isfinite(night.value) and night.value > 0
     ]
-    case = Case(
-        attempts, setting, entry, metric, nights, fence.make_fence(figures, entry.value, entry.tolerance)
-    )
+    width = fence.make_fence(figures, entry.value, setting.tolerance(entry))
+    case = Case(attempts, setting, entry, metric, nights, width)
     if setting.mode == "update" and abs(case.drop(metric.value)) > case.fence.width:
         reason = f"accepted instead of {entry.value:g} {entry.unit} (--mlhpc-baseline=update)"
         return Ruling(case.verdict(Verdict.NEW, reason))

@@ -104,7 +104,10 @@ def _metrics(run: RunPlan, finished: FinishedProgram) -> tuple[MetricValue, ...]
     called = _call(run, finished) if run.functions else {}
     _check_sanity(run.sanity, finished, called.get("unsound", ""))
     try:
-        samples = {**_samples(run, finished), **called.get("samples", {})}
+        extracted = {
+            name: [(value, "") for value in found] for name, found in called.get("samples", {}).items()
+        }
+        samples = {**_samples(run, finished), **extracted}
         failed = called.get("errors", {})
         return tuple(
             _metric(name, wanted, samples.get(name, []), failed.get(name, ""))
@@ -166,19 +169,19 @@ def _check_sanity(patterns: Sequence[str], finished: FinishedProgram, unsound: s
         raise RunFailure("sanity_failed", _with_last_lines(unsound, finished))
 
 
-def _samples(run: RunPlan, finished: FinishedProgram) -> dict[str, list[object]]:
+def _samples(run: RunPlan, finished: FinishedProgram) -> dict[str, list[_Observation]]:
     """Return all observations by metric, but those that functions make.
 
     Raises:
         RunFailure: they could not be found.
     """
-    found: dict[str, list[object]] = {}
+    found: dict[str, list[_Observation]] = {}
     for file in dict.fromkeys(metric.file for metric in run.metrics.values() if not metric.extract):
         here = {name: one for name, one in run.metrics.items() if one.file == file and not one.extract}
         source = _file_of_run(run, finished, file) if file else finished
         patterns = {name: one.pattern for name, one in here.items() if one.pattern is not None}
         texts = _search(patterns, source, file or "the output") if patterns else {}
-        found.update({name: list(values) for name, values in texts.items()})
+        found.update({name: [(text, after) for text, after in matches] for name, matches in texts.items()})
         printed = _json_samples(source.output) if not file and len(patterns) < len(here) else {}
         for name in here.keys() - patterns.keys():
             found[name] = _values_of_file(name, here[name], source) if file else printed.get(name, [])
@@ -201,9 +204,10 @@ def _file_of_run(run: RunPlan, finished: FinishedProgram, name: str) -> Finished
     return replace(finished, output=path.read_bytes(), log=path)
 
 
-def _values_of_file(name: str, metric: MetricPattern, source: FinishedProgram) -> list[object]:
+def _values_of_file(name: str, metric: MetricPattern, source: FinishedProgram) -> list[_Observation]:
     try:
-        return values_of(metric.file, source.output.decode("utf-8", "replace"), metric.key)
+        values = values_of(metric.file, source.output.decode("utf-8", "replace"), metric.key)
+        return [(value, "") for value in values]
     except KeyError as error:
         raise RunFailure("metric_missing", f"metric {name}: in {metric.file} {error.args[0]}") from None
     except ValueError as error:
@@ -212,8 +216,8 @@ def _values_of_file(name: str, metric: MetricPattern, source: FinishedProgram) -
 
 def _search(
     patterns: Mapping[str, str], finished: FinishedProgram, what: str = "the output"
-) -> dict[str, list[str]]:
-    """Return the matches of each pattern.
+) -> dict[str, list[list[str]]]:
+    """Return the matches of each pattern, each with what stands behind it.
 
     Raises:
         RunFailure: the search took too long.
@@ -223,7 +227,7 @@ def _search(
         return search(patterns, finished.output.decode("utf-8", "replace"))
     request = {"path": str(finished.log), "patterns": patterns}
     doing = f"{_SEARCHING}{what} for {', '.join(patterns)}"
-    answer: dict[str, list[str]] = _ask(
+    answer: dict[str, list[list[str]]] = _ask(
         ["-I", "-S"], request, SEARCH_LIMIT_S, doing, "; simplify the patterns"
     )
     return answer
@@ -277,9 +281,9 @@ def _ask(options: Sequence[str], request: object, limit_s: float, doing: str, ad
     raise RunFailure("metric_invalid", text)
 
 
-def _json_samples(output: bytes) -> dict[str, list[object]]:
-    """Return the values of lines like ``{"metric": name, "value": x}`` by metric; other lines are ignored."""
-    found: dict[str, list[object]] = {}
+def _json_samples(output: bytes) -> dict[str, list[_Observation]]:
+    """Return the values of lines like ``{"metric": name, "value": x}`` by metric, with their ``unit``; other lines are ignored."""
+    found: dict[str, list[_Observation]] = {}
     for line in output.splitlines():
         stripped = line.strip()
         if not stripped.startswith(b"{"):
@@ -289,20 +293,21 @@ def _json_samples(output: bytes) -> dict[str, list[object]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(data, dict) and isinstance(data.get("metric"), str) and "value" in data:
-            found.setdefault(data["metric"], []).append(data["value"])
+            found.setdefault(data["metric"], []).append((data["value"], str(data.get("unit", ""))))
     return found
 
 
-def _metric(name: str, wanted: MetricPattern, observed: list[object], failed: str) -> MetricValue:
+def _metric(name: str, wanted: MetricPattern, observed: list[_Observation], failed: str) -> MetricValue:
     if failed:
         raise RunFailure("metric_invalid", f"metric {name}: its function failed: {failed}")
     if not observed:
         raise RunFailure("metric_missing", _nothing_found(name, wanted))
     values = []
-    for item in observed:
+    for item, after in observed:
         value = _number(_plain_figure(item, wanted))
-        if isinstance(item, str) and value is None and (unit := _other_unit(item, wanted)):
-            raise RunFailure("metric_invalid", f"metric {name} is {item[:80]!r}: {unit}")
+        text = str(item) if value is None else f"{item} {after.strip()}"
+        if isinstance(item, (str, int, float)) and (unit := _other_unit(text, wanted)):
+            raise RunFailure("metric_invalid", f"metric {name} is {text[:80]!r}: {unit}")
         if value is None or not math.isfinite(value):
             raise RunFailure(
                 "metric_invalid", f"metric {name} is {str(item)[:80]!r}, which is no finite number"
@@ -338,29 +343,43 @@ def _nothing_found(name: str, wanted: MetricPattern) -> str:
     return f"{where} has no metric {name}: {how}"
 
 
-#: A figure with its unit behind it, as programs print it.
+#: What was observed of a metric, and what stood behind it, which may be its unit.
+_Observation = tuple[object, str]
+
+#: A figure with its unit behind it, as programs print it; the unit may be in brackets.
 _WITH_UNIT = re.compile(
-    r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([A-Za-z%\u00b5\u03bc][\w/%\u00b5\u03bc]*)\s*\Z"
+    r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*[\[(]?\s*([A-Za-z%\u00b5\u03bc][\w/%\u00b5\u03bc]*)"
 )
+#: Other spellings of units that programs print.
+_SPELLED = {
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"), "msec": "ms", "usec": "us", "nsec": "ns",
+    **dict.fromkeys(("mins", "minute", "minutes"), "min"), **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
+    **dict.fromkeys(("byte", "bytes"), "B"),
+}  # fmt: skip
+_PER_SECOND = re.compile(r"([KMGT]?)([bB])ps\Z")
 
 
 def _unit_of(text: str) -> tuple[str, float] | None:
+    """Return base unit and factor of a word behind a figure, None if it is no unit."""
+    rate = _PER_SECOND.match(text)
+    parts = [rate[1] + rate[2], "s"] if rate else text.split("/")
     try:
-        return base_unit(text)
+        return base_unit("/".join(_SPELLED.get(part, part) for part in parts))
     except ValueError:
         return None
 
 
 def _plain_figure(item: object, wanted: MetricPattern) -> object:
     """Return *item* without the declared unit, where it carries that."""
-    found = _WITH_UNIT.match(item) if isinstance(item, str) else None
+    found = _WITH_UNIT.fullmatch(item.rstrip()) if isinstance(item, str) else None
     return found[1] if found and _unit_of(found[2]) == (wanted.unit, wanted.scale) else item
 
 
 def _other_unit(item: str, wanted: MetricPattern) -> str:
     """Return what *item* carries in place of the declared unit, or an empty string."""
     found = _WITH_UNIT.match(item)
-    if not found or _unit_of(found[2]) is None:
+    unit = _unit_of(found[2]) if found else None
+    if not found or unit is None or unit == (wanted.unit, wanted.scale):
         return ""
     return f"it is in {found[2]}, and the metric is declared in {wanted.declared or wanted.unit}"
 

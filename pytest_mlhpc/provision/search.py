@@ -2,7 +2,7 @@
 
 A regular expression may run for ever, and Python's cannot be interrupted: hence a file of its own, without imports of this
 package. Standard input is one JSON object ``{"path": ..., "patterns": {name: pattern}}``. Standard output is
-``{name: [text]}`` with the first group of every match. A request with ``functions`` calls those of a test instead; then the
+``{name: [[text, after]]}`` with the first group of every match, and what stands behind it. A request with ``functions`` calls those of a test instead; then the
 package is imported, and the answer is ``{"samples": {name: [value]}, "errors": {name: text}, "unsound": text}``.
 """
 
@@ -20,13 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+#: Characters behind a group that are returned: a unit is shorter.
+AFTER = 32
 
-def search(patterns: Mapping[str, str], text: str) -> dict[str, list[str]]:
-    """Return the matches of each pattern's first group, in order. ``^`` and ``$`` match at every line."""
-    found: dict[str, list[str]] = {}
+
+def search(patterns: Mapping[str, str], text: str) -> dict[str, list[list[str]]]:
+    """Return the matches of each pattern's first group, in order, with what follows. ``^`` and ``$`` match at every line."""
+    found: dict[str, list[list[str]]] = {}
     for name, pattern in patterns.items():
         matches = re.finditer(pattern, text, re.MULTILINE)
-        found[name] = [match[1] for match in matches if match[1] is not None]
+        found[name] = [
+            [match[1], text[match.end(1) : match.end(1) + AFTER].partition("\n")[0]]
+            for match in matches
+            if match[1] is not None
+        ]
     return found
 
 

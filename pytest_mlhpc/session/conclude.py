@@ -27,7 +27,7 @@ from pytest_mlhpc.node.protocol.schema import Measurement, to_json
 from pytest_mlhpc.options import Settings, state_and_baselines
 from pytest_mlhpc.session.validate import check
 from pytest_mlhpc.store.definition import changed
-from pytest_mlhpc.store.record import Epoch, Failure, Provenance, Record, user_name
+from pytest_mlhpc.store.record import Epoch, Failure, JudgedBy, Provenance, Record, user_name
 from pytest_mlhpc.store.store import Store
 from pytest_mlhpc.store.verdict import WORSE, Judgement, Verdict
 from pytest_mlhpc.vetting.readiness import Readiness
@@ -120,7 +120,7 @@ class JobFinisher:
         good = [a.measurement for a in job.attempts if a.measurement is not None and not a.failures]
         device, update = first.measurement.device_model, self._settings.baseline == "update"
         entries = self.book.for_spec(spec, device, provisional=not update)
-        judgement = self._judge(spec, good, entries, len(job.attempts) - len(good))
+        judgement, by = self._judge(spec, good, entries, len(job.attempts) - len(good))
         if judgement.reruns_wanted > 0:
             if refused := self._refused(job, judgement.reruns_wanted):
                 return self._outcome(job, judgement, Failure("reruns_incomplete", refused))
@@ -137,7 +137,7 @@ class JobFinisher:
         accepted = [metric for metric, entry in reviewed.items() if not changed(entry.epoch, epoch)]
         self.standings.update(standings_of(spec.node_id, judgement, accepted, update=update, local=local))
         self._accept(spec, good, judgement, entries)
-        return self._outcome(job, judgement, failure)
+        return self._outcome(job, judgement, failure, by)
 
     def _refused(self, job: Job, wanted: int) -> str:
         """Return why *wanted* re-runs cannot be had, or an empty text after having asked the budget for them."""
@@ -149,20 +149,17 @@ class JobFinisher:
 
     def _judge(
         self, spec: JobSpec, good: Sequence[Measurement], entries: Mapping[str, Entry], broken: int
-    ) -> Judgement:
-        local = spec.target.partition.scheduler == "local"
-        record = self._settings.baseline == "record" and not local
+    ) -> tuple[Judgement, JudgedBy]:
+        by = self._judged_by(spec, entries, broken)
+        epoch = Epoch(spec.definition, good[0].device_model)
         history = {
             metric: self._past.nights(
-                series_of(spec, metric),
-                Epoch(spec.definition, good[0].device_model),
-                entry.date if entry else "",
-                default_branch=self._provenance.default_branch,
-                reference=entry.calibration if local and entry else None,
+                series_of(spec, metric), epoch, since_ns,
+                default_branch=by.default_branch,
+                reference=entry.calibration if by.local and (entry := entries.get(metric)) else None,
             )
-            for metric in spec.judged
-            if (entry := entries.get(metric)) is not None or record
-        }
+            for metric, since_ns in by.since_ns.items()
+        }  # fmt: skip
 
         def ask(last_good: Record | None) -> Judgement:
             return judge(
@@ -170,24 +167,46 @@ class JobFinisher:
                 spec,
                 entries,
                 history,
-                local=local,
-                mode=self._settings.baseline,
-                reruns_allowed=max(0, self._reruns_left),
-                reruns_broken=broken,
+                local=by.local,
+                mode=by.mode,
+                reruns_allowed=by.reruns_allowed,
+                reruns_broken=by.reruns_broken,
                 last_good=last_good,
                 commit=self._provenance.commit,
                 accept_options=self.accept_options,
-                series=max(self.book.count(), 1) / self._false_alarms,
-                nightly=self._purpose == "nightly"
-                and self._provenance.branch == self._provenance.default_branch,
+                series=by.series,
+                nightly=by.nightly,
+                matters=by.matters,
             )
 
         judgement = ask(None)
         if judgement.verdict in WORSE and not judgement.reruns_wanted:
-            epoch = Epoch(spec.definition, good[0].device_model)
             last_good = self._past.last_good(series_of(spec, spec.judged[0]), epoch)
-            return self._with_events(spec, ask(last_good) if last_good else judgement, last_good)
-        return judgement
+            judgement = self._with_events(spec, ask(last_good) if last_good else judgement, last_good)
+        return judgement, by
+
+    def _judged_by(self, spec: JobSpec, entries: Mapping[str, Entry], broken: int) -> JudgedBy:
+        """Return what the verdict follows from beside figures and history."""
+        local = spec.target.partition.scheduler == "local"
+        record = self._settings.baseline == "record" and not local
+        since = {
+            metric: self._past.since_ns(series_of(spec, metric), entry.date if entry else "")
+            for metric in spec.judged
+            if (entry := entries.get(metric)) is not None or record
+        }
+        return JudgedBy(
+            entries={metric: to_json(entry) for metric, entry in entries.items()},
+            since_ns=since,
+            default_branch=self._provenance.default_branch,
+            mode=self._settings.baseline,
+            local=local,
+            nightly=self._purpose == "nightly" and self._provenance.branch == self._provenance.default_branch,
+            series=max(self.book.count(), 1) / self._false_alarms,
+            reruns_allowed=max(0, self._reruns_left),
+            reruns_broken=broken,
+            matters=spec.target.partition.matters,
+            references=dict(spec.references),
+        )
 
     def _with_events(self, spec: JobSpec, judgement: Judgement, last_good: Record | None) -> Judgement:
         """Name what people noted since the last good run, or the newest where there is none."""
@@ -245,7 +264,9 @@ class JobFinisher:
         command = accept_command(spec.node_id, self.accept_options)
         return f"{'; '.join(words)} in {file}; to accept what was measured: {command}"
 
-    def _outcome(self, job: Job, judgement: Judgement | None, failure: Failure | None) -> Outcome:
+    def _outcome(
+        self, job: Job, judgement: Judgement | None, failure: Failure | None, by: JudgedBy | None = None
+    ) -> Outcome:
         first = job.attempts[0]
         if failure is not None and first.job_id:
             failure = replace(failure, where=_where(first))
@@ -253,9 +274,8 @@ class JobFinisher:
         self._spending.ended(job)
         try:
             for attempt in (*job.lost, *job.attempts):
-                self._record(
-                    job, attempt, verdict, failure if attempt is first else attempt.failure, judgement
-                )
+                own = failure if attempt is first else attempt.failure
+                self._record(job, attempt, verdict, own, judgement, by=by if attempt is first else None)
         except StoreError as error:
             failure = failure or Failure(unwritten(error), str(error))
         # The comparison in the test's body explains these failures, which are raised after it.
@@ -280,6 +300,8 @@ class JobFinisher:
         verdict: str,
         failure: Failure | None,
         judgement: Judgement | None,
+        *,
+        by: JudgedBy | None,
     ) -> None:
         spec = job.spec
         measurement, partition = attempt.measurement, spec.target.partition
@@ -324,6 +346,7 @@ class JobFinisher:
             step_id=attempt.step_id,
             energy_j=attempt.energy_j,
             judged=spec.judged,
+            judged_by=by,
             overrides=dict(self._settings.overrides),
             vetting=vetted_record(attempt, job.lost, self._readiness.excluded(spec)),
             measurement=measurement,

@@ -314,8 +314,17 @@ class BenchmarkSession:
             self._end_records(hurry=hurry)
 
     def _close_drivers(self) -> None:
+        """Ask all drivers to end; a Ctrl-C meanwhile is raised once all are asked, so that none goes on."""
+        interrupt = None
         for driver in self._drivers.values():
-            driver.close(detach=self._detaching and driver.durable)
+            for _ in range(2):
+                try:
+                    driver.close(detach=self._detaching and driver.durable)
+                    break
+                except KeyboardInterrupt as error:
+                    interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def _await_drivers(self) -> None:
         for driver in self._drivers.values():
@@ -349,6 +358,10 @@ class BenchmarkSession:
         book = self._concluder.book
         systems = dict.fromkeys(job.spec.target.partition.system for job in self.jobs.values())
         return tuple(key for system in systems for key in book.entries(system))
+
+    def baseline_files(self) -> tuple[str, ...]:
+        """Return the systems of which there is a file of accepted values."""
+        return self._concluder.book.systems() if self._concluder is not None else ()
 
     def unaccepted(self) -> frozenset[str]:
         """Return what was judged without an accepted baseline, as ``benchmark: metric``."""

@@ -48,9 +48,16 @@ def unused_baselines(
 def misplaced_baselines(session: BenchmarkSession, bench: Bench) -> list[str]:
     """Return each partition and environment of baseline files that the systems file does not have, with the nearest one.
 
-    No test can ever use such an entry, whatever was selected.
+    No test can ever use such an entry, whatever was selected. A whole file of a system that is not there may be another systems
+    file's; it is named if a system is called nearly so.
     """
     found: Counter[str] = Counter()
+    strangers = [system for system in session.baseline_files() if system not in bench.places]
+    files = [
+        f"there is no system {system!r}{hint}: all of its file"
+        for system in strangers
+        if (hint := did_you_mean(system, bench.places))
+    ]
     for key in session.accepted_series():
         known = bench.places.get(key.system)
         if known is None:
@@ -60,7 +67,10 @@ def misplaced_baselines(session: BenchmarkSession, bench: Bench) -> list[str]:
         elif key.environment not in (names := known[key.partition]):
             place = f"{key.system}:{key.partition}"
             found[_unknown("environment", key.environment, place, names)] += 1
-    return [f"{text}: {number} {'entry' if number == 1 else 'entries'}" for text, number in found.items()]
+    return [
+        *files,
+        *(f"{text}: {number} {'entry' if number == 1 else 'entries'}" for text, number in found.items()),
+    ]
 
 
 def _unknown(kind: str, name: str, place: str, known: Iterable[str]) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node import files
@@ -18,6 +20,19 @@ from pytest_mlhpc.node.files import MOUNTS, NETWORK, file_system
 def is_shared(directory: Path) -> bool:
     """Return whether *directory* is writable for its group."""
     return bool(directory.stat().st_mode & stat.S_IWGRP)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. A pipe or device in its place, which another user may have put there, is not waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def make_directories(directory: Path, root: Path) -> None:

@@ -28,6 +28,7 @@ from pytest_mlhpc.store.record import (
     unfit_of,
 )
 from pytest_mlhpc.store.store import parse_record, read_lines, record_files
+from pytest_mlhpc.store.text import written_out
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (
@@ -54,13 +55,8 @@ COLUMNS = (
 
 
 def storable(value: Any) -> Any:
-    """Return what the database holds in place of a value, in rows and in questions alike.
-
-    A byte of a name that is no UTF-8 (half of a surrogate pair in Python) is written out.
-    """
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-    return value
+    """Return what the database holds in place of a value, in rows and in questions alike."""
+    return written_out(value) if isinstance(value, str) else value
 
 
 def insert(database: sqlite3.Connection, record: Record, path: str, start: int) -> None:

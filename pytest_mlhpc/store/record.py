@@ -29,6 +29,27 @@ class RecordedVetting:
 
 
 @dataclass(frozen=True)
+class JudgedBy:
+    """What a verdict follows from beside figures and history: with these, the run is judged again anywhere.
+
+    ``entries`` are the baselines by metric, as the file has them; the nights of each metric count since ``since_ns``.
+    ``series`` ``matters`` and the last fields are those of :func:`pytest_mlhpc.judge.judge.judge`.
+    """
+
+    entries: Mapping[str, Mapping[str, Any]]
+    since_ns: Mapping[str, int]
+    default_branch: str
+    mode: str
+    local: bool
+    nightly: bool
+    series: float
+    reruns_allowed: int
+    reruns_broken: int
+    matters: float | None = None
+    references: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Record:
     """One attempt of one run.
 
@@ -68,6 +89,7 @@ class Record:
     step_id: str = ""
     energy_j: float | None = None  #: as the scheduler accounts it
     judged: tuple[str, ...] = ()
+    judged_by: JudgedBy | None = None  #: of first attempts that were judged
     owner: str = ""  #: who is asked about the test; several are one text with commas
     partition_owner: str = ""  #: who is asked about the nodes
     root: str = ""  #: pytest's root directory, to which ``node_id`` is relative, on the session's machine

@@ -19,7 +19,7 @@ from typing import Any
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.files import append_lines, read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
-from pytest_mlhpc.store.files import is_shared, make_directories
+from pytest_mlhpc.store.files import is_shared, make_directories, open_regular
 from pytest_mlhpc.store.record import Record
 
 #: A longer line is damage: no run reports that much (4,096 samples of each of a few dozen metrics are below 4 MB).
@@ -158,7 +158,7 @@ def read_lines(
     """
     offset = start
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(start)
             while line := file.readline(MAX_LINE):
                 if line.endswith(b"\n"):

@@ -76,6 +76,14 @@ def clean(text: str) -> str:
     )
 
 
+def written_out(text: str) -> str:
+    """Return *text* with each byte of a name that is no UTF-8 (half of a surrogate pair in Python) as its escape.
+
+    Neither databases nor YAML hold such halves.
+    """
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 def one_line(text: str, width: int | None = 160) -> str:
     """Return the first line of *text*, safe to print, cut to *width* characters; None: whole."""
     first = clean(text).strip().partition("\n")[0]

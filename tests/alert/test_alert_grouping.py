@@ -4,7 +4,7 @@ import pytest
 from alert_bads import bad, series
 
 from pytest_mlhpc.alert.channels.base import Kind
-from pytest_mlhpc.alert.incidents import class_of, groups
+from pytest_mlhpc.alert.incidents import by_chance, class_of, groups
 from pytest_mlhpc.alert.model import Subject
 
 FIVE = {"cirrus": [f"standard:{name}[] name=x" for name in "abcde"], "alps": []}
@@ -82,3 +82,30 @@ def test_only_one_benchmark_on_two_systems_in_one_night_is_the_code(bads, found)
 def test_the_order_in_which_bads_come_changes_nothing():
     bads = [*both("a"), *both("b", whole=0.1, compute=0), *both("a", system="alps")]
     assert groups(bads, FIVE) == groups(bads[::-1], FIVE)
+
+
+@pytest.mark.parametrize(
+    ("losses_a_night", "scopes"),
+    [(0.01, ["code"]), (3.0, ["benchmarks", "benchmarks"])],
+    ids=["where losses are rare", "where several fall each night"],
+)
+def test_the_same_benchmark_on_two_systems_is_the_code_where_chance_hardly_brings_that_about(
+    losses_a_night, scopes
+):
+    measured = {name: frozenset(f"standard:{at}" for at in range(200)) for name in ("alps", "cirrus")}
+    bads = [*both("a"), *both("a", system="alps")]
+    found = groups(bads, measured, dict.fromkeys(measured, losses_a_night))
+    assert [group.scope for group in found] == scopes
+
+
+@pytest.mark.parametrize(("losses_a_night", "least", "most"), [(0.05, 0, 0.02), (2.0, 0.5, 1)])
+def test_a_group_knows_how_often_chance_brings_so_many_into_one_night(losses_a_night, least, most):
+    bads = [bad(series(name)) for name in "abcd"]
+    (group,) = groups(bads, {"cirrus": range(200)}, {"cirrus": losses_a_night})
+    assert least <= group.chance <= most
+    assert [one.chance for one in groups(bads[:1], {"cirrus": range(200)})] == [None]
+
+
+def test_the_chance_of_very_many_at_once_is_a_number():
+    assert (by_chance(2_000, 0.5), by_chance(0, 0.5)) == (0.0, 1.0)
+    assert by_chance(1, 0.1) == pytest.approx(0.0952, abs=1e-4)

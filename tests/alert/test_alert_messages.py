@@ -3,13 +3,14 @@
 import html
 import html.parser
 import json
+from dataclasses import replace
 
 import pytest
 from alert_bads import bad, night, seen, series
 
 from pytest_mlhpc.alert.channels.base import IncidentState, Kind, as_json
 from pytest_mlhpc.alert.incidents import advance
-from pytest_mlhpc.alert.messages import message_of, short
+from pytest_mlhpc.alert.messages import chance_text, message_of, short
 from pytest_mlhpc.alert.model import Book, Subject
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
 
@@ -148,3 +149,20 @@ def test_labels_are_those_that_all_members_share():
 
 def test_a_key_that_is_none_of_ours_is_shown_as_it_is():
     assert short("my own benchmark") == "my own benchmark"
+
+
+@pytest.mark.parametrize(
+    ("chance", "text"),
+    [
+        (0.0, "chance less than 1 in 1,000 times: suspect one cause."),
+        (0.25, "chance in 1 of 4 cases: each may have its own cause."),
+        (None, ""),
+    ],
+)
+def test_what_is_told_together_says_how_likely_that_is_chance(chance, text):
+    incident = advance(Book(last_ns=night(20)), seen(30, bad()))[1][0].incident
+    found = chance_text(replace(incident, chance=chance))
+    assert found.endswith(text)
+    assert (
+        found in message_of(replace(incident, chance=chance), IncidentState.NEW, night(30)).text
+    ) or not text

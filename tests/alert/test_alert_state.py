@@ -8,6 +8,7 @@ from alert_bads import bad, night, seen, series
 
 from pytest_mlhpc.alert.channels.base import IncidentState, Kind
 from pytest_mlhpc.alert.incidents import advance
+from pytest_mlhpc.alert.messages import message_of
 from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Mute, Subject
 
 #: A book that was advanced before: not a new one.
@@ -57,11 +58,10 @@ def test_a_series_without_a_figure_stays_as_it_was():
     ("benchmarks", "since", "loss", "states", "incidents"),
     [
         ("a", 31, 0.06, [["new"], ["worse"]], 1),
-        ("abc", 31, 0.06, [["new"], []], 1),
-        ("abc", 31, 0.2, [["new"], ["worse"]], 1),
+        ("abc", 31, 0.06, [["new"], ["worse"]], 1),
         ("a", 32, 0.06, [["new"], ["new"]], 2),
     ],
-    ids=["one more", "one more of many", "of many, one that lost much more", "another cause"],
+    ids=["one more", "one more of many", "another cause"],
 )
 def test_what_is_found_later_is_told_as(benchmarks, since, loss, states, incidents):
     first = [bad(series(f"{name}[] name=x")) for name in benchmarks]
@@ -151,13 +151,24 @@ def test_nodes_and_regressions_of_one_night_are_different_incidents():
     assert sorted(change.incident.kind.value for change in changes) == ["nodes", "regression"]
 
 
-def test_weak_evidence_joins_the_first_message_but_begins_no_incident():
-    weak = bad(B)
+def test_weak_evidence_elsewhere_tells_the_code_from_the_system_but_is_not_named_and_begins_no_incident():
+    weak = bad(series("unet[] name=a", system="alps"))
     book, changes = advance(KEPT, seen(30, bad(A)), lambda _bads: [weak])
-    assert len(changes[0].incident.told) == 2
+    assert (changes[0].incident.scope, changes[0].incident.systems) == ("code", ("alps", "cirrus"))
     assert [member.now.subject for member in book.incidents[0].members] == [A]
+    assert changes[0].incident.told == ("cirrus:standard:unet[] name=a",)
     _book, changes = advance(KEPT, seen(30), lambda _bads: [weak])
     assert not changes
+
+
+def test_a_benchmark_that_joins_an_incident_is_named_first_in_its_next_message():
+    many = [bad(series(f"many_{number}"), worse_by=0.2) for number in range(60)]
+    late = bad(series("late"), since=31, worse_by=0.02)
+    _book, changes = advance(advance(KEPT, seen(30, *many))[0], seen(31, *many, late))
+    (change,) = changes
+    lines = message_of(change.incident, change.state, night(31)).text.splitlines()
+    assert "New in it: late." in lines
+    assert "late: " in next(line for line in lines if line.startswith("  "))
 
 
 def test_old_acceptances_are_forgotten():

@@ -4,10 +4,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from alert_bads import night
+from alert_bads import bad, night, series
 from test_expected_nights import of
 
-from pytest_mlhpc.alert.slower import KnownIncidents, Rules, companion, regressions, subject_of
+from pytest_mlhpc.alert.slower import KnownIncidents, Rules, elsewhere, regressions, subject_of
 from pytest_mlhpc.history.nightly import WatchedSeries, with_causes
 from pytest_mlhpc.history.series import Point, Series
 from pytest_mlhpc.judge.changes import find
@@ -142,11 +142,36 @@ def test_a_node_is_named_if_all_nights_since_ran_on_it_and_few_before():
         assert tonight(watched(levels((100, 60), (94, 5)), nodes=where)).nodes == named
 
 
-def test_a_companion_needs_less_evidence_but_not_none():
-    values = [*levels((100, 60)), 96.5]
-    assert tonight(watched(values)) is None
-    assert companion(watched(values), night(59), night(60), 0.02) is not None
-    assert companion(watched(levels((100, 61))), night(59), night(60), 0.02) is None
+def test_the_same_benchmark_elsewhere_needs_less_evidence_but_not_none():
+    values = [*levels((100, 60)), *levels((97.3, 2), seed=5)]
+    assert not regressions([watched(values)], {}, NOTHING_KNOWN, night(61.2), Rules(), 1e-6)
+    told = bad(series("a", "rate", "alps"), since=60)
+    assert [one.subject.system for one in elsewhere([watched(values)], {}, [told], 0.015)] == ["cirrus"]
+    assert elsewhere([watched(levels((100, 62)))], {}, [told], 0.015) == []
+    assert elsewhere([watched(values)], {}, [bad(series("a", "rate"), since=60)], 0.015) == []
+
+
+@pytest.mark.parametrize(
+    ("rerun", "text"),
+    [
+        ((), "noise looks like this less than once in"),
+        (CONFIRMED, "confirmed by re-runs, noise looks like this less"),
+    ],
+)
+def test_a_loss_says_how_often_noise_looks_like_it(rerun, text):
+    assert text in tonight(watched([*SLOW_NIGHT[:-1], *levels((90, 3)), 90.0]), reruns=rerun).reason
+
+
+def test_more_series_and_fewer_false_alarms_ask_for_more_certainty():
+    one = watched([*levels((100, 60)), *levels((96.6, 3), seed=5)])
+    quiet = replace(one, series=replace(one.series, points=one.series.points[:60]), changes=(), shifts=())
+    others = [
+        replace(quiet, series=replace(quiet.series, key=replace(KEY, benchmark=f"b{at}")))
+        for at in range(300)
+    ]
+    now = night(62.2)
+    assert regressions([one], {}, NOTHING_KNOWN, now, Rules())
+    assert not regressions([one, *others], {}, NOTHING_KNOWN, now, Rules(), false_alarms=0.001)
 
 
 def test_no_series_are_good():

@@ -5,7 +5,6 @@ git outlives who called it.
 """
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -33,9 +32,9 @@ def propose(project):
     words = ["baseline", "propose", "--branch", "baseline/7", "--reason", "new driver"]
     argv = [sys.executable, "-m", "pytest_mlhpc.cli", *words]
 
-    def run(at=0, when="during"):
+    def run(at=0, when="during", **more):
         counted.write_text("", encoding="utf-8")
-        told = {**environment, "AT": str(at), "WHEN": when}
+        told = {**environment, "AT": str(at), "WHEN": when, **more}
         done = subprocess.run(argv, cwd=project, env=told, capture_output=True, text=True, check=False)
         assert not at or wait_until(ended.exists, 300), done.stderr
         ended.unlink(missing_ok=True)
@@ -78,5 +77,29 @@ def test_a_branch_that_somebody_went_on_with_is_not_written_over(server, propose
     git(server, "update-ref", "refs/heads/baseline/7", theirs)
     refused = propose()
     assert refused.returncode == 4
-    assert re.search("git push: (.|\n)*baseline/7", refused.stderr)
+    assert (
+        f"git push: baseline/7 is at {theirs[:12]} on origin, and the new values do not follow it"
+        in refused.stderr
+    )
+    assert "push" not in refused.calls
     assert git(server, "rev-parse", "baseline/7") == theirs
+
+
+@pytest.mark.parametrize("somebody", [True, False], ids=["somebody else pushed", "nobody pushed"])
+def test_a_push_that_a_broken_pipe_ends_is_explained_or_made_again(project, server, propose, somebody):
+    """Git writes push options to a receiver that has ended, where it sends no branch, and says nothing."""
+    theirs = git(project, "commit-tree", "HEAD^{tree}", "-m", "another word")
+    git(project, "push", "-q", "origin", f"{theirs}:refs/heads/other")
+    piped = {
+        "PIPED": str(project.parent / "piped"),
+        "SERVER": str(server),
+        "THEIRS": theirs if somebody else "",
+    }
+    done = propose(**piped)
+    if somebody:
+        assert done.returncode == 4
+        assert f"git push: baseline/7 is at {theirs[:12]} on origin" in done.stderr
+        assert done.calls.count("push") == 1
+    else:
+        assert (done.returncode, done.calls.count("push")) == (0, 2)
+    assert (git(server, "rev-parse", "baseline/7") == theirs) is somebody

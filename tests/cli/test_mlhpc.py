@@ -312,7 +312,7 @@ PRINTS = {
     "status": {}, "check": {}, "systems list": {}, "systems show": {"after": "local"}, "baseline show": {}, "baseline diff": {},
     "history show": {"after": "test_a"}, "history changes": {}, "history sensitivity": {}, "history event add": {"after": "--system cirrus driver"},
     "history event list": {}, "history event remove": {"after": "EVENT"}, "compare": {"after": "cirrus"}, "records list": {},
-    "records show": {"after": record(1).id}, "records cost": {}, "records check": {}, "records usage": {},
+    "records show": {"after": record(1).id}, "records rejudge": {"after": record(1).session}, "records cost": {}, "records check": {}, "records usage": {},
     "records prune": {"after": "--older 2y"}, "records ingest": {"after": "--jsonl log.txt", "code": 1}, "alert send": {}, "alert list": {},
     "vet quick": {"after": "--no-load"}, "vet deep": {"after": "--no-load"}, "vet history": {},
     "screen": {"end": "--seconds 1 -- sleep 1"}, "data check": {}, "data workloads": {}, "ci note": {},

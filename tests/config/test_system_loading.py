@@ -113,6 +113,16 @@ def test_defaults_hold_for_every_partition_and_the_partition_wins(tmp_path: Path
     assert [one.environment.name for one in found] == ["shared", "own"]
 
 
+def test_what_matters_is_said_for_a_partition_or_by_the_defaults_for_the_site(tmp_path: Path):
+    text = (
+        "defaults: {matters: 3 %}\n"
+        "systems: {mine: {partitions: {a: {scheduler: local}, b: {scheduler: local, matters: 0.5%}}}}\n"
+    )
+    assert [one.partition.matters for one in load(tmp_path, text).select("mine")] == [0.03, 0.005]
+    with pytest.raises(ConfigError, match="write it like '3 %'"):
+        load(tmp_path, text.replace("3 %", "0.03")).select("mine")
+
+
 def test_the_owner_of_a_partition_is_its_own_or_its_systems_or_that_of_the_defaults(tmp_path: Path):
     text = (
         "defaults: {owner: all}\n"

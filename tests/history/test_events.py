@@ -1,6 +1,7 @@
 """Events: whole or not at all, never lost, never in the way."""
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -21,6 +22,15 @@ def test_events_are_told_oldest_first_without_those_that_were_removed(state_dir)
     remove(state_dir, Removal(wrong.id, "somebody else", 9))
     assert events(state_dir) == (early, late)
     assert (state_dir / "events" / f"{wrong.id}.json").exists()
+
+
+def test_a_pipe_among_events_is_told_and_not_waited_for(state_dir):
+    add(state_dir, one := event())
+    path = state_dir / "events" / "0123abcd.json"
+    os.mkfifo(path)
+    problems = []
+    assert events(state_dir, problems.append) == (one,)
+    assert problems == [f"{path}: it is no regular file (left out, left as it is)"]
 
 
 @pytest.mark.parametrize(

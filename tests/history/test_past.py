@@ -34,6 +34,11 @@ class Dead:
     series = nights
 
 
+def nights_since(past, key, epoch, accepted, **more):
+    """Return the nights since a baseline was accepted."""
+    return past.nights(key, epoch, past.since_ns(key, accepted), **more)
+
+
 @pytest.fixture
 def index(state_dir):
     with contextlib.closing(Index(state_dir)) as opened:
@@ -60,12 +65,12 @@ def test_a_night_has_its_re_runs_and_says_whether_the_test_failed(state_dir, ind
     later = {"created_ns": time.time_ns(), "session": "01890000-0000-7000-8000-bbbbbbbbbbbb"}
     store(state_dir, [record(0, 96.0, verdict="regressed", **at), *again, record(3, **later)])
     expected = [Attempts(96.0, (97.0, 98.0), regressed=True), Attempts(100.0)]
-    assert local(state_dir, index).nights(KEY, EPOCH, "") == expected
+    assert nights_since(local(state_dir, index), KEY, EPOCH, "") == expected
 
 
 def test_a_night_on_a_busy_machine_is_none(state_dir, index):
     store(state_dir, [record(1, verdict="inconclusive"), record(2), record(3, verdict="suspect")])
-    assert values(local(state_dir, index).nights(KEY, EPOCH, "")) == [100.0, 100.0]
+    assert values(nights_since(local(state_dir, index), KEY, EPOCH, "")) == [100.0, 100.0]
 
 
 def test_both_ways_give_the_same_nights(state_dir, index):
@@ -84,8 +89,8 @@ def test_both_ways_give_the_same_nights(state_dir, index):
     since = iso(records[40].created_ns)
     with other(state_dir) as past:
         for key, reference in itertools.product((KEY, LOCAL), (None, 55.0)):
-            found = local(state_dir, index).nights(key, EPOCH, since, reference=reference)
-            assert found == past.nights(key, EPOCH, since, reference=reference)
+            found = nights_since(local(state_dir, index), key, EPOCH, since, reference=reference)
+            assert found == nights_since(past, key, EPOCH, since, reference=reference)
             assert len(found) > 30
 
 
@@ -96,9 +101,9 @@ def test_an_event_starts_a_new_epoch(state_dir, index):
         at_ns = records[15].created_ns if (system, partition) == ("cirrus", "") else time.time_ns()
         add(state_dir, new_event(system, partition, "driver", at_ns=at_ns, by="me", now_ns=time.time_ns()))
     figures = [one.measurement.metrics[0].value for one in records if one.measurement]
-    assert values(local(state_dir, index).nights(KEY, EPOCH, "")) == figures[15:]
+    assert values(nights_since(local(state_dir, index), KEY, EPOCH, "")) == figures[15:]
     with other(state_dir) as past:
-        assert values(past.nights(KEY, EPOCH, "")) == figures[15:]
+        assert values(nights_since(past, KEY, EPOCH, "")) == figures[15:]
 
 
 def test_figures_of_another_definition_are_of_another_epoch(state_dir, index):
@@ -110,9 +115,9 @@ def test_figures_of_another_definition_are_of_another_epoch(state_dir, index):
         local(state_dir, index),
         JudgeHistory(state_dir, lambda: index, LocalSource(state_dir), pytest.fail),
     ):
-        assert values(past.nights(KEY, EPOCH, "")) == figures[:15]
-        assert values(past.nights(KEY, Epoch("resnet50 steps=20", "EPYC"), "")) == figures[15:]
-        assert past.nights(KEY, Epoch(DEFINITION, "EPYC 2"), "") == []
+        assert values(nights_since(past, KEY, EPOCH, "")) == figures[:15]
+        assert values(nights_since(past, KEY, Epoch("resnet50 steps=20", "EPYC"), "")) == figures[15:]
+        assert nights_since(past, KEY, Epoch(DEFINITION, "EPYC 2"), "") == []
         assert past.newest(KEY) == Epoch("resnet50 steps=20", "EPYC")
         assert past.newest(LOCAL) is None
         past.close()
@@ -122,7 +127,7 @@ def test_an_event_to_come_changes_nothing_yet(state_dir, index):
     store(state_dir, nights(quiet(5)))
     now_ns = time.time_ns()
     add(state_dir, new_event("cirrus", "", "maintenance", at_ns=now_ns + DAY, by="me", now_ns=now_ns))
-    assert len(local(state_dir, index).nights(KEY, EPOCH, "")) == 5
+    assert len(nights_since(local(state_dir, index), KEY, EPOCH, "")) == 5
     assert local(state_dir, index).noted("cirrus", "standard", 0) == []
 
 
@@ -130,7 +135,7 @@ def test_a_source_that_fails_is_told_once_and_the_local_store_asked(state_dir, i
     store(state_dir, nights(quiet(5)))
     told = []
     past = JudgeHistory(state_dir, lambda: index, Dead(), told.append)
-    assert len(past.nights(KEY, EPOCH, "")) == len(past.nights(KEY, EPOCH, "")) == 5
+    assert len(nights_since(past, KEY, EPOCH, "")) == len(nights_since(past, KEY, EPOCH, "")) == 5
     assert told == ["history is read from the local store, as InfluxDB failed: http://influx:8086: no answer"]
 
 

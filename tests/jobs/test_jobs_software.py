@@ -56,6 +56,12 @@ def test_files_folders_and_globs_are_put_where_they_lie_beside_the_test(folder, 
     [
         (["bunch.sh"], "1GiB", "there is no 'bunch.sh' in {folder} (did you mean 'bench.sh'?)"),
         (["*.txt"], "1GiB", "there is no '*.txt' in {folder}"),
+        (["x" * 300], "1GiB", f"there is no '{'x' * 196}... in {{folder}}: File name too long"),
+        (
+            ["**x"],
+            "1GiB",
+            "there is no '**x' in {folder}: Invalid pattern: '**' can only be an entire path component",
+        ),
         (["src"], "2B", "have 3B, more than 2B; raise files_limit"),
         (
             ["bench.sh", "{folder}/src/../src/../bench.sh", "{folder}x/bench.sh"],

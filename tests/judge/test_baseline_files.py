@@ -1,7 +1,9 @@
 """Baseline files: read strictly, written stable, never damaged by us."""
 
+import os
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -240,6 +242,19 @@ def test_an_anchor_without_an_alias_does_no_harm():
 )
 def test_hostile_files_are_refused(data, said):
     assert said in problems_of(data)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)],
+    ids=["a pipe", "a folder", "an endless device", "a circle of links"],
+)
+def test_what_is_no_file_is_neither_waited_for_nor_read(tmp_path, make):
+    make(path := tmp_path / "cirrus.yaml")
+    with pytest.raises(
+        StoreError, match=r"cirrus\.yaml: cannot be read: (it is no regular file|Too many levels)"
+    ):
+        baseline_files.read(path, "cirrus")
 
 
 @given(cut=st.integers(0, len(GOOD)), length=st.integers(0, 30), junk=st.binary(max_size=8))

@@ -166,3 +166,19 @@ def test_a_loss_that_the_machine_explains_is_inconclusive(run, words):
     judgement = judged(run, history=quiet(), local=True, baseline=entry(calibration=50.0, tolerance=0.1))
     assert (judgement.verdict, judgement.reruns_wanted) == (Verdict.INCONCLUSIVE, 0)
     assert words in judgement.metrics[0].reason
+
+
+@pytest.mark.parametrize(
+    ("matters", "tolerance", "verdict"),
+    [
+        (None, 0.05, Verdict.SUSPECT),
+        (0.03, 0.05, Verdict.REGRESSED),
+        (0.2, 0.05, Verdict.PASSED),
+        (0.2, 0.02, Verdict.REGRESSED),
+    ],
+    ids=["the usual", "less matters on the partition", "only more does", "the baseline file says otherwise"],
+)
+def test_what_matters_is_the_partitions_unless_the_baseline_file_says_otherwise(matters, tolerance, verdict):
+    figures = [95.0, 95.1, 94.9, 95.0, 95.2]
+    found = judged(*figures, history=quiet(), matters=matters, baseline=entry(tolerance=tolerance))
+    assert found.verdict is verdict

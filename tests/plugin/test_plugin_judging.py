@@ -1,6 +1,8 @@
 """Baselines as a user meets them: new, kept, regressed, improved, missing, accepted; and history beside them."""
 
+import os
 import shlex
+import shutil
 import time
 from types import SimpleNamespace
 
@@ -46,6 +48,14 @@ def test_in_ci_a_missing_baseline_fails(suite, monkeypatch):
     )
     assert "; to accept what was measured: mlhpc baseline accept" in sentence
     assert not (suite.state / "provisional").exists()
+
+
+def test_an_accepted_value_of_a_test_below_a_folder_that_is_no_utf8_is_found_again(suite):
+    (suite.folder / os.fsdecode(b"t\xe9sts")).mkdir()
+    suite.write(SUITE, os.fsdecode(b"t\xe9sts/test_suite.py"))
+    alone = ("-p", "no:cacheprovider")  # pytest's cache cannot write such a name
+    suite.run(*alone, "--mlhpc-baseline=update").expect(0, "baselines of 2 series written*", passed=2)
+    suite.run(*alone, "--mlhpc-baseline=fail").expect(0, absent="*no test uses*", passed=2)
 
 
 def test_on_a_site_a_series_is_new_each_night_until_all_of_a_session_are_accepted(suite, monkeypatch):
@@ -186,6 +196,22 @@ def test_a_misspelt_partition_or_environment_of_a_baseline_is_named_whatever_run
         judged(100, "-k", "test_it").expect(0, places, f"  {said}", passed=1)
 
 
+def test_a_baseline_file_of_a_misspelt_system_is_named(suite, judged):
+    judged(100, "--mlhpc-baseline=update")
+    folder = suite.folder / "baselines"
+    text = (folder / "local.yaml").read_text()
+    (folder / "local.yaml").unlink()
+    for system in ("loacl", "elsewhere"):
+        (folder / f"{system}.yaml").write_text(text.replace("system: local", f"system: {system}"))
+    judged(100).expect(
+        0,
+        "baseline entries of places that the systems file does not have:",
+        "  there is no system 'loacl' (did you mean 'local'?): all of its file",
+        absent="*elsewhere*",
+        passed=2,
+    )
+
+
 CHANGED = "1 series begins a new epoch, not compared with earlier ones (test_it?local:cpu?: {}); to accept: mlhpc baseline accept *"
 COMMAND = 'command ["sh","-c","echo rate: ${RATE:-100}"] -> ["sh","-c","echo rate: ${RATE:-100} # other"]'
 
@@ -278,3 +304,29 @@ def test_an_influx_that_does_not_answer_is_reported_once_and_fails_nothing(judge
         judged(100, "-o", "mlhpc_history=influx", "-o", "mlhpc_infra_exit_code=75").expect(75, passed=2)
     )
     assert printed.count("history is read from the local store, as InfluxDB failed: ") == 1
+
+
+def test_a_session_is_judged_again_on_another_machine_from_its_records_alone(
+    suite, monkeypatch, tmp_path, capsys
+):
+    suite.write(SUITE)
+    monkeypatch.setenv("MLHPC_PURPOSE", "nightly")
+    monkeypatch.setenv("CI_COMMIT_BRANCH", "main")
+    for rate in (*[100] * 9, 50):
+        monkeypatch.setenv("RATE", str(rate))
+        suite.run(system="site").expect(rate == 50)
+    session = suite.records()[-1]["session"]
+    there = tmp_path / "another machine"
+    shutil.copytree(suite.state, there)
+    monkeypatch.chdir(tmp_path)
+    command = ["records", "rejudge", session, "--state-dir", str(there)]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "2 runs of 2 judged as recorded\n"
+
+    for file in (there / "records").rglob("*.jsonl"):
+        if session not in file.read_text():
+            file.unlink()
+    (there / "index.sqlite").unlink(missing_ok=True)
+    assert main(command) == 1
+    assert "test_it[site:part]: verdict: recorded regressed, now new\n" in capsys.readouterr().out
+    assert main(["records", "rejudge", "nobody's", "--state-dir", str(there)]) == 2

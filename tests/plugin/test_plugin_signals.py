@@ -4,12 +4,14 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from inner_sessions import ONE_JOB
 from running_suites import LIMIT_S, wait_for
 
-from pytest_mlhpc.session.session import Signals
+from pytest_mlhpc.session.session import BenchmarkSession, Signals
 
 pytestmark = pytest.mark.servers  # sessions of pytest in processes of their own
 
@@ -101,6 +103,25 @@ def test_a_second_ctrl_c_ends_the_waiting_without_a_traceback(suite):
     suite.write(ONE_JOB)
     suite.run().assert_outcomes(passed=1)
     assert not list((suite.state / "ledger").glob("*.jsonl"))
+
+
+def test_a_second_ctrl_c_while_the_queues_are_asked_to_end_ends_all_of_them():
+    asked = []
+
+    def queue(name, *ends):
+        effects = iter(ends)
+        return Mock(
+            durable=False,
+            close=Mock(side_effect=lambda **_: (asked.append(name), next(effects, lambda: None)())),
+        )
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    session = SimpleNamespace(_detaching=False, _drivers={"a": queue("a", interrupted), "b": queue("b")})
+    with pytest.raises(KeyboardInterrupt):
+        BenchmarkSession._close_drivers(session)
+    assert asked == ["a", "a", "b"]
 
 
 def test_what_nohup_ignores_stays_ignored():

@@ -125,6 +125,33 @@ def test_a_figure_that_carries_a_unit_is_of_the_declared_one_or_an_error(text, f
 
 
 @pytest.mark.parametrize(
+    ("pattern", "output", "unit"),
+    [
+        (r"rate: ([\d.]+)", "rate: 4.2 GB/s", "GB/s"),
+        (r"rate: (\S+)", "rate: 4.2 [GiB/s], best of 3", "GiB/s"),
+        (r"rate: (\S+) GB/sec", "rate: 4.2 GB/sec", "GB/sec"),
+        (r"rate: (\S+)", "rate: 4.2 Gbps", "Gbps"),
+        (r"rate: (\S+)", "rate: 4.2 seconds", "seconds"),
+        (None, '{"metric": "rate", "value": 4.2, "unit": "GB/s"}', "GB/s"),
+        (r"rate: (\S+)", "rate: 4.2 MB/s", ""),
+        (r"rate: (\S+)", "rate: 4.2 MB/sec (max)", ""),
+        (r"rate: (\S+)", "rate: 4.2 threads", ""),
+        (r"rate: (\S+)", "rate: 4.2\ns: 3", ""),
+        (None, '{"metric": "rate", "value": 4.2, "unit": "MB/s"}', ""),
+    ],
+)
+@pytest.mark.parametrize("size", [0, 9000], ids=["short", "long"])
+def test_a_unit_behind_a_figure_is_the_declared_one_or_an_error(logged, pattern, output, unit, size):
+    rate = MetricPattern("B/s", "higher", pattern, scale=1e6, declared="MB/s")
+    run = run_plan(workload="command", steps=0, metrics={"rate": rate})
+    found = measure(run, logged(f"{output}\n{' ' * size}".encode()))
+    if unit:
+        assert f"it is in {unit}, and the metric is declared in MB/s" in found.text
+    else:
+        assert found.metrics[0].value == 4.2e6
+
+
+@pytest.mark.parametrize(
     ("patterns", "missing"),
     [
         (("valid", r"^end \d$"), ""),

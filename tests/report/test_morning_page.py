@@ -77,7 +77,7 @@ def test_what_no_alert_was_sent_of_is_looked_at_without_writing_anything(night_w
     stop_clocks(monkeypatch, TONIGHT + 1)
     night_world.store(one for day in range(TONIGHT + 2) for one in TWICE.night(day))
     lines = printed(night_world).splitlines()
-    assert lines[1].startswith("new: cirrus: all 5 benchmarks 7.7 % slower since 2025-02-15")
+    assert lines[1].startswith("new: cirrus: all 5 benchmarks 7.8 % slower since 2025-02-15")
     assert not (night_world.state_dir / "alerts").exists()
 
 
@@ -87,7 +87,7 @@ def test_what_is_still_open_is_counted_with_the_oldest_and_who_acknowledged_it(n
     night_world.store(TWICE.night(TONIGHT + 1))
     night_world.alert(TONIGHT + 1)
     stop_clocks(monkeypatch, TONIGHT + 1)
-    what = "cirrus: all 5 benchmarks 7.7 % slower since 2025-02-15: mlhpc alert list"
+    what = "cirrus: all 5 benchmarks 7.8 % slower since 2025-02-15: mlhpc alert list"
     owned = "owned by @vision (1), ada@example.org (1)"
     assert printed(night_world).splitlines()[1] == f"still open, {owned}, not acknowledged: {what}"
     monkeypatch.setenv("LOGNAME", "jane")

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from worlds import record
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.protocol.schema import SchemaError, to_json
+from pytest_mlhpc.store import store
 from pytest_mlhpc.store.record import Record
 from pytest_mlhpc.store.store import Store, parse_record, read_lines, read_records
 
@@ -124,9 +126,17 @@ def test_the_rest_of_a_line_that_is_written_while_it_is_read_is_no_line(stored, 
     first, second = whole.splitlines(keepends=True)
     pieces = iter([first, second[:50], second[50:]])
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", lambda _path, _mode: Growing(whole))
+        patch.setattr(store, "open_regular", lambda _path: Growing(whole))
         assert list(read_lines(path)) == [(0, first)]
     assert list(read_lines(path, start=len(first))) == [(len(first), second)]
+
+
+@pytest.mark.parametrize("there", ["pipe", "/dev/zero"])
+def test_a_pipe_or_device_in_the_place_of_a_file_of_lines_is_not_waited_for(tmp_path, there):
+    path = tmp_path / "lines.jsonl"
+    os.mkfifo(path) if there == "pipe" else path.symlink_to(there)
+    with pytest.raises(StoreError, match="cannot be read: it is no regular file"):
+        list(read_lines(path))
 
 
 def test_a_session_that_goes_on_after_a_torn_line_keeps_its_own_line_whole(stored, read):

@@ -49,6 +49,8 @@ _SIGNALS: Dict[str, int] = {
 
 #: Deaths that are noted, of all lines together: a step has at most so many tasks.
 _MOST_DEATHS = 65536
+#: Nodes and pods that are noted as failed.
+_MOST_NODES = 1024
 #: Longest line that is looked at, in bytes.
 _LONGEST = 4096
 
@@ -107,7 +109,7 @@ class LauncherOutput:
             if match and not getattr(self, name):
                 setattr(self, name, match.group(match.lastindex or 0))
         node = _SRUN_NODE.match(line)
-        if node:
+        if node and len(self.failed_nodes) < _MOST_NODES:
             self.failed_nodes.append(node.group(1))
         self.out_of_memory = self.out_of_memory or bool(_OOM.search(line))
         if not (self.deaths or self.out_of_memory):  # after those, srun or slurmstepd itself cancels the step
@@ -120,29 +122,33 @@ class LauncherOutput:
         number = -_SIGNALS.get(what.partition(" (core dumped)")[0].strip(), 9)
         self.out_of_memory = self.out_of_memory or memory
         for task in _numbers(tasks, _MOST_DEATHS - len(self.deaths)):
-            self.deaths.append(Death(task, node, int(code.group(1)) if code else number, memory))
+            self._died(task, node, int(code.group(1)) if code else number, memory)
 
     def _podrun(self, said: Dict[str, Any]) -> None:
         self.no_program = self.no_program or str(said.get("no_program", ""))
         self.not_started = self.not_started or str(said.get("not_started", ""))
-        self.dropped += int(said.get("dropped", 0))
-        if "lost" in said:
+        self.dropped += max(0, int(said.get("dropped", 0)))
+        if "lost" in said and len(self.lost_pods) < _MOST_NODES:
             self.lost_pods.append((str(said["lost"]), str(said["why"]), str(said.get("node", ""))))
         if "death" in said:
             death = said["death"]
             memory = bool(death["memory"])
             self.out_of_memory = self.out_of_memory or memory
-            self.deaths.append(Death(int(death["task"]), str(death["pod"]), int(death["exit"]), memory))
+            self._died(int(death["task"]), str(death["pod"]), int(death["exit"]), memory)
+
+    def _died(self, task: int, node: str, code: int, memory: bool = False) -> None:
+        if len(self.deaths) < _MOST_DEATHS:
+            self.deaths.append(Death(task, node, code, memory))
 
     def _mpirun(self, line: str) -> None:
         killed = _MPI_KILLED.search(line)
         if killed:
-            self.deaths.append(Death(int(killed.group(1)), killed.group(2), -int(killed.group(3))))
+            self._died(int(killed.group(1)), killed.group(2), -int(killed.group(3)))
         name, code = _MPI_NAME.search(line), _MPI_CODE.search(line)
         if name:
             self._mpi_task = int(name.group(1))
         elif code and self._mpi_task >= 0:
-            self.deaths.append(Death(self._mpi_task, "", int(code.group(1))))
+            self._died(self._mpi_task, "", int(code.group(1)))
             self._mpi_task = -1
 
 
@@ -378,7 +384,7 @@ class RankBook:
         for death in [] if self.agents else words.deaths:
             deaths.setdefault(death.task, death.exit)
         deaths.update(torchrun_deaths(output))
-        named = [number for number in deaths if number < self.run.started]
+        named = [number for number in deaths if 0 <= number < self.run.started]
         for number in named:
             rank = self.ranks.setdefault(number, RankState())
             rank.exit = deaths[number] if rank.exit is None else rank.exit
@@ -417,7 +423,8 @@ class RankBook:
             self.fail("launch_failed", words.port_taken, LAUNCHER, again=True)
         if words.not_started and not heard:
             self.fail("launch_failed", words.not_started, LAUNCHER)
-        for node in words.failed_nodes:
+        # A program may print another job's words: only nodes of this run are believed to have failed in it.
+        for node in [one for one in words.failed_nodes if not self.nodes or one in self.nodes]:
             self.fail("node_failure", f"Slurm says that node {node} failed during the run", LAUNCHER)
         for pod, why, node in words.lost_pods:
             text = f"pod {pod} was lost during the run: {why}"

@@ -19,7 +19,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.node.files import read_json
@@ -122,12 +122,15 @@ def _from_files(paths: tuple[str, ...], context: str, environ: Mapping[str, str]
                 )
             chosen, cluster, user = _choose_context(merged.value, context, shown)
             _resolve_plugin(user, cluster, environ)
+            impersonated = _impersonation(user.value["user"], shown) if user is not None else ()
             # None: paths in a file begin where that file lies.
             loader = KubeConfigLoader(
                 merged, active_context=chosen["name"], config_base_path=None, temp_file_path=folder
             )
             loader.load_and_set(configuration)
-            return _access(configuration, str(chosen["context"].get("namespace") or "default"))
+            return _access(
+                configuration, str(chosen["context"].get("namespace") or "default"), shown, impersonated
+            )
         except (
             ConfigException,
             yaml.YAMLError,
@@ -192,12 +195,47 @@ def _from_pod(environ: Mapping[str, str], account: Path) -> Access:
             configuration
         )
         namespace = (account / "namespace").read_text().strip()
-        return _access(configuration, namespace or "default")
+        return _access(configuration, namespace or "default", f"of this pod in {account}")
     except (ConfigException, OSError, ValueError) as error:
         raise UsageError(f"the account of this pod in {account} cannot be used: {error}") from None
 
 
-def _access(configuration: Configuration, namespace: str) -> Access:
+def _impersonation(user: Any, shown: str) -> tuple[tuple[str, str], ...]:
+    """Return headers for ``as``, ``as-uid``, ``as-groups`` and ``as-user-extra`` of a kubeconfig's user.
+
+    The official client ignores these keys, and would act with all rights of the credentials.
+    """
+    if not isinstance(user, dict):
+        return ()
+    headers = {"Impersonate-User": user.get("as"), "Impersonate-Uid": user.get("as-uid")}
+    headers["Impersonate-Group"] = user.get("as-groups")
+    extra = user.get("as-user-extra") or {}
+    if not isinstance(extra, dict):
+        raise UsageError(f"kubeconfig {shown}: `as-user-extra` is no mapping")
+    headers |= {f"Impersonate-Extra-{quote(str(key).lower(), safe='')}": extra[key] for key in extra}
+    found = []
+    for header, values in headers.items():
+        for value in values if isinstance(values, list) else [values]:
+            if value is None or value == "":
+                continue
+            if not (isinstance(value, str) and value.isascii() and value.isprintable()):
+                raise UsageError(
+                    f"kubeconfig {shown}: {header} cannot be {value!r:.80}: it is no printable text"
+                )
+            found.append((header, value))
+    if found and found[0][0] != "Impersonate-User":
+        raise UsageError(
+            f"kubeconfig {shown}: {found[0][0]} needs a user to impersonate, and `as` is missing"
+        )
+    return tuple(found)
+
+
+def _access(
+    configuration: Configuration,
+    namespace: str,
+    shown: str,
+    impersonated: tuple[tuple[str, str], ...] = (),
+) -> Access:
     """Return an ApiClient that neither retries nor follows redirects, and keeps no key in a file."""
     from kubernetes.client import ApiClient
     from kubernetes.utils.keepalive import tcp_keepalive_socket_options
@@ -214,6 +252,7 @@ def _access(configuration: Configuration, namespace: str) -> Access:
     configuration.socket_options = tcp_keepalive_socket_options(count=4)
     if is_loopback(urlsplit(server).hostname or "") and not _names_proxy(configuration):
         configuration.proxy = None
+    _check_proxy(configuration, shown)
     context = _tls(configuration) if server.startswith("https:") else None
     client = ApiClient(configuration)
     client.user_agent = f"pytest-mlhpc/{metadata.version('pytest-mlhpc')}"
@@ -223,7 +262,23 @@ def _access(configuration: Configuration, namespace: str) -> Access:
         for key in ("ca_certs", "cert_file", "key_file", "ca_cert_data"):
             manager.connection_pool_kw.pop(key, None)
         manager.connection_pool_kw["ssl_context"] = context
-    return Access(client, server, namespace, _authority(configuration))
+    return Access(client, server, namespace, _authority(configuration), impersonated)
+
+
+def _check_proxy(configuration: Configuration, shown: str) -> None:
+    """Refuse a proxy that is none of HTTP: connections that can be cancelled would go past a SOCKS proxy."""
+    from kubernetes.client.rest import should_bypass_proxies
+
+    proxy = configuration.proxy
+    if not proxy or should_bypass_proxies(configuration.host, configuration.no_proxy or ""):
+        return
+    scheme, colon, rest = str(proxy).partition("://")
+    if scheme.lower() not in {"http", "https"} or not rest:
+        source = "`proxy-url`" if _names_proxy(configuration) else "the environment"
+        named = f"a {scheme.upper()} proxy" if colon else "what is no URL"
+        raise UsageError(
+            f"kubeconfig {shown}: {source} names {named}; only http:// and https:// proxies can be used"
+        )
 
 
 def _authority(configuration: Configuration) -> str:
@@ -255,6 +310,8 @@ def _tls(configuration: Configuration) -> ssl.SSLContext:
     context = create_urllib3_context(
         cert_reqs=ssl.CERT_REQUIRED if configuration.verify_ssl else ssl.CERT_NONE
     )
+    # As kubectl: clusters have certificates without the extensions that RFC 5280 demands, which Python 3.13 refuses.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if configuration.ssl_ca_cert:
         context.load_verify_locations(cafile=configuration.ssl_ca_cert)
     elif configuration.verify_ssl:

@@ -85,6 +85,31 @@ def _quantity(value: Any) -> str:
     return str(value)
 
 
+#: Resources that are bytes (Kubernetes: "Resource Management for Pods and Containers").
+_BYTES: Final = ("memory", "ephemeral-storage", "hugepages-")
+#: Fewer bytes are a slip: a number without a unit is bytes, and `500m` half of one.
+_FEW_BYTES: Final = 2**20
+
+
+def _enough_bytes(value: str) -> str:
+    amount = None if "${" in value else quantity(value)
+    if amount is not None and 0 < amount < _FEW_BYTES:
+        number = re.match(r"[0-9.]*", value)
+        unit = "KiB" if amount >= 1024 else "B"
+        shown = f"{float(amount) / (1024 if unit == 'KiB' else 1):.4g} {unit}"
+        raise ValueError(f"{value!r:.80} is {shown}; did you mean {number[0] if number else ''}Mi?")
+    return value
+
+
+def _enough_of_each(amounts: dict[str, str]) -> dict[str, str]:
+    for name, amount in amounts.items():
+        try:
+            _enough_bytes(amount if name.startswith(_BYTES) else "")
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return amounts
+
+
 def _absolute_path(value: str) -> str:
     if not value.startswith(("/", "${")):
         raise ValueError(f"{value!r:.80} is not an absolute path")
@@ -121,6 +146,8 @@ DnsName = Annotated[str, BeforeValidator(_dns_name), Field(max_length=253), _TEX
 LabelKey = Annotated[str, BeforeValidator(_label_key), Field(max_length=317), _TEXT]
 LabelValue = Annotated[str, BeforeValidator(_label_value), _TEXT_OR_NUMBER]
 Quantity = Annotated[str, BeforeValidator(_quantity), _TEXT_OR_NUMBER]
+Bytes = Annotated[Quantity, AfterValidator(_enough_bytes)]
+Amounts = Annotated[dict[LabelKey, Quantity], AfterValidator(_enough_of_each)]
 ImageName = Annotated[Text, AfterValidator(_image)]
 AbsolutePath = Annotated[Text, AfterValidator(_absolute_path)]
 MountPath = Annotated[AbsolutePath, AfterValidator(_mount_path)]
@@ -247,7 +274,7 @@ def _size_as_template(value: object) -> object:
 class ClaimTemplate(_Closed):
     """`template:` of a volume: a claim that is created and deleted with each pod."""
 
-    size: Quantity
+    size: Bytes
     storage_class: DnsName | None = None
     access: list[Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod"]] = [
         "ReadWriteOnce"
@@ -257,7 +284,7 @@ class ClaimTemplate(_Closed):
 class EmptyDir(_Closed):
     """`empty_dir:` of a volume: a folder on the node, or in its memory, deleted with the pod."""
 
-    size: Quantity | None = None
+    size: Bytes | None = None
     medium: Literal["disk", "memory"] = "disk"
 
 
@@ -298,8 +325,8 @@ class Toleration(_Closed):
 class ResourcesModel(_Closed):
     """`resources:` instead of, or in addition to, the partition's cores and memory."""
 
-    requests: dict[LabelKey, Quantity] = {}
-    limits: dict[LabelKey, Quantity] = {}
+    requests: Amounts = {}
+    limits: Amounts = {}
 
 
 class PatienceModel(_Closed):

@@ -189,11 +189,14 @@ class HttpTransport:
             request.method, request.path, query_params=list(request.query), header_params=headers,
             body=request.content, auth_settings=["BearerToken"],
         )  # fmt: skip
+        sent = urllib3.HTTPHeaderDict(headers)
+        for name, value in access.impersonated:
+            sent.add(name, value)
         self.login.count()
         try:
             with use_line(line):
                 found = access.client.call_api(
-                    method, url, headers, content, _request_timeout=(CONNECT_LIMIT_S, read_s)
+                    method, url, sent, content, _request_timeout=(CONNECT_LIMIT_S, read_s)
                 )
         except ApiException as error:  # so the client tells TLS errors
             raise ssl.SSLError(0, str(error.reason)) from error
@@ -396,6 +399,9 @@ class Access:
     server: str
     namespace: str
     authority: str = ""  #: which certificate authority it has, to tell clusters apart that have one URL
+    impersonated: tuple[
+        tuple[str, str], ...
+    ] = ()  #: headers that say as whom it acts; one may be there several times
 
 
 class Login:

@@ -1,12 +1,13 @@
-"""When quorum and nights agree that a drop is there to stay."""
+"""When the newest nights show a drop that is there to stay."""
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 
 from pytest_mlhpc.judge.changes import Attempts, lasting_drop, lasting_drops
+from pytest_mlhpc.judge.fence import SMALLEST
+from pytest_mlhpc.judge.losses import SEVERAL, LossLimits, incident_losses
 
 
 def nights(count, level=100.0, sigma=0.01, seed=1):
@@ -14,68 +15,60 @@ def nights(count, level=100.0, sigma=0.01, seed=1):
     return [Attempts(level * (1 + sigma * draw.gauss(0, 1))) for _ in range(count)]
 
 
-CONFIRMED = Attempts(94.0, (94.5, 93.8, 94.2), regressed=True)
+CONFIRMED = Attempts(90.0, (90.5, 89.8, 90.2, 90.1), regressed=True)
 
 
-SPLIT = replace(CONFIRMED, reruns=(94.5, 100.2, 94.1, 93.9))
+SPLIT = Attempts(90.0, (90.5, 100.2, 90.1, 101.0))
 LOWER, SLOWER = nights(12, level=97.5, seed=2), nights(6, level=108.0, seed=2)
 
 
+def told(*series):
+    """Return what people are told of the newest night of each (history, better)."""
+    return incident_losses(series, LossLimits(SMALLEST / SEVERAL))
+
+
 @pytest.mark.parametrize(
-    ("last", "better", "told"),
+    ("last", "better", "found"),
     [
         pytest.param(nights(30, seed=3), "higher", False, id="quiet nights"),
-        pytest.param([SPLIT], "higher", False, id="a drop that a re-run denies waits for more nights"),
-        pytest.param(
-            [SPLIT, SPLIT], "higher", True, id="a drop that re-runs of two nights confirm for the most part"
-        ),
-        pytest.param(
-            [Attempts(90.0, (100.1, 99.8), regressed=False)],
-            "higher",
-            False,
-            id="a night whose re-runs deny it",
-        ),
+        pytest.param([CONFIRMED], "higher", True, id="a drop that all re-runs confirm, in its first night"),
+        pytest.param([SPLIT], "higher", False, id="a drop that re-runs deny waits for more nights"),
+        pytest.param([Attempts(90.0, (100.1, 99.8))], "higher", False, id="a night whose re-runs deny it"),
         pytest.param(LOWER[:1], "higher", False, id="the first night of a small drop"),
-        pytest.param([Attempts(60.0)], "higher", False, id="one outlier without re-runs"),
+        pytest.param(LOWER, "higher", True, id="a small drop that lasts"),
+        pytest.param([Attempts(70.0)], "higher", False, id="one outlier without re-runs"),
         pytest.param(SLOWER, "lower", True, id="for times longer is worse"),
         pytest.param(SLOWER, "higher", False, id="for rates more is better"),
         pytest.param(nights(9, level=50.0), "none", False, id="what has no direction"),
+        pytest.param([Attempts(math.nan, (math.inf,))], "higher", False, id="a night without a figure"),
     ],
 )
-def test_what_comes_after_sixty_quiet_nights_is_a_drop_or_not(last, better, told):
-    assert (lasting_drop([*nights(60), *last], better) is not None) is told
+def test_what_comes_after_sixty_quiet_nights_is_told_or_not(last, better, found):
+    assert (told(([*nights(60), *last], better))[0] is not None) is found
 
 
 @pytest.mark.parametrize("level", [50.0, 97.0])
 def test_in_a_quiet_series_a_fall_is_told_though_clipping_leaves_little_of_it(level):
     quiet = nights(60, sigma=0.002)
-    drop = lasting_drop([*quiet, *nights(3, level, sigma=0.002, seed=2)], "higher")
-    assert drop.size == pytest.approx(1 - level / 100, abs=0.01)
+    (loss,) = told(([*quiet, *nights(3, level, sigma=0.002, seed=2)], "higher"))
+    assert loss.size == pytest.approx(1 - level / 100, abs=0.01)
 
 
 def test_a_level_that_is_halved_is_told_in_its_first_night_also_if_nothing_was_run_again():
-    assert lasting_drop([*nights(60, sigma=0.002), Attempts(50.0)], "higher").nights == 1
+    assert told(([*nights(60, sigma=0.002), Attempts(50.0)], "higher"))[0].nights == 1
     denied = Attempts(50.0, (100.0, 99.9), regressed=False)
-    assert lasting_drop([*nights(60, sigma=0.002), denied], "higher") is None
+    assert told(([*nights(60, sigma=0.002), denied], "higher")) == [None]
+
+
+def test_with_little_history_the_verdict_decides_alone():
+    failed = Attempts(94.0, (94.5, 93.8, 94.2), regressed=True)
+    assert told(([*nights(5), failed], "higher"))[0].score == math.inf
+    assert told(([*nights(5), Attempts(94.0)], "higher"), ([Attempts(94.0)], "higher")) == [None, None]
 
 
 @pytest.mark.parametrize("quiet", [[], nights(90, 0.0)], ids=["no nights", "nights of nothing"])
 def test_where_there_is_nothing_there_is_no_drop(quiet):
     assert lasting_drop(quiet, "higher") is None
-
-
-def test_a_drop_that_all_reruns_confirm_is_told_in_its_first_night():
-    drop = lasting_drop([*nights(60), CONFIRMED], "higher")
-    assert (drop.nights, drop.size) == (1, pytest.approx(0.06, abs=0.01))
-
-
-def test_small_drops_are_told_once_they_have_lasted():
-    assert lasting_drop([*nights(60), *LOWER], "higher").nights > 4
-
-
-def test_with_little_history_the_quorum_decides_alone():
-    assert lasting_drop([*nights(5), CONFIRMED], "higher").score == math.inf
-    assert lasting_drop([*nights(5), Attempts(94.0)], "higher") is None
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
@@ -100,5 +93,10 @@ def test_many_series_are_judged_as_each_alone():
 
 
 def test_figures_so_small_that_their_squares_are_nothing_divide_nothing_by_it():
-    one_outlier = [0.0] * 8 + [1.0] * 7 + [3.431732783297146e161, 0.0, 0.0]
+    one_outlier = [0.0] * 9 + [1.0] * 8 + [3.431732783297146e161, 0.0, 0.0]
     assert lasting_drop([Attempts(value) for value in one_outlier], "higher").score == math.inf
+
+
+def test_a_loss_that_failed_its_test_for_nights_is_told_also_if_nobody_asked_before():
+    red = [Attempts(90.0, (90.5, 89.8, 90.2, 90.1), regressed=True), *[Attempts(90.1, regressed=True)] * 2]
+    assert told(([*nights(60), *red], "higher"))[0].nights > 1

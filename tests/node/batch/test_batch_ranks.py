@@ -69,6 +69,16 @@ def test_a_program_may_print_what_looks_like_its_launchers_words_and_end_well():
     assert made.trouble is None
 
 
+@pytest.mark.parametrize(
+    ("node", "outcome"), [("node2", "node_failure"), ("node7", "worker_exit")], ids=["its own", "another's"]
+)
+def test_only_a_node_of_the_run_is_believed_to_have_failed_in_it(node, outcome):
+    made, words = RankBook(book().run, ["node1", "node2"]), LauncherOutput()
+    words.feed(f"srun: error: Node failure on {node}\n".encode())
+    made.launcher_ended(1, "", is_rank=False, words=words)
+    assert made.trouble.outcome == outcome
+
+
 def test_a_step_that_somebody_else_cancelled_is_an_error_by_that_name():
     made, words = book(), LauncherOutput()
     words.feed(b"slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-25T12:00:00 ***\n")

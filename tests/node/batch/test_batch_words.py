@@ -30,6 +30,22 @@ def test_lists_of_tasks_are_bounded_in_all():
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: n: task 0: Killed",
+        "srun: error: Node failure on n",
+        'mlhpc-podrun: {"death": {"task": 0, "pod": "p", "exit": 1, "memory": false}}',
+        'mlhpc-podrun: {"lost": "p", "why": "gone"}',
+        "mpirun noticed that process rank 0 with PID 1 on node n exited on signal 9 (Killed).",
+        "Process name: [[1,1],0]\n  Exit code:    7",
+    ],
+)
+def test_what_is_noted_of_endless_words_is_bounded(line):
+    words = heard(f"{line}\n" * 70_000)
+    assert 0 < len(words.deaths) + len(words.failed_nodes) + len(words.lost_pods) <= 65536
+
+
+@pytest.mark.parametrize(
     ("text", "facts"),
     [
         pytest.param(

@@ -5,17 +5,19 @@ import contextlib
 import io
 import json
 import logging
+import ssl
 import subprocess
 import sys
 from pathlib import Path
 
 import certifi
 import pytest
-from certificates import certificate
+from certificates import certificate, chain
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes_wire import Scripted, kubeconfig
 from odd_values import changed
+from urllib3.util import ssl_
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.provision.kubernetes.connect import connect
@@ -103,7 +105,110 @@ def test_a_proxy_that_the_kubeconfig_names_is_used(serve, connected, config):
     assert connected(kubeconfig=config(**{"proxy-url": serve()[1]})).list(POD).items == ()
 
 
+@pytest.mark.parametrize(
+    ("keys", "sent"),
+    [
+        ({"as": "bob"}, ["impersonate-user: bob"]),
+        (
+            {"as": "bob", "as-uid": "7", "as-groups": ["ops", "dev"]},
+            [
+                "impersonate-user: bob",
+                "impersonate-uid: 7",
+                "impersonate-group: ops",
+                "impersonate-group: dev",
+            ],
+        ),
+        (
+            {"as": "system:serviceaccount:ns:x", "as-user-extra": {"Scopes/a": ["view", "edit"]}},
+            [
+                "impersonate-user: system:serviceaccount:ns:x",
+                "impersonate-extra-scopes%2fa: view",
+                "impersonate-extra-scopes%2fa: edit",
+            ],
+        ),
+    ],
+    ids=["a user", "groups and uid", "extra"],
+)
+def test_who_is_to_be_impersonated_is_said_with_each_request(serve, connected, config, keys, sent):
+    heads = []
+
+    def answer(asked):
+        heads.append([line for line in map(str.lower, asked.lines) if line.startswith("impersonate")])
+        return asked.answer(LIST)
+
+    api = connected(kubeconfig=config(serve(answer)[1], {"token": "secret-token", **keys}))
+    api.list(POD)
+    api.list(POD)
+    assert heads == [sent, sent]
+
+
+def test_a_certificate_that_lacks_what_rfc_5280_demands_is_taken_as_by_kubectl(
+    closing, connected, config, tmp_path, monkeypatch
+):
+    def strict(*words, **more):
+        """Make a context as urllib3 does on Python 3.13 and later."""
+        context = lenient(*words, **more)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    lenient = ssl_.create_urllib3_context
+    monkeypatch.setattr(ssl_, "create_urllib3_context", strict)
+    tls, trusted = chain(tmp_path)
+    server = closing(Scripted(lambda asked: asked.answer(LIST), tls))
+    api = connected(
+        kubeconfig=config(f"https://127.0.0.1:{server.port}", **{"certificate-authority": str(trusted)})
+    )
+    assert api.list(POD).items == ()
+
+
 # --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"as-groups": ["ops"]}, "Impersonate-Group needs a user to impersonate, and `as` is missing"),
+        ({"as": "bob\r\nX: y"}, "Impersonate-User cannot be 'bob.*y': it is no printable text"),
+        ({"as": {"a": 1}}, "Impersonate-User cannot be {'a': 1}"),
+        ({"as": "bob", "as-groups": [7]}, "Impersonate-Group cannot be 7"),
+        ({"as": "bob", "as-user-extra": "x"}, "`as-user-extra` is no mapping"),
+    ],
+)
+def test_an_impersonation_that_cannot_be_sent_is_refused(connected, config, keys, text):
+    with pytest.raises(UsageError, match=text):
+        connected(kubeconfig=config(NOBODY, {"token": "secret-token", **keys}))
+
+
+@pytest.mark.parametrize(
+    ("proxy", "text"),
+    [
+        (
+            "socks5://user:secret@127.0.0.1:1080",
+            "`proxy-url` names a SOCKS5 proxy; only http:// and https://",
+        ),
+        ("socks4a://127.0.0.1:1080", "names a SOCKS4A proxy"),
+        ("127.0.0.1:1080", "names what is no URL"),
+        ("gopher://proxy", "names a GOPHER proxy"),
+    ],
+)
+@pytest.mark.parametrize("server", [NOBODY, "https://127.0.0.1:9"])
+def test_a_proxy_that_is_none_of_http_is_refused_without_its_password(connected, config, proxy, text, server):
+    with pytest.raises(UsageError, match=text) as error:
+        connected(kubeconfig=config(server, **{"proxy-url": proxy}))
+    assert "secret" not in str(error.value)
+
+
+def test_a_socks_proxy_of_the_environment_is_refused_but_for_servers_that_bypass_it(
+    connected, config, monkeypatch
+):
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "socks5h://127.0.0.1:1080")
+    path = config("https://cluster.test:6443")
+    with pytest.raises(UsageError, match="the environment names a SOCKS5H proxy"):
+        connected(kubeconfig=path)
+    monkeypatch.setenv("NO_PROXY", "cluster.test")
+    assert connected(kubeconfig=path).server == "https://cluster.test:6443"
 
 
 @pytest.mark.parametrize(
@@ -294,7 +399,8 @@ def test_the_official_client_is_not_imported_before_a_connection():
 
 @given(st.data())
 def test_any_value_in_any_place_of_a_kubeconfig_gives_a_server_or_is_refused_in_words(tmp_path, data):
-    path = kubeconfig(tmp_path / "config", NOBODY)
+    user = {"token": "x", "as": "bob", "as-groups": ["ops"], "as-user-extra": {"scope": ["view"]}}
+    path = kubeconfig(tmp_path / "config", NOBODY, user, **{"proxy-url": NOBODY})
     path.write_text(json.dumps(data.draw(changed(json.loads(path.read_text())))))
     try:
         found = connect(kubeconfig=str(path), environ={"HOME": str(tmp_path)})

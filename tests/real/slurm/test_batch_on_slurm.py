@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,42 @@ def test_what_happens_to_a_step_ends_its_run_and_what_happens_to_the_batch_ends_
     assert batch.await_end() == 128 + signal.SIGTERM
     assert batch.kinds("ended") == ["started"]
     assert batch.steps() == []
+
+
+#: Connects to a port of this machine, says what it is given, and waits for the answer.
+STRANGER = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as line:
+    line.sendall(sys.argv[2].encode() + b"\\n")
+    while line.recv(4096):
+        pass
+"""
+
+
+def test_another_user_who_claims_to_be_a_rank_changes_nothing_but_a_count(slurm, tmp_path):
+    batch = submit(slurm, tmp_path, broken("bad", "hang", ignore_sigterm=True, time_limit_s=60.0))
+    batch.await_line("bad", "started")
+    channel = wait_until(lambda: channel_of(batch.job), "an address", batch)
+    hello = '{"run": "bad", "nonce": "wrong", "rank": 0, "purpose": "messages"}'
+    other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    words = [*other, "/usr/bin/python3", "-c", STRANGER, channel.rpartition(":")[2], hello]
+    subprocess.run(words, check=True, timeout=600)
+    assert batch.await_end() is not None
+    outcome, text = batch.failure("bad")
+    assert outcome == "time_limit"
+    assert "connections that did not prove to be of this run and were dropped: 1" in text
+
+
+def channel_of(job: str) -> str:
+    """Return where this job's batch listens for ranks of other nodes, as one of them knows it; empty until there is one."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # no process, or one that has ended meanwhile
+            environ = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+            if f"SLURM_JOB_ID={job}" in environ:
+                found = [line for line in environ if line.startswith("MLHPC_CHANNEL=tcp://")]
+                if found:
+                    return found[0].partition("=")[2]
+    return ""
 
 
 def srun_of(job: str) -> list[int]:
