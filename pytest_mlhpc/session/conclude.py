@@ -275,7 +275,9 @@ class JobFinisher:
         try:
             for attempt in (*job.lost, *job.attempts):
                 own = failure if attempt is first else attempt.failure
-                self._record(job, attempt, verdict, own, judgement, by=by if attempt is first else None)
+                judged_by = by if attempt is first else None
+                record = self._record(job, attempt, verdict, own, judgement, by=judged_by)
+                self._append(record, job.spec, attempt)
         except StoreError as error:
             failure = failure or Failure(unwritten(error), str(error))
         # The comparison in the test's body explains these failures, which are raised after it.
@@ -302,14 +304,12 @@ class JobFinisher:
         judgement: Judgement | None,
         *,
         by: JudgedBy | None,
-    ) -> None:
+    ) -> Record:
         spec = job.spec
         measurement, partition = attempt.measurement, spec.target.partition
-        if attempt.adopted and self._index_().has(attempt.run.run_id):
-            return  # the session that submitted it was killed between this line and the ledger's
         ours = (self._purpose, self._provenance.branch, self._provenance.commit)
         purpose, branch, commit = attempt.made_from or ours
-        record = Record(
+        return Record(
             id=attempt.run.run_id,
             session=self._session_id,
             node_id=spec.node_id,
@@ -351,6 +351,11 @@ class JobFinisher:
             vetting=vetted_record(attempt, job.lost, self._readiness.excluded(spec)),
             measurement=measurement,
         )
+
+    def _append(self, record: Record, spec: JobSpec, attempt: Attempt) -> None:
+        """Store a record, unless the session that submitted its run was killed between this line and the ledger's."""
+        if attempt.adopted and self._index_().has(record.id):
+            return
         if self._store is None:
             self._store = Store(self._settings.state_dir, self._session_id)
         self._store.append(record)
