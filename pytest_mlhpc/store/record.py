@@ -116,7 +116,7 @@ class Epoch(NamedTuple):
     device_model: str  #: empty where the run reports none, as programs do
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class SeriesKey:
     """One metric of one benchmark where it is measured."""
 
