@@ -1,11 +1,12 @@
 """All figures of vetting: the fault corpus, simulated error rates, times, nodes that are slow, hung or missing, and vetnode.
 
-``python -m benchmarks.vet [PART...]``; ``--write docs/vetting-figures.md`` puts the case-by-case table and the error rates there.
+``python -m benchmarks.vet [PART...]``; ``--write docs/vetting-figures.md`` puts the comparison by kind and the error rates there.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,15 +63,36 @@ def run(parts: tuple[str, ...] = tuple(PARTS)) -> list[Row]:
     return found
 
 
+#: How many nodes there are, or how many of them are slow, in what a row of the simulation says.
+_NODES = re.compile(r"(?:\d+ of )?\d+(?= (?:good )?nodes)")
+
+
+def by_size(rows: list[Row]) -> str:
+    """Return the error rates as a Markdown table: in each row one question, asked of allocations of several sizes."""
+    found: dict[str, list[tuple[str, Row]]] = {}
+    for row in rows:
+        (size,) = _NODES.findall(row.what)
+        found.setdefault(_NODES.sub("N", row.what), []).append((size, row))
+    lines = ["| what | N | reach | measured |", "|---|---|---|---|"]
+    for what, asked in found.items():
+        sizes = ", ".join(size for size, _ in asked)
+        measured = ", ".join(row.measured for _, row in asked)
+        if len({row.measured for _, row in asked}) == 1:
+            measured = f"each {asked[0][1].measured}"
+        reach = ", ".join(dict.fromkeys(row.reach for _, row in asked))
+        lines.append(f"| {what} | {sizes} | {reach} | {measured} |")
+    return "\n".join(lines)
+
+
 def written() -> str:
-    """Return the two long tables."""
+    """Return the two tables."""
     try:
-        compared = vet_vetnode.by_case()
+        compared = vet_vetnode.by_kind()
     except vet_vetnode.NotHereError as error:
         compared = f"vetnode is not on this machine: {error}"
     return (
-        f"Measured {machine()}.\n\n## Each case, by both\n\n{compared}\n\n"
-        f"## How often the rules are wrong\n\n{table(vet_simulation.run())}"
+        f"Measured {machine()}.\n\n## Cases by kind, by both\n\n{compared}\n\n"
+        f"## How often the rules are wrong\n\n{by_size(vet_simulation.run())}"
     )
 
 

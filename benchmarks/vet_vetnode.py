@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,29 +242,15 @@ def _ours(cases: Iterable[Compared]) -> str:
     return "; ".join(texts)
 
 
-def by_case() -> str:
-    """Return a Markdown table of what each says of every case that both can read, and one of what it cannot read.
+def by_kind() -> str:
+    """Return a Markdown table of how many cases of each kind get which word from each, of those that vetnode can read.
 
     Raises:
         NotHereError: it is not here.
     """
-    found = compare()
-    lines = ["| case | kind | what it is | ours | by | vetnode |", "|---|---|---|---|---|---|"]
+    found = Counter((one.ours.kind, one.ours.word, one.word) for one in compare().cases)
+    lines = ["| kind | ours | vetnode | cases |", "|---|---|---|---|"]
     lines += [
-        f"| {one.ours.case.name.partition('/')[2]} | {one.ours.kind} | {_cell(one.ours.case.data['title'])} | "
-        f"{one.ours.word} | {one.ours.rules or '-'} | {one.word} |"
-        for one in found.cases
+        f"| {kind} | {ours} | {theirs} | {count} |" for (kind, ours, theirs), count in sorted(found.items())
     ]
-    lines += ["", "What vetnode has no check for, or is about Python's own library:", ""]
-    lines += ["| cases of | bad | good | unreadable | odd | vetnode |", "|---|---|---|---|---|---|"]
-    read = {one.ours.case.name for one in found.cases}
-    left = [one for one in judged() if one.case.name not in read]
-    for group in sorted({one.case.group for one in left}):
-        kinds = [one.kind for one in left if one.case.group == group]
-        counts = " | ".join(str(kinds.count(kind)) for kind in ("bad", "good", "unreadable", "odd"))
-        lines.append(f"| {group} | {counts} | reads nothing of them |")
     return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "/")

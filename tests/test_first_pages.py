@@ -1,4 +1,4 @@
-"""Every block of the README and of the tutorial does what the page says, from nothing, in the order of the page."""
+"""Every block of the pages for newcomers does what its page says, from nothing, in the order of the page."""
 
 import os
 import re
@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
+from pytest_mlhpc.store.verdict import Verdict
 
 ROOT = Path(__file__).parents[1]
 #: Commands that install what is here already, need a cluster, or load the machine for longer than other tests like.
@@ -62,7 +65,7 @@ def plain(text):
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/coming-from.md"])
 def test_a_page_holds(tmp_path, page):
     reader = Reader(tmp_path)
     blocks = _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
@@ -81,3 +84,18 @@ def test_the_readme_is_short_and_the_tutorial_reaches_a_verdict_soon():
 def test_every_link_leads_somewhere(page):
     links = re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
     assert [link for link in links if ":" not in link and not (ROOT / link).exists()] == []
+
+
+def first_cells(page):
+    """Return the first cells of all rows of tables of a page of docs/."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+
+
+def test_the_reference_names_every_verdict_and_outcome():
+    named = {word for cell in first_cells("reference.md") for word in re.findall(r"`(\w+)`", cell)}
+    assert {*Verdict, *FAILURES, *INFRASTRUCTURE} - named == set()
+
+
+def test_the_glossary_has_fifteen_nouns():
+    assert len([cell for cell in first_cells("glossary.md") if cell != "noun"]) == 15

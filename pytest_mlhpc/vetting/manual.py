@@ -1,7 +1,8 @@
-"""The tables of docs/vetting-checks.md, made of the checks, bounds, floors and loads themselves.
+"""The lists of docs/vetting-checks.md, made of the checks, bounds and loads themselves.
 
 ``python -m pytest_mlhpc.vetting.manual docs/vetting-checks.md`` writes them anew between their markers, such as
-``<!-- checks: edac pci -->`` and ``<!-- end -->``; what stands outside is written by hand and stays.
+``<!-- checks: edac pci -->`` and ``<!-- end -->``; what stands outside is written by hand and stays. Without a file
+it prints the whole tables: what each check reads, and the meaning and source of each bound and floor.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.policy import Bound, built_in, floors
 from pytest_mlhpc.node.vet.workers import PAIR_S, WORKS
 
-_MARKED = re.compile(r"(<!-- (checks|rules|floors|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- (checks|rules|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def completed(page: str) -> str:
@@ -45,52 +46,72 @@ def _table(head: str, rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _checks(names: list[str]) -> str:
+def _known() -> dict[str, tuple[Check | LoadWatch, str]]:
+    """Return each check by name, and when it runs."""
     looks, watches = all_checks()
-    known: dict[str, Check | LoadWatch] = {one.name: one for one in looks}
-    known.update({one.name: one for one in watches})
-    under_load = {one.name for one in watches}
+    known: dict[str, tuple[Check | LoadWatch, str]] = {one.name: (one, one.level) for one in looks}
+    known.update({one.name: (one, f"{one.level}, under load") for one in watches})
+    return known
 
-    def row(name: str) -> list[str]:
-        one = known[name]
-        when = one.level + (", under load" if name in under_load else "")
-        return [f"`{name}`", one.what, when, f"{one.cost_s:g}", ", ".join(f"`{read}`" for read in one.reads)]
 
-    return _table(
-        "| check | what it does | when | seconds at most, usually | what it reads |", map(row, names)
-    )
+def _checks(names: list[str]) -> str:
+    known = _known()
+    times: dict[str, list[str]] = {}
+    for name in names:
+        times.setdefault(known[name][1], []).append(f"`{name}` {known[name][0].cost_s:g} s")
+    return "; ".join(f"{when}: {', '.join(shown)}" for when, shown in times.items()) + ".\n"
+
+
+def _bounds(prefix: str) -> list[Bound]:
+    found = [bound for key, bound in built_in().bounds.items() if key.partition(".")[0] == prefix]
+    if not found:
+        raise ValueError(f"there are no rules {prefix}.*")
+    return found
 
 
 def _rules(prefixes: list[str]) -> str:
-    bounds = built_in().bounds
-
-    def of(prefix: str) -> list[Bound]:
-        found = [bound for key, bound in bounds.items() if key.partition(".")[0] == prefix]
-        if not found:
-            raise ValueError(f"there are no rules {prefix}.*")
-        return found
-
-    rows = [
-        [f"`{one.key}`", one.meaning, _stage(one, one.warn), _stage(one, one.fail), one.source]
-        for prefix in prefixes
-        for one in of(prefix)
-    ]
-    return _table("| rule | what is counted | warning from | unfit from | source |", rows)
+    lines = []
+    for prefix in prefixes:
+        shown = [f"`{one.key}` {_stage(one, one.warn)}/{_stage(one, one.fail)}" for one in _bounds(prefix)]
+        lines.append(f"Rules of `{prefix}`, warning from/unfit from: {'; '.join(shown)}.")
+    return "\n\n".join(lines) + "\n"
 
 
 def _stage(bound: Bound, stage: float | None) -> str:
     if stage is None:
-        return ""
-    comparison = "<= " if bound.better == "higher" else ""
-    return f"{comparison}{stage:.4g} {bound.unit}".strip()
+        return "-"
+    comparison = "<=" if bound.better == "higher" else ""
+    unit = "" if bound.unit == "1" else bound.unit
+    return f"{comparison}{stage:.4g} {unit}".strip()
 
 
-def _floors(_names: list[str]) -> str:
-    rows = [
+def whole() -> str:
+    """Return the tables with all that is known: what checks read, what bounds mean, and where each figure is from."""
+    checks = [
+        [
+            f"`{name}`",
+            one.what,
+            when,
+            f"{one.cost_s:g}",
+            ", ".join(one.reads),
+        ]
+        for name, (one, when) in sorted(_known().items())
+    ]
+    rules = [
+        [f"`{one.key}`", one.meaning, _stage(one, one.warn), _stage(one, one.fail), one.source]
+        for one in built_in().bounds.values()
+    ]
+    lowest = [
         [one.hardware, f"`{one.name}`", f"{one.fail:.4g} {one.unit}", one.confidence, one.source]
         for one in floors()
     ]
-    return _table("| device | figure | floor | confidence | source |", rows)
+    return "\n".join(
+        (
+            _table("| check | what it does | when | seconds at most, usually | what it reads |", checks),
+            _table("| rule | what is counted | warning from | unfit from | source |", rules),
+            _table("| device | figure | floor | confidence | source |", lowest),
+        )
+    )
 
 
 def _loads(_names: list[str]) -> str:
@@ -110,11 +131,18 @@ def _loads(_names: list[str]) -> str:
 _TABLES: dict[str, Callable[[list[str]], str]] = {
     "checks": _checks,
     "rules": _rules,
-    "floors": _floors,
     "loads": _loads,
 }
 
 
+def main(arguments: list[str]) -> None:
+    """Write the tables of the page that is named, or print the whole ones."""
+    if arguments:
+        target = Path(arguments[0])
+        target.write_text(completed(target.read_text()))
+    else:
+        sys.stdout.write(whole())
+
+
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    target.write_text(completed(target.read_text()))
+    main(sys.argv[1:])

@@ -174,8 +174,8 @@ def test_years_and_months_are_those_of_the_calendar(text, date):
 
 
 def test_the_page_shows_commands_that_run_on_a_state_directory_of_years(years, mlhpc):
-    page = (Path(__file__).parents[2] / "docs/nightly.md").read_text(encoding="utf-8")
-    section = page.partition("## A state directory that grows for years")[2].partition("\n## ")[0]
+    page = (Path(__file__).parents[2] / "docs/operating.md").read_text(encoding="utf-8")
+    section = page.partition("## Retention")[2].partition("\n## ")[0]
     block = section.partition("```console\n")[2].partition("```")[0]
     usage, dry, prune = (shlex.split(line, comments=True)[2:] for line in block.splitlines())
     assert "would prune samples of 82 records" in mlhpc(*usage).out

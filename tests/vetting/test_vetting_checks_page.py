@@ -1,4 +1,4 @@
-"""docs/vetting-checks.md has every check, load, rule and floor once, as the code has them, and says of each check what to do."""
+"""docs/vetting-checks.md has every check, load and rule once, as the code has them, and says of each check what to do."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.node.vet.checks import all_checks
-from pytest_mlhpc.node.vet.policy import built_in
+from pytest_mlhpc.node.vet.policy import built_in, floors
 from pytest_mlhpc.node.vet.workers import WORKS
-from pytest_mlhpc.vetting.manual import completed, named
+from pytest_mlhpc.vetting.manual import completed, main, named
 
 PAGE = Path(__file__).parents[2] / "docs" / "vetting-checks.md"
 AGAIN = f"run: python -m pytest_mlhpc.vetting.manual docs/{PAGE.name}"
@@ -53,3 +53,11 @@ def test_making_the_tables_anew_leaves_what_is_written_by_hand() -> None:
 def test_a_table_of_what_does_not_exist_is_refused(table: str, error: type[Exception], why: str) -> None:
     with pytest.raises(error, match=why):
         completed(f"<!-- {table}: telepathy -->\n<!-- end -->")
+
+
+def test_the_whole_tables_have_what_the_page_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    printed = capsys.readouterr().out
+    sources = {one.source for one in (*built_in().bounds.values(), *floors())}
+    reads = {read for group in all_checks() for one in group for read in one.reads}
+    assert [text for text in {*sources, *reads} if text.replace("|", r"\|") not in printed] == []

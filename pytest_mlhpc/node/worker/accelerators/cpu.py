@@ -25,7 +25,7 @@ def keep_freed_memory() -> int:
     """Let this process keep the memory of a step's tensors for the next step; return the threshold in bytes, 0 for none.
 
     glibc gives blocks of more than some MiB back to the system at once, and the next step faults them in again, page by
-    page: 160,000 faults in 20 steps of CosmoFlow's smoke preset, and a sixth of its throughput (docs/performance.md).
+    page: 160,000 faults in 20 steps of CosmoFlow's smoke preset, and a sixth of its throughput.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # another C library than glibc
