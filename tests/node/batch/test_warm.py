@@ -119,9 +119,14 @@ def test_cuda_is_not_initialised_before_the_fork(done):
     assert not done.fact("first", "cuda")
 
 
-@pytest.mark.parametrize("run", ["says", "dies", "aborts", "leaves"])
+@pytest.mark.parametrize("run", ["dies", "aborts", "leaves"])
 def test_a_forked_rank_ends_as_a_fresh_one(done, run):
     assert done.end(run) == done.end(f"{run} fresh")
+
+
+@pytest.mark.parametrize("run", ["says", "dies", "aborts", "leaves"])
+def test_a_run_of_a_forked_rank_fails_as_that_of_a_fresh_one(done, run):
+    """One that tells of its failure is ended by its batch, or ends before: its end says nothing."""
     assert done.failure(run)[0] == done.failure(f"{run} fresh")[0]
 
 

@@ -67,14 +67,14 @@ def test_the_judge_gets_the_same_figures_until_the_server_is_killed_and_the_stor
 ) -> None:
     filled(own_influxdb, state_dir, monkeypatch)
     index = Index(state_dir)
-    local = JudgeHistory(state_dir, lambda: index, None, pytest.fail).nights(KEY, EPOCH, "")
+    local = JudgeHistory(state_dir, lambda: index, None, pytest.fail).nights(KEY, EPOCH, 0)
     told: list[str] = []
     past = JudgeHistory(state_dir, lambda: index, influx_source(os.environ), told.append)
-    assert past.nights(KEY, EPOCH, "") == local
+    assert past.nights(KEY, EPOCH, 0) == local
     assert len(local) >= 30
     assert told == []
     own_influxdb.service.kill("influxd")
-    assert past.nights(KEY, EPOCH, "") == past.nights(KEY, EPOCH, "") == local
+    assert past.nights(KEY, EPOCH, 0) == past.nights(KEY, EPOCH, 0) == local
     (line,) = told
     assert line.startswith("history is read from the local store, as InfluxDB failed: ")
     past.close()

@@ -73,9 +73,8 @@ def _judge(exam: Examination, state: PortState) -> str:
     for port in state.ports.values():
         if port.kind == "Ethernet" and port.up and port.rate:
             exam.fact(f"Ethernet {port.name}", port.rate)
-    return (
-        f"{len(state.ports)} ports, fabric {fabric}: nothing lost and no errors that count in {elapsed:.0f} s"
-    )
+    ports = "1 port" if len(state.ports) == 1 else f"{len(state.ports)} ports"
+    return f"{ports}, fabric {fabric}: nothing lost and no errors that count in {elapsed:.0f} s"
 
 
 def _lost(before: Mapping[str, Port], now: Mapping[str, Port]) -> FrozenSet[str]:

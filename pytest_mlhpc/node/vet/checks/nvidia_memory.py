@@ -19,10 +19,11 @@ from pytest_mlhpc.node.vet.checks.nvidia_library import (
 #: Most NVLinks of a device that we know (Hopper; NVIDIA H100 data sheet), for models that we do not know.
 MOST_LINKS = 18
 
+#: Of a link that the device does not have, and of a field that an older driver does not know (NVML API reference).
+INVALID_ARGUMENT = 2
+
 #: States in which a link carries data or would at once: active, asleep (NVML API reference, NVML_NVLINK_STATE).
 UP = (1, 2)
-
-#: nvmlDeviceGetNvLinkState of a link that the device does not have (NVML API reference).
 
 #: nvmlGpuFabricState_t (NVML API reference, Fabric definitions).
 FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
@@ -154,9 +155,6 @@ CAUSES = (0, 1)
 
 #: nvmlValueType_t -> member of nvmlValue_t.
 MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-
-#: nvmlReturn of a field that an older driver does not know.
-INVALID_ARGUMENT = 2
 
 
 def _judge_memory(exam: Examination, library: NvmlLibrary, devices: List[NvidiaDevice]) -> str:
