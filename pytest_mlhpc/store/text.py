@@ -85,8 +85,12 @@ def written_out(text: str) -> str:
 
 
 def one_line(text: str, width: int | None = 160) -> str:
-    """Return the first line of *text*, safe to print, cut to *width* characters; None: whole."""
-    first = clean(text).strip().partition("\n")[0]
+    """Return the first line of *text*, safe to print, cut to *width* characters; None: whole.
+
+    Words at its end that announce the next lines are left out with them.
+    """
+    first, _, rest = clean(text).strip().partition("\n")
+    first = first.removesuffix("; its last lines:") if rest else first
     return first if width is None or len(first) <= width else f"{first[: width - 3]}..."
 
 

@@ -6,6 +6,7 @@ import io
 import pytest
 
 from pytest_mlhpc.store.table import aligned, chopped, csv_text, markdown_table, table, widest, wrapped
+from pytest_mlhpc.store.text import one_line
 
 
 def test_columns_are_as_wide_as_their_widest_cell_and_lines_end_without_blanks():
@@ -65,3 +66,16 @@ def test_a_spreadsheet_takes_no_text_for_a_formula(text):
 
 def test_what_is_not_known_is_an_empty_field():
     assert csv_text(["a", "b", "c"], [{"a": None, "b": "", "c": 0}]) == "a,b,c\n,,0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("it failed; its last lines:\nx\ny", "it failed"),
+        ("it failed; its last lines:", "it failed; its last lines:"),
+        ("\n a\nb", "a"),
+        ("", ""),
+    ],
+)
+def test_a_first_line_announces_no_lines_that_are_not_shown(text, first):
+    assert one_line(text) == first
