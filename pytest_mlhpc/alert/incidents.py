@@ -367,19 +367,23 @@ def _announced(incident: Incident, book: Book, now_ns: int) -> tuple[Incident, I
     """Return the incident after what is told of it tonight, and what that is."""
     muted = all(book.muted(system, now_ns) for system in incident.systems)
     if not incident.open:
-        return _said(incident, IncidentState.RESOLVED, now_ns) if incident.announced else (incident, None)
+        return (
+            _with_message(incident, IncidentState.RESOLVED, now_ns)
+            if incident.announced
+            else (incident, None)
+        )
     if not incident.announced:
-        return (incident, None) if muted else _said(incident, IncidentState.NEW, now_ns)
+        return (incident, None) if muted else _with_message(incident, IncidentState.NEW, now_ns)
     if incident.ack is not None and incident.ack.until_ns <= now_ns:
         without = replace(incident, ack=None)
-        return (without, None) if muted else _said(without, IncidentState.CONTINUING, now_ns)
+        return (without, None) if muted else _with_message(without, IncidentState.CONTINUING, now_ns)
     if incident.ack is None and not muted and _worse(incident):
-        return _said(incident, IncidentState.WORSE, now_ns)
+        return _with_message(incident, IncidentState.WORSE, now_ns)
     quiet = IncidentState.ACKNOWLEDGED if incident.ack else IncidentState.CONTINUING
     return replace(incident, state=quiet), None
 
 
-def _said(incident: Incident, state: IncidentState, now_ns: int) -> tuple[Incident, IncidentState]:
+def _with_message(incident: Incident, state: IncidentState, now_ns: int) -> tuple[Incident, IncidentState]:
     """Return the incident with all that its message will say as told."""
     members = tuple(
         replace(member, told=_louder(member)) if member.open else member for member in incident.members

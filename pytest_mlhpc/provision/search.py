@@ -173,14 +173,14 @@ def call(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         metrics, conditions = _functions(request["functions"])
     except Exception as error:  # noqa: BLE001 - a file of the user's
-        return {"broken": f"{request['functions']}: {_said(error)}"}
+        return {"broken": f"{request['functions']}: {_error_text(error)}"}
     samples, errors, unsound = {}, {}, ""
     for condition in conditions if request["checks"] else ():
         try:
             if not condition(run):
                 unsound = f"{condition.__qualname__} returned nothing that is true"
         except Exception as error:  # noqa: BLE001 - a function of the user's
-            unsound = f"{condition.__qualname__}: {_said(error)}"
+            unsound = f"{condition.__qualname__}: {_error_text(error)}"
         if unsound:
             break
     for name in request["metrics"]:
@@ -190,7 +190,7 @@ def call(request: Mapping[str, Any]) -> dict[str, Any]:
         try:
             samples[name] = _samples(metrics[name](run))
         except Exception as error:  # noqa: BLE001 - as above
-            errors[name] = _said(error)
+            errors[name] = _error_text(error)
     return {"samples": samples, "errors": errors, "unsound": unsound}
 
 
@@ -236,7 +236,7 @@ def _functions(reference: str) -> tuple[dict[str, Any], list[Any]]:
     raise LookupError("it is not decorated by @program")
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return what an exception says, and the line of the user's that raised it."""
     import traceback
 

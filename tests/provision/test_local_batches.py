@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from local_allocations import is_alive, wait_until
+from local_allocations import is_alive, python_path, wait_until
 
 from pytest_mlhpc.node.processes import descendants
-from pytest_mlhpc.provision.guardian import processes_with, socket_base, socket_prefix
+from pytest_mlhpc.provision.guardian import processes_with, reap_session, socket_base, socket_prefix
 from pytest_mlhpc.provision.local import MOST_WAITING
 
 pytestmark = pytest.mark.servers
@@ -49,8 +51,8 @@ def command(pid):
         return []
 
 
-def sockets(local):
-    return list(Path(socket_base()).glob(f"{socket_prefix(local.session)}*"))
+def sockets(session):
+    return list(Path(socket_base()).glob(f"{socket_prefix(session)}*"))
 
 
 def test_plans_of_one_environment_go_to_one_batch(local):
@@ -68,7 +70,7 @@ def test_a_run_that_is_not_warm_has_a_batch_that_ends_with_it(local):
 def test_another_environment_has_another_batch_and_the_oldest_one_ends(local):
     found = [facts(local, nosy(local, MINE=str(number))) for number in range(MOST_WAITING + 1)]
     assert len({one["warm"] for one in found}) == MOST_WAITING + 1
-    assert len(batches(local)) == len(sockets(local)) == MOST_WAITING
+    assert len(batches(local)) == len(sockets(local.session)) == MOST_WAITING
 
 
 def test_a_batch_that_died_while_it_waited_is_replaced(local):
@@ -104,4 +106,39 @@ def test_nothing_is_left_when_the_session_closes(local):
     facts(local, nosy(local))
     local.provisioner.close()
     wait_until(lambda: not processes_with(f"MLHPC_SESSION={local.session}".encode()))
-    assert sockets(local) == []
+    assert sockets(local.session) == []
+
+
+#: A session that lets one run be done and goes away without a word while its batch waits for the next plan.
+SESSION = """
+import sys, time
+from pathlib import Path
+from local_allocations import Local
+from test_local_batches import facts, nosy
+local = Local(Path(sys.argv[1]), Path(sys.argv[1]), sys.argv[2])
+print(facts(local, nosy(local))["warm"], local.provisioner._guardian.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guardian lives", "guardian is killed first"])
+def test_a_session_that_is_killed_while_its_batch_waits_leaves_nothing(tmp_path, guarded):
+    session = f"session-{os.getpid()}-{tmp_path.name}"
+    environ = {
+        **os.environ,
+        "PYTHONPATH": python_path(tmp_path, Path(__file__).parent, Path(__file__).parents[1]),
+    }
+    argv = [sys.executable, "-c", SESSION, str(tmp_path), session]
+    try:
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environ) as process:
+            warm, guardian = map(int, process.stdout.readline().split())
+            assert is_alive(warm)
+            if not guarded:
+                os.kill(guardian, signal.SIGKILL)
+            process.kill()
+        wait_until(lambda: not processes_with(f"MLHPC_SESSION={session}".encode()) and not is_alive(warm))
+        if not guarded:
+            reap_session(session)  # as the next session does
+        wait_until(lambda: sockets(session) == [])
+    finally:
+        reap_session(session)
