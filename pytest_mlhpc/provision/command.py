@@ -254,7 +254,9 @@ def _call(run: RunPlan, finished: FinishedProgram) -> dict[str, Any]:
     return answer
 
 
-def _ask(options: Sequence[str], request: object, limit_s: float, doing: str, advice: str = "") -> Any:
+def _ask(
+    options: Sequence[str], request: Mapping[str, object], limit_s: float, doing: str, advice: str = ""
+) -> Any:
     """Return the answer of the process that searches.
 
     Raises:
@@ -265,7 +267,7 @@ def _ask(options: Sequence[str], request: object, limit_s: float, doing: str, ad
     try:
         answer = subprocess.run(
             [sys.executable, *options, program.__file__],
-            input=json.dumps(request),
+            input=json.dumps({**request, "limit_s": limit_s}),
             capture_output=True,
             text=True,
             timeout=limit_s,

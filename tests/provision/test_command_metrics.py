@@ -1,6 +1,9 @@
 """Metrics out of a program's output, and what can be wrong with it."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from pytest_mlhpc.node.protocol.plan import MetricPattern
 from pytest_mlhpc.node.protocol.schema import Measurement, from_json, to_json
 from pytest_mlhpc.provision import command
+from pytest_mlhpc.provision import search as search_program
 from pytest_mlhpc.provision.command import FinishedProgram, measure
 from pytest_mlhpc.store.record import FAILURES, Failure
 
@@ -322,3 +326,15 @@ def test_a_function_that_takes_for_ever_is_ended(called, monkeypatch):
     monkeypatch.setattr(command, "FUNCTIONS_LIMIT_S", 1.0)
     found = called("test_hangs")
     assert found.text.startswith("calling the functions of the test took more than 1 s")
+
+
+def test_an_endless_search_ends_itself_where_the_session_that_asked_was_killed(tmp_path):
+    (tmp_path / "log").write_text("a" * 40 + "b")
+    request = {"path": str(tmp_path / "log"), "patterns": {"rate": "(a|aa)+$"}, "limit_s": 0}
+    ended = subprocess.run(
+        [sys.executable, "-I", "-S", search_program.__file__],
+        input=json.dumps(request),
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGALRM
