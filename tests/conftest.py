@@ -14,6 +14,7 @@ import pytest
 from installed_wheel import installed, stranger  # noqa: F401 - fixtures
 
 from pytest_mlhpc.node.files import MOUNTS, file_system
+from pytest_mlhpc.node.processes import stat_fields
 
 # Wall time is no property of what is tested, and tests run on busy machines. The same examples each time, but by `make fuzz`.
 _ANY_PACE = {
@@ -93,6 +94,26 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return state
 
 
+#: Flag of a thread of the kernel (include/linux/sched.h of Linux: PF_KTHREAD), in the sixth number after the state.
+_KERNEL_THREAD = 0x00200000
+
+
+def environment_of(pid: int) -> bytes:
+    """Return the environment of a process as /proc has it; nothing of a thread of the kernel, of a zombie, of none.
+
+    In the middle of execve(2) a process has its new memory and no environment in it yet, and Popen returns before that is
+    over. It is read again: Linux says where a program's code begins (proc(5): field 26, startcode) once all is there.
+    """
+    while True:
+        fields = stat_fields(pid)
+        if len(fields) < 24 or fields[0] in "ZX" or int(fields[6]) & _KERNEL_THREAD:
+            return b""
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        if environment or fields[23] != "0":
+            return environment
+        time.sleep(0.001)
+
+
 def processes_of_test(cookie: str) -> list[str]:
     """Return the command lines of live processes whose environment holds this test's cookie."""
     found = []
@@ -101,13 +122,11 @@ def processes_of_test(cookie: str) -> list[str]:
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            with open(f"/proc/{name}/environ", "rb") as environ:  # noqa: PTH123 - the same
-                if wanted not in b"\0" + environ.read():
-                    continue
-            entry = Path("/proc", name)
-            if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            if wanted not in b"\0" + environment_of(int(name)):
                 continue
-            found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            found.append(
+                Path("/proc", name, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
         except OSError:
             continue
     return found

@@ -40,7 +40,16 @@ def test_who_starts_none_is_not_counted(beginnings, tmp_path):
 
 
 def test_a_process_that_lives_on_is_found_by_the_environment_that_it_was_given(processes):
-    with subprocess.Popen(["sleep", "600"]) as program:
+    with subprocess.Popen(["sleep", "600"]) as program:  # Popen returns while the program is being executed
         assert processes() == ["sleep 600 "]
         program.kill()
     assert processes() == []
+
+
+def test_no_process_is_overlooked_while_it_executes_its_program(processes):
+    overlooked = 0
+    for _ in range(50):
+        with subprocess.Popen(["sleep", "600"]) as program:
+            overlooked += processes() != ["sleep 600 "]
+            program.kill()
+    assert overlooked == 0
