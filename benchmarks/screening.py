@@ -61,7 +61,7 @@ def beside() -> tuple[dict[str, list[tuple[float, float]]], float]:
         argv = [
             sys.executable,
             "-m",
-            "pytest_mlhpc.node.telemetry.watch",
+            "pytest_mlhpc.node.telemetry.sampler",
             "--seconds",
             "1e9",
             "--root",

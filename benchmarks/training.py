@@ -35,7 +35,7 @@ from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.worker import rank
 from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.data import source
-from pytest_mlhpc.node.worker.data.files import FORMATS, layout_of
+from pytest_mlhpc.node.worker.data.dataset_files import FORMATS, layout_of
 from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.base import Task

@@ -23,7 +23,7 @@ from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.worker.data.files import DataError
+from pytest_mlhpc.node.worker.data.dataset_files import DataError
 from pytest_mlhpc.store.table import table
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _usage_errors() -> Iterator[None]:
 
 
 def _make(workload: str, preset: str, folder: Path, **wanted: Any) -> None:
-    from pytest_mlhpc.node.worker.data.files import layout_of
+    from pytest_mlhpc.node.worker.data.dataset_files import layout_of
     from pytest_mlhpc.node.worker.data.make import make_set
 
     layout = layout_of(workload, _parameters(workload, preset), **wanted)

@@ -21,7 +21,7 @@ from pytest_mlhpc.config.quantities import parse_duration, parse_size
 from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.node.files import may_be_secret
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED, BuildPlan
-from pytest_mlhpc.node.worker.data.files import DataError, read_manifest
+from pytest_mlhpc.node.worker.data.dataset_files import DataError, read_manifest
 from pytest_mlhpc.node.worker.workloads.definitions import Field, Workload
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import MANNER
 from pytest_mlhpc.node.worker.workloads.fields.quality import to_quality

@@ -20,8 +20,8 @@ from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.node.processes import become_subreaper, descendants, die_with_parent, reap
 from pytest_mlhpc.node.telemetry.devices import Devices
 from pytest_mlhpc.node.telemetry.processes import Reader
+from pytest_mlhpc.node.telemetry.sampler import Sampler
 from pytest_mlhpc.node.telemetry.samples import Sample
-from pytest_mlhpc.node.telemetry.watch import Sampler
 from pytest_mlhpc.screen.usage import halved
 
 #: Signals that are passed on. Others are no messages (faults), or stop us both (SIGTSTP), or cannot be caught.

@@ -21,8 +21,8 @@ from pytest_mlhpc.errors import InfrastructureError, UsageError
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.processes import die_with_parent
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
+from pytest_mlhpc.node.telemetry.sampler import MARK
 from pytest_mlhpc.node.telemetry.samples import Sample
-from pytest_mlhpc.node.telemetry.watch import MARK
 from pytest_mlhpc.provision.slurm import commands
 from pytest_mlhpc.provision.slurm.client import SlurmError, SlurmUnusable
 from pytest_mlhpc.screen.usage import MOST_PROCESSES, SampleBuffer
@@ -44,7 +44,7 @@ while left > 0:
     left -= len(part)
 file.flush()
 sys.path.insert(0, "/proc/self/fd/%d" % file.fileno())
-from pytest_mlhpc.node.telemetry.watch import main
+from pytest_mlhpc.node.telemetry.sampler import main
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_mlhpc.jobs.metrics import Metric
 from pytest_mlhpc.jobs.plan import run_plan
-from pytest_mlhpc.node.worker.data import files
+from pytest_mlhpc.node.worker.data import dataset_files
 from pytest_mlhpc.node.worker.workloads.fields import arithmetic
 from pytest_mlhpc.papers import published
 
@@ -97,7 +97,7 @@ def test_a_path_to_a_set_of_ours_is_planned_as_synthetic_and_is_not_compared_wit
     (tmp_path / "sample").write_bytes(b"x")
     real = declare(data=str(tmp_path))
     assert run_plan(real, 0).data_kind == "real"
-    files.write_manifest(tmp_path, files.describe(tmp_path, {"workload": "cosmoflow"}))
+    dataset_files.write_manifest(tmp_path, dataset_files.describe(tmp_path, {"workload": "cosmoflow"}))
     made = declare(data=str(tmp_path))
     assert run_plan(made, 0).data_kind == "synthetic"
     assert run_plan(declare(data=str(tmp_path / "train")), 0).data_kind == "synthetic"
@@ -105,7 +105,7 @@ def test_a_path_to_a_set_of_ours_is_planned_as_synthetic_and_is_not_compared_wit
 
 
 def test_a_damaged_manifest_is_left_to_the_run_to_report(declare, tmp_path):
-    (tmp_path / files.MANIFEST).write_text("{")
+    (tmp_path / dataset_files.MANIFEST).write_text("{")
     assert run_plan(declare(data=str(tmp_path)), 0).data_kind == "real"
 
 

@@ -15,7 +15,7 @@ from screen_samples import process, samples
 
 from pytest_mlhpc import cli
 from pytest_mlhpc.errors import InfrastructureError, UsageError
-from pytest_mlhpc.node.telemetry.watch import PIECE, pieces
+from pytest_mlhpc.node.telemetry.sampler import PIECE, pieces
 from pytest_mlhpc.screen import watchers
 from pytest_mlhpc.screen.usage import LEAST_OF_NODE, SampleBuffer
 
@@ -102,7 +102,7 @@ def test_the_code_that_travels_is_small_and_whole():
     content = watchers.code()
     names = zipfile.ZipFile(io.BytesIO(content)).namelist()
     assert len(content) < 300_000
-    assert "pytest_mlhpc/node/telemetry/watch.py" in names
+    assert "pytest_mlhpc/node/telemetry/sampler.py" in names
     assert not [name for name in names if "/judge" in name or "/vet/" in name]
 
 

@@ -106,7 +106,7 @@ def start(file: IO[bytes]) -> subprocess.Popen[bytes]:
     """
     words = [
         "-m",
-        "pytest_mlhpc.node.telemetry.watch",
+        "pytest_mlhpc.node.telemetry.sampler",
         "--seconds",
         "1e9",
         "--root",
@@ -131,9 +131,7 @@ def _check(watcher: subprocess.Popen[Any]) -> None:
         return
     how = f"exit code {code}" if code >= 0 else f"signal {-code}"
     text = f"the sampler of telemetry ended with {how} on {socket.gethostname()} before the run began"
-    advice = (
-        f"`{sys.executable} -m pytest_mlhpc.node.telemetry.watch --seconds 1` there tells why, {_OR_WITHOUT}"
-    )
+    advice = f"`{sys.executable} -m pytest_mlhpc.node.telemetry.sampler --seconds 1` there tells why, {_OR_WITHOUT}"
     raise WorkerFailure("launch_failed", f"{text}; {advice}")
 
 

@@ -7,6 +7,7 @@ import functools
 import math
 import re
 import socket
+import statistics
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import (
@@ -29,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.telemetry import contention
-from pytest_mlhpc.node.worker import distributed, environment, machine
+from pytest_mlhpc.node.worker import distributed, energy, environment
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.base import Task
@@ -297,10 +298,55 @@ class RunWatch:
     def over(self) -> WindowUsage:
         """Return what happened in between."""
         return {
-            "energy_j": machine.difference(self._joules, self._accelerator.energy_j()),
+            "energy_j": energy.difference(self._joules, self._accelerator.energy_j()),
             "contention": contention.difference(self._before, contention.snapshot()),
             "peak_memory_bytes": self._accelerator.peak_memory_bytes(),
         }
+
+
+#: Name and version of the calibration kernel, for the record's environment.
+CALIBRATION_KERNEL = "gemm256-copy4m-1"
+
+#: Edge of the square matrices: 3 x 256 KiB stay in a core's second-level cache.
+_EDGE = 256
+#: Floats copied per repetition: 4 Mi x 4 B = 16 MiB, more than the caches of one core.
+_COPIED = 4 * 1024 * 1024
+#: Products per repetition, so that products and copy take about equally long on one core.
+_PRODUCTS = 8
+
+#: How long the calibration kernel runs, in seconds.
+_CALIBRATION_S = 0.25
+#: Least and most repetitions of the calibration kernel.
+_LEAST, _MOST = 5, 2000
+
+
+def calibrate(accelerator: Accelerator, seconds: float = _CALIBRATION_S) -> float:
+    """Run the kernel for about *seconds* and return repetitions per second (the median one's rate).
+
+    Takes no random numbers, so training that follows sees the same ones.
+    """
+    left = torch.full((_EDGE, _EDGE), 1.0 / _EDGE, device=accelerator.device)
+    right = left.clone()
+    product = torch.empty_like(left)
+    source = torch.ones(_COPIED, device=accelerator.device)
+    target = torch.empty_like(source)
+
+    def repetition() -> float:
+        start = accelerator.mark()
+        for _ in range(_PRODUCTS):
+            torch.mm(left, right, out=product)
+        target.copy_(source)
+        end = accelerator.mark()
+        accelerator.wait(end)
+        return accelerator.seconds(start, end)
+
+    for _ in range(_LEAST):
+        repetition()
+    accelerator.synchronize()
+    times: List[float] = []
+    while len(times) < _LEAST or (sum(times) < seconds and len(times) < _MOST):
+        times.append(repetition())
+    return 1.0 / max(statistics.median(times), 1e-9)
 
 
 def calibrated(run: RunPlan, group: Group, accelerator: Accelerator) -> Optional[float]:
@@ -311,7 +357,7 @@ def calibrated(run: RunPlan, group: Group, accelerator: Accelerator) -> Optional
     if not run.calibrate:
         return None
     distributed.barrier(group, accelerator)
-    return machine.calibrate(accelerator)
+    return calibrate(accelerator)
 
 
 def surroundings(
@@ -325,5 +371,5 @@ def surroundings(
         return None
     device = {**accelerator.environment(), **environment.described(run)}
     if run.calibrate:
-        device["calibration_kernel"] = machine.KERNEL
+        device["calibration_kernel"] = CALIBRATION_KERNEL
     return {**environment.describe(str(torch.__version__), accelerator.model, device, run.cwd), **own}

@@ -9,7 +9,7 @@ from rank_helpers import run_plan
 from pytest_mlhpc.node.protocol.combine import combine
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
-from pytest_mlhpc.node.worker.data.files import SetLayout
+from pytest_mlhpc.node.worker.data.dataset_files import SetLayout
 from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.quality.measure import measure
 

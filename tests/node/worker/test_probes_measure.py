@@ -32,7 +32,7 @@ def test_a_third_partys_probe_is_checked_warmed_up_repeated_and_checked_again(tm
 
 def test_the_machines_speed_is_measured_around_it_where_that_is_asked(tmp_path, monkeypatch):
     rates = iter((3.0, 5.0))
-    monkeypatch.setattr("pytest_mlhpc.node.worker.machine.calibrate", lambda _device: next(rates))
+    monkeypatch.setattr("pytest_mlhpc.node.worker.reporting.calibrate", lambda _device: next(rates))
     measurement = measured(tmp_path, calibrate=True)
     assert (measurement.calibration_before, measurement.calibration_after) == (3.0, 5.0)
 

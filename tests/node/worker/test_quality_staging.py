@@ -12,7 +12,7 @@ from probe_ranks import sabotaged
 from quality_runs import figures, make_small_set, plan, trained, values
 from running_suites import wait_for
 
-from pytest_mlhpc.node.worker.data.files import DataError
+from pytest_mlhpc.node.worker.data.dataset_files import DataError
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.quality import staging
 from pytest_mlhpc.node.worker.quality.staging import RankNode

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gpu_stand_ins import lacking
 
-from pytest_mlhpc.node.worker import machine
+from pytest_mlhpc.node.worker import energy, reporting
 from pytest_mlhpc.node.worker.accelerators import cuda
 from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
@@ -47,10 +47,10 @@ def test_a_gpu_is_addressed_by_uuid_or_bus_and_never_by_a_renumbered_index():
 
 
 def test_energy_that_is_unknown_is_none_and_never_zero():
-    counter = machine.NvmlCounter("GPU-does-not-exist")
+    counter = energy.NvmlCounter("GPU-does-not-exist")
     assert counter.joules() is counter.index() is None
     intervals = [(None, 2.0), (5.0, 5.0), (5.0, 4.0), (5.0, 7.5)]
-    assert [machine.difference(*interval) for interval in intervals] == [None, None, None, 2.5]
+    assert [energy.difference(*interval) for interval in intervals] == [None, None, None, 2.5]
 
 
 def test_the_processor_is_named_as_the_kernel_names_it(tmp_path):
@@ -62,7 +62,7 @@ def test_the_processor_is_named_as_the_kernel_names_it(tmp_path):
 
 def test_calibration_gives_a_rate_and_takes_no_random_numbers():
     state = torch.get_rng_state()
-    assert machine.calibrate(Cpu(0, "test"), seconds=0.01) > 0
+    assert reporting.calibrate(Cpu(0, "test"), seconds=0.01) > 0
     assert torch.equal(state, torch.get_rng_state())
 
 

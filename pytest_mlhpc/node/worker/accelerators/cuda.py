@@ -7,7 +7,7 @@ from typing import Any, Mapping, Optional, Tuple
 
 import torch
 
-from pytest_mlhpc.node.worker import machine
+from pytest_mlhpc.node.worker import energy
 from pytest_mlhpc.node.worker.accelerators.streams import Capturing, ordinal_for
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
@@ -23,12 +23,12 @@ class Cuda(Capturing):
         self._properties = torch.cuda.get_device_properties(self.device)
         self.model = str(self._properties.name)
         self.uuid = device_uuid(self._properties, ordinal)
-        self._counter = machine.NvmlCounter(self.uuid, pci_address(self._properties))
+        self._counter = energy.NvmlCounter(self.uuid, pci_address(self._properties))
         found = self._counter.index()
         self.index = ordinal if found is None else found
 
     def energy_j(self) -> Optional[float]:
-        """Return the board's energy counter, see :mod:`pytest_mlhpc.node.worker.machine`."""
+        """Return the board's energy counter, see :mod:`pytest_mlhpc.node.worker.energy`."""
         return self._counter.joules()
 
     def environment(self) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterable, List, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.worker.data.files import (
+from pytest_mlhpc.node.worker.data.dataset_files import (
     DataError,
     check_manifest,
     digest,

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from pytest_mlhpc.node.worker.data import tfrecord
-from pytest_mlhpc.node.worker.data.files import DataError, list_files, read_error, write_file
+from pytest_mlhpc.node.worker.data.dataset_files import DataError, list_files, read_error, write_file
 from pytest_mlhpc.node.worker.data.tfrecord import LEVEL
 
 HDF5_SUFFIXES = (".hdf5", ".h5")

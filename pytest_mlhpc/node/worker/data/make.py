@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.worker.data import formats, tfrecord
-from pytest_mlhpc.node.worker.data.files import (
+from pytest_mlhpc.node.worker.data.dataset_files import (
     DataError,
     Manifest,
     SetLayout,

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, Sampler
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.worker.data import check
-from pytest_mlhpc.node.worker.data.files import DataError, layout_of, read_error, read_manifest
+from pytest_mlhpc.node.worker.data.dataset_files import DataError, layout_of, read_error, read_manifest
 from pytest_mlhpc.node.worker.data.formats import (
     VOCABULARY,
     Corpus,

@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple, Union
 
-from pytest_mlhpc.node.worker.data.files import DataError, read_error, write_file
+from pytest_mlhpc.node.worker.data.dataset_files import DataError, read_error, write_file
 
 Value = Union[Sequence[bytes], Sequence[memoryview], Sequence[float], Sequence[int]]
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

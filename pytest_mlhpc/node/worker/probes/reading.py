@@ -17,7 +17,7 @@ from torch.utils.data import SequentialSampler, Subset
 from pytest_mlhpc.node.protocol.schema import Figure, Rate, TimedOperation
 from pytest_mlhpc.node.worker import distributed, prepare
 from pytest_mlhpc.node.worker.data import check
-from pytest_mlhpc.node.worker.data.files import DataError, layout_of
+from pytest_mlhpc.node.worker.data.dataset_files import DataError, layout_of
 from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.data.source import MADE_BUDGET, open_source
 from pytest_mlhpc.node.worker.environment import WorkerFailure, filled

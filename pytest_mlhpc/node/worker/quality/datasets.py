@@ -15,7 +15,13 @@ from torch.utils.data import Dataset, Subset
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.worker.data import check, source
-from pytest_mlhpc.node.worker.data.files import DataError, layout_of, list_files, read_manifest, total_bytes
+from pytest_mlhpc.node.worker.data.dataset_files import (
+    DataError,
+    layout_of,
+    list_files,
+    read_manifest,
+    total_bytes,
+)
 from pytest_mlhpc.node.worker.data.formats import Corpus, ExpectedSample, open_corpus, open_files, windows
 from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.data.source import FileDataset, TextDataset

@@ -22,7 +22,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple, Type
 
 import torch.distributed as dist
 
-from pytest_mlhpc.node.worker.data.files import (
+from pytest_mlhpc.node.worker.data.dataset_files import (
     MANIFEST,
     DataError,
     building,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.protocol.combine import SLOWEST_RANK
-from pytest_mlhpc.node.worker.workloads.checks import Wrong
 from pytest_mlhpc.node.worker.workloads.definitions import ANY_PROBE, Field, Workload
 from pytest_mlhpc.node.worker.workloads.fields.basic import LOADER_WORKERS
+from pytest_mlhpc.node.worker.workloads.parameter_conflicts import Wrong
 from pytest_mlhpc.node.worker.workloads.trainings import OWN_TRAININGS, parameters_of
 
 #: The trainings that can be looked into, and those of them whose samples lie in files of their own.
@@ -134,7 +134,7 @@ def wrong_reading(values: Mapping[str, Any]) -> Wrong:
     ranks = values.get("devices", 1)
     if values["samples"] < ranks:
         found.append(("samples", f"{values['samples']} samples cannot be shared by {ranks} ranks"))
-    from pytest_mlhpc.node.worker.data.files import FORMATS as OF_WORKLOAD
+    from pytest_mlhpc.node.worker.data.dataset_files import FORMATS as OF_WORKLOAD
 
     form, formats = values["format"], OF_WORKLOAD[values["of"]]
     if form and values["path"]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_mlhpc.node.worker.workloads import checks
+from pytest_mlhpc.node.worker.workloads import parameter_conflicts
 from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec, channels_first, laid_out
 from pytest_mlhpc.node.worker.workloads.optimizers import optimizer_of
 
@@ -76,7 +76,7 @@ def task(parameters: Mapping[str, Any]) -> Task:
     Raises:
         ValueError: nothing is left of the volume after the last layer.
     """
-    checks.require(checks.cosmoflow, parameters)
+    parameter_conflicts.require(parameter_conflicts.cosmoflow, parameters)
     size, layers = int(parameters["input_size"]), int(parameters["layers"])
     channels_last = bool(parameters["channels_last"])
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_mlhpc.node.worker.workloads import checks
+from pytest_mlhpc.node.worker.workloads import parameter_conflicts
 from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
 from pytest_mlhpc.node.worker.workloads.optimizers import optimizer_of
 
@@ -248,7 +248,7 @@ def task(parameters: Mapping[str, Any]) -> Task:
     Raises:
         ValueError: heads do not fit.
     """
-    checks.require(checks.language_model, parameters)
+    parameter_conflicts.require(parameter_conflicts.language_model, parameters)
     shape = _shape(parameters)
     context, vocabulary = shape["context"], shape["vocabulary"]
     stored = torch.uint8 if vocabulary <= 256 else torch.int32

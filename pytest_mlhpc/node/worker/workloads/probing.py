@@ -9,8 +9,8 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from pytest_mlhpc.node.protocol.combine import SLOWEST_RANK
 from pytest_mlhpc.node.worker.workloads.characters import CHARACTERS
-from pytest_mlhpc.node.worker.workloads.checks import Wrong
 from pytest_mlhpc.node.worker.workloads.definitions import ANY_PROBE, Field, Workload
+from pytest_mlhpc.node.worker.workloads.parameter_conflicts import Wrong
 
 _HERE = "pytest_mlhpc.node.worker.probes"
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_mlhpc.node.worker.workloads import checks
+from pytest_mlhpc.node.worker.workloads import parameter_conflicts
 from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec, channels_first, laid_out
 from pytest_mlhpc.node.worker.workloads.optimizers import optimizer_of
 
@@ -93,7 +93,7 @@ def task(parameters: Mapping[str, Any]) -> Task:
     Raises:
         ValueError: the smoothing is no probability.
     """
-    checks.require(checks.training, parameters)
+    parameter_conflicts.require(parameter_conflicts.training, parameters)
     size, classes = int(parameters["image_size"]), int(parameters["classes"])
     channels_last, smoothing = bool(parameters["channels_last"]), float(parameters["label_smoothing"])
 

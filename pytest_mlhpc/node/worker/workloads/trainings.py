@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
-from pytest_mlhpc.node.worker.workloads import checks
+from pytest_mlhpc.node.worker.workloads import parameter_conflicts
 from pytest_mlhpc.node.worker.workloads.definitions import Field, Workload
 from pytest_mlhpc.node.worker.workloads.fields import REPORTED, expected, training
 
@@ -33,7 +33,7 @@ COSMOFLOW = Workload(
     },
     device_batch=8,  # global batch 32 on four devices, as in the HPDC'24 paper
     sample="volume of 4 redshifts",
-    contradictions=checks.cosmoflow,
+    contradictions=parameter_conflicts.cosmoflow,
     expected_of=expected,
     reported=REPORTED,
 )
@@ -77,7 +77,7 @@ DEEPCAM = Workload(
     },
     device_batch=2,  # the local batch of the MLPerf HPC reference
     sample="image of 16 channels",
-    contradictions=checks.deepcam,
+    contradictions=parameter_conflicts.deepcam,
     expected_of=expected,
     reported=REPORTED,
 )
@@ -105,7 +105,7 @@ RESNET50 = Workload(
     },
     device_batch=8,  # global batch 32 on four devices, as in the HPDC'24 paper
     sample="image",
-    contradictions=checks.training,
+    contradictions=parameter_conflicts.training,
     expected_of=expected,
     reported=REPORTED,
 )
@@ -158,7 +158,7 @@ LANGUAGE_MODEL = Workload(
     },
     device_batch=8,
     sample="sequence of tokens",
-    contradictions=checks.language_model,
+    contradictions=parameter_conflicts.language_model,
     expected_of=expected,
     reported=REPORTED,
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from probe_ranks import NAMED
 
-from pytest_mlhpc.node.worker.data.files import DataError, SetLayout, digest, layout_of, list_files
+from pytest_mlhpc.node.worker.data.dataset_files import DataError, SetLayout, digest, layout_of, list_files
 from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 #: Every workload that has files, in each of its formats.

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from pytest_mlhpc.node.worker.data import check
-from pytest_mlhpc.node.worker.data.files import DataError
+from pytest_mlhpc.node.worker.data.dataset_files import DataError
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import yaml
 from tables import table
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.node.worker.data.files import list_files, read_manifest
+from pytest_mlhpc.node.worker.data.dataset_files import list_files, read_manifest
 
 
 @pytest.fixture

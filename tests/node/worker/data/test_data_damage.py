@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.node.worker.data import formats, make, tfrecord
-from pytest_mlhpc.node.worker.data.files import DataError
+from pytest_mlhpc.node.worker.data.dataset_files import DataError
 
 VOLUME = make.make_volume(0, 0, 8)
 STATS = (np.zeros(16, np.float32), np.ones(16, np.float32))

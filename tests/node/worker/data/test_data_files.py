@@ -10,8 +10,8 @@ from file_trees import write_tree
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.node.worker.data import files
-from pytest_mlhpc.node.worker.data.files import DataError, read_error, write_error
+from pytest_mlhpc.node.worker.data import dataset_files
+from pytest_mlhpc.node.worker.data.dataset_files import DataError, read_error, write_error
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
 
@@ -19,21 +19,21 @@ from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
 @pytest.fixture
 def made(tmp_path):
     root = write_tree(tmp_path / "set", {"train/a": "1234", "train/b": "1234"})
-    files.write_manifest(root, files.describe(root, {"workload": "w"}))
+    dataset_files.write_manifest(root, dataset_files.describe(root, {"workload": "w"}))
     return root
 
 
 def test_a_whole_set_agrees_with_its_manifest(made):
-    manifest = files.read_manifest(made)
+    manifest = dataset_files.read_manifest(made)
     assert (manifest.files, manifest.bytes, manifest.sample, manifest.kind) == (2, 10, "train/a", "synthetic")
-    assert files.check_manifest(made, manifest) == []
+    assert dataset_files.check_manifest(made, manifest) == []
 
 
 def test_what_is_missing_or_changed_is_named(made):
-    manifest = files.read_manifest(made)
+    manifest = dataset_files.read_manifest(made)
     (made / "train" / "a").write_bytes(b"1234x")
     (made / "train" / "b").unlink()
-    assert files.check_manifest(made, manifest) == [
+    assert dataset_files.check_manifest(made, manifest) == [
         "1 files, its manifest says 2",
         "5 bytes, its manifest says 10",
         "the sample train/a has another SHA-256 than its manifest says",
@@ -44,7 +44,7 @@ def test_a_newer_manifest_is_refused_by_name(made):
     path = made / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
     with pytest.raises(DataError, match="has schema 99, this release reads up to 1"):
-        files.read_manifest(made)
+        dataset_files.read_manifest(made)
 
 
 @given(raw=st.binary(max_size=300))
@@ -57,7 +57,7 @@ def test_a_newer_manifest_is_refused_by_name(made):
 def test_a_manifest_of_odd_bytes_is_refused_by_name(tmp_path, raw):
     (tmp_path / "manifest.json").write_bytes(raw)
     with pytest.raises(DataError, match=f"^{tmp_path}/manifest.json"):
-        files.read_manifest(tmp_path)
+        dataset_files.read_manifest(tmp_path)
 
 
 def test_hidden_files_broken_links_and_pipes_are_no_samples_and_circles_of_links_end(tmp_path):
@@ -65,14 +65,14 @@ def test_hidden_files_broken_links_and_pipes_are_no_samples_and_circles_of_links
     os.mkfifo(tmp_path / "pipe")
     for link, target in (("nowhere", "gone"), ("a/up", ""), ("b", "a")):
         (tmp_path / link).symlink_to(tmp_path / target)
-    assert files.list_files(tmp_path) == [tmp_path / "a" / "x"]
+    assert dataset_files.list_files(tmp_path) == [tmp_path / "a" / "x"]
 
 
 @pytest.mark.parametrize(("name", "text"), [("gone", "is not there"), ("file", "is no folder")])
 def test_a_path_that_is_no_folder_is_refused(tmp_path, name, text):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=text):
-        files.list_files(tmp_path / name)
+        dataset_files.list_files(tmp_path / name)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
@@ -80,8 +80,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path.write_bytes(b"old")
     path.chmod(0o600)
     with pytest.raises(DataError, match="cannot be written"):
-        files.write_file(tmp_path / "gone" / "a", b"new")
-    files.write_file(path, b"new")
+        dataset_files.write_file(tmp_path / "gone" / "a", b"new")
+    dataset_files.write_file(path, b"new")
     assert path.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["a"]  # noqa: PTH208 - hidden files too, names only
 
@@ -91,7 +91,7 @@ def test_a_set_appears_when_its_building_ends(tmp_path, there):
     root = tmp_path / "deep" / "set"
     if there:
         root.mkdir(parents=True)
-    with files.building(root) as folder:
+    with dataset_files.building(root) as folder:
         (folder / "a").touch()
         assert not (root / "a").exists()
     assert (root / "a").exists()
@@ -99,7 +99,7 @@ def test_a_set_appears_when_its_building_ends(tmp_path, there):
 
 
 def test_a_building_that_fails_leaves_nothing(tmp_path):
-    with pytest.raises(RuntimeError), files.building(tmp_path / "new" / "set") as folder:  # noqa: PT012
+    with pytest.raises(RuntimeError), dataset_files.building(tmp_path / "new" / "set") as folder:  # noqa: PT012
         (folder / "a").touch()
         raise RuntimeError
     assert list((tmp_path / "new").iterdir()) == []
@@ -107,7 +107,7 @@ def test_a_building_that_fails_leaves_nothing(tmp_path):
 
 def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path):
     root = write_tree(tmp_path / "thesis", {"chapter1": "precious"})
-    with pytest.raises(DataError, match="is not empty and holds no manifest"), files.building(root):
+    with pytest.raises(DataError, match="is not empty and holds no manifest"), dataset_files.building(root):
         pass
     assert (root / "chapter1").read_text() == "precious\n"
 

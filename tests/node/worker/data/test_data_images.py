@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pytest_mlhpc.node.worker.data import formats, make
-from pytest_mlhpc.node.worker.data.files import DataError
+from pytest_mlhpc.node.worker.data.dataset_files import DataError
 
 SHAPE = (32, 32, 3)
 

@@ -10,7 +10,7 @@ import pytest
 from data_sets import FORMATS, digests, layout
 
 from pytest_mlhpc.node.worker.data import formats, make, tfrecord
-from pytest_mlhpc.node.worker.data.files import DataError, list_files
+from pytest_mlhpc.node.worker.data.dataset_files import DataError, list_files
 
 
 @pytest.mark.parametrize(("workload", "form"), FORMATS)
@@ -72,8 +72,8 @@ def test_no_set_is_made_where(made_set, tmp_path, asked, place, text):
 #: Makes the set that the first argument describes in the folder that is the second.
 MAKER = (
     "import resource, sys; from pathlib import Path\n"
-    "from pytest_mlhpc.node.worker.data import make; from pytest_mlhpc.node.worker.data.files import DataError\n"
-    "from pytest_mlhpc.node.worker.data.files import SetLayout\n"
+    "from pytest_mlhpc.node.worker.data import make; from pytest_mlhpc.node.worker.data.dataset_files import DataError\n"
+    "from pytest_mlhpc.node.worker.data.dataset_files import SetLayout\n"
 )
 #: RLIMIT_FSIZE makes the kernel refuse to write on, as a quota does.
 FULL_DISK = MAKER + (

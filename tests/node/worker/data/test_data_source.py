@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from pytest_mlhpc.node.worker import loop
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
 from pytest_mlhpc.node.worker.data import source
-from pytest_mlhpc.node.worker.data.files import DataError, list_files
+from pytest_mlhpc.node.worker.data.dataset_files import DataError, list_files
 from pytest_mlhpc.node.worker.data.source import ShardedSampler, open_source
 from pytest_mlhpc.node.worker.loop import Recorder
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.node.worker.data import formats
-from pytest_mlhpc.node.worker.data.files import DataError
+from pytest_mlhpc.node.worker.data.dataset_files import DataError
 from pytest_mlhpc.node.worker.data.source import TextDataset
 
 

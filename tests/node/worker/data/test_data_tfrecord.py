@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tables import table
 
 from pytest_mlhpc.node.worker.data import tfrecord
-from pytest_mlhpc.node.worker.data.files import DataError
+from pytest_mlhpc.node.worker.data.dataset_files import DataError
 
 SHAPE = (4, 4, 4, 4)
 FLOATS = st.lists(st.floats(width=32, allow_nan=False).map(float), min_size=1, max_size=9)

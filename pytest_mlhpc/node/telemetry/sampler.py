@@ -1,4 +1,4 @@
-"""No torch. Takes samples of one node of a running job and prints them: ``watch --seconds 30 --job 4711``.
+"""No torch. Takes samples of one node of a running job and prints them: ``sampler --seconds 30 --job 4711``.
 
 Lines are short, as those of several nodes come through one pipe, in which long ones are mixed (srun cuts at 1,024 bytes): each
 sample is compressed and cut into pieces, ``mlhpc-screen HOST NUMBER PIECE PIECES TEXT``. With ``--lines`` its output is a file
