@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pytest_mlhpc.alert.book import BusyError, locked, read_book, write_book
 from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Incident, Mute
-from pytest_mlhpc.config.files import find_systems_file
 from pytest_mlhpc.config.quantities import parse_duration
+from pytest_mlhpc.config.systems_files import find_systems_file
 from pytest_mlhpc.config.yaml import read_file
 from pytest_mlhpc.errors import ConfigError, UsageError, did_you_mean
 from pytest_mlhpc.store.index import Index

@@ -17,7 +17,7 @@ from typing import Final
 import click
 
 from pytest_mlhpc.cli.commands import Command
-from pytest_mlhpc.config.files import BUILT_IN, known_text, with_system
+from pytest_mlhpc.config.systems_files import BUILT_IN, known_text, with_system
 from pytest_mlhpc.store.files import replace_file
 
 

@@ -153,8 +153,8 @@ def chosen_systems(file: str | None, hook: Any = None) -> Systems:
         ConfigError: the file is wrong; names every problem.
     """
     from pytest_mlhpc.builtin import make_manager
-    from pytest_mlhpc.config.files import find_systems_file
     from pytest_mlhpc.config.systems import load_systems
+    from pytest_mlhpc.config.systems_files import find_systems_file
 
     hook = hook or make_manager().hook
     return load_systems(

@@ -32,8 +32,8 @@ from pytest_mlhpc.papers.mlperf.results import RunGroup as Runs
 from pytest_mlhpc.papers.mlperf.results import groups
 from pytest_mlhpc.papers.mlperf.trained import RULESET, USAGE, FoundRuns, find
 from pytest_mlhpc.papers.published import PARITIES, PUBLISHED, SAME
-from pytest_mlhpc.papers.roofline.gather import RooflineQuery, gather
 from pytest_mlhpc.papers.roofline.page import RooflinePage, data_of, text_of
+from pytest_mlhpc.papers.roofline.recorded_runs import RooflineQuery, gather
 from pytest_mlhpc.papers.throughput import Tables, tables_of
 from pytest_mlhpc.report.compare import newest, summarise
 from pytest_mlhpc.report.figures import ACCEPTED, RecordedRun

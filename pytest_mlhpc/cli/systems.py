@@ -42,7 +42,7 @@ def command() -> None:
 @options.systems_file
 def list_(known: bool, systems_file: str | None) -> CommandReport:
     """Return a line for each system."""
-    from pytest_mlhpc.config.files import KNOWN
+    from pytest_mlhpc.config.systems_files import KNOWN
 
     rows = _rows(options.chosen_systems(str(KNOWN) if known else systems_file))
     lines = []
@@ -97,7 +97,7 @@ def check(systems_file: str | None, render: str | None, output: Path | None) -> 
 @options.systems_file
 def add(name: str, systems_file: str | None) -> None:
     """Copy its entry, and name what must be set before it is used."""
-    from pytest_mlhpc.config.files import add_system
+    from pytest_mlhpc.config.systems_files import add_system
 
     path = Path(systems_file or "systems.yaml")
     variables = add_system(path, name)
@@ -125,7 +125,7 @@ def schema(output: Path | None) -> None:
 
 def _check(systems: Systems, hook: Any, name: str | None, folder: Path | None) -> None:
     """Render all that schedulers are given (or that of *name*), and say so, print it, or write it to *folder*."""
-    from pytest_mlhpc.config.files import BUILT_IN
+    from pytest_mlhpc.config.systems_files import BUILT_IN
 
     shown = previews(systems, hook, name or "")
     if folder is not None:
@@ -254,7 +254,7 @@ def previews(systems: Systems, hook: Any, name: str = "") -> Previews:
         UsageError: there is no such system or partition, nothing is shown of it, or a preview cannot be made.
     """
     from pytest_mlhpc.config.build import LOCAL
-    from pytest_mlhpc.config.files import scheduler_of
+    from pytest_mlhpc.config.systems_files import scheduler_of
 
     system, _, wanted = name.partition(":")
     if system and system not in systems.known:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_mlhpc.config.files import scheduler_of
 from pytest_mlhpc.config.model import Dataset, Environment, NodeType, Partition, Vet
 from pytest_mlhpc.config.schema import DatasetModel, EnvironmentModel, PartitionModel, VetModel
+from pytest_mlhpc.config.systems_files import scheduler_of
 from pytest_mlhpc.config.validation import holds_variable, validate
 from pytest_mlhpc.config.yaml import YamlNode
 from pytest_mlhpc.errors import Problem, UsageError, nearest

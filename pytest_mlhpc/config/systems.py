@@ -18,16 +18,16 @@ from pytest_mlhpc.config.build import (
     sorted_problems,
     split_options,
 )
-from pytest_mlhpc.config.files import BUILT_IN, Tree, read_tree
-from pytest_mlhpc.config.machine import LocalMachine, fingerprint, read_machine
 from pytest_mlhpc.config.model import Dataset, NodeType, Partition, System, Target
 from pytest_mlhpc.config.schema import DatasetModel, PartitionModel, SystemsFile
+from pytest_mlhpc.config.systems_files import BUILT_IN, Tree, read_tree
+from pytest_mlhpc.config.this_machine import LocalMachine, fingerprint, read_machine
 from pytest_mlhpc.config.validation import validate
 from pytest_mlhpc.config.yaml import YamlNode
 from pytest_mlhpc.errors import ConfigError, Problem, UsageError, did_you_mean, nearest
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.config.machine import Accelerators
+    from pytest_mlhpc.config.this_machine import Accelerators
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Systems:
                 if unread
                 else ""
             )
-            from pytest_mlhpc.config.files import known_names
+            from pytest_mlhpc.config.systems_files import known_names
 
             meant = "" if nearest(name, known) else nearest(name, known_names())
             if meant:
@@ -276,7 +276,7 @@ class Systems:
     def _probe(self, python: str) -> Accelerators:
         if self.probe is not None:
             return self.probe(python, self.state_dir, self.environ)
-        from pytest_mlhpc.config.machine import find_accelerators
+        from pytest_mlhpc.config.this_machine import find_accelerators
 
         return find_accelerators(python, self.state_dir, self.environ)
 

@@ -2,5 +2,5 @@
 
 ``node/telemetry`` takes samples, and its ``hook/`` is put into the program's own Python. Everything here is the
 controller's: it reads both (``hook_output.py``), makes time series of them (``usage.py``), judges (``limits.py``: pure functions)
-and shows (``page.py``).
+and shows (``report.py``).
 """

@@ -17,7 +17,7 @@ from pytest_mlhpc.node.telemetry.samples import Sample
 from pytest_mlhpc.screen import hook_output, run, usage, watchers
 from pytest_mlhpc.screen.hook_output import TrainingTrace
 from pytest_mlhpc.screen.limits import ProgramEvidence, judge
-from pytest_mlhpc.screen.page import report_data, report_lines
+from pytest_mlhpc.screen.report import report_data, report_lines
 from pytest_mlhpc.screen.run import hook_folder
 from pytest_mlhpc.screen.usage import find_ranks
 from pytest_mlhpc.store.text import object_text
@@ -187,7 +187,7 @@ def not_reported(options: Options, spoken: Sequence[TrainingTrace]) -> list[str]
 def _write_page(
     path: Path, lines: Sequence[str], samples: Sequence[Sample], spoken: Sequence[TrainingTrace]
 ) -> None:
-    from pytest_mlhpc.screen.page import charts, html_of
+    from pytest_mlhpc.screen.report import charts, html_of
     from pytest_mlhpc.store.files import replace_file
 
     try:

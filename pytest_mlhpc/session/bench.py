@@ -173,8 +173,8 @@ def _systems(
     schedulers: Mapping[str, type[Any] | None],
     launchers: tuple[str, ...],
 ) -> Systems:
-    from pytest_mlhpc.config.files import find_systems_file
     from pytest_mlhpc.config.systems import load_systems
+    from pytest_mlhpc.config.systems_files import find_systems_file
 
     return load_systems(
         find_systems_file(config.rootpath, settings.systems_file),

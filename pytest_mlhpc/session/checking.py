@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_mlhpc.config.files import known_names
 from pytest_mlhpc.config.model import Partition
+from pytest_mlhpc.config.systems_files import known_names
 from pytest_mlhpc.errors import Problem, UsageError, did_you_mean
 from pytest_mlhpc.jobs.decorators import declared_of
 from pytest_mlhpc.session.bench import bench_of

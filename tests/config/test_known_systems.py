@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from pytest_mlhpc.builtin import make_manager
-from pytest_mlhpc.config.files import KNOWN, add_system, known_names, known_text
 from pytest_mlhpc.config.systems import load_systems
+from pytest_mlhpc.config.systems_files import KNOWN, add_system, known_names, known_text
 from pytest_mlhpc.errors import UsageError
 
 NAMES = known_names()

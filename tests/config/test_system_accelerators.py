@@ -10,9 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_mlhpc.config import machine
-from pytest_mlhpc.config.machine import Accelerators, device_files, find_accelerators
+from pytest_mlhpc.config import this_machine
 from pytest_mlhpc.config.systems import load_systems
+from pytest_mlhpc.config.this_machine import Accelerators, device_files, find_accelerators
 from pytest_mlhpc.errors import UsageError
 
 TORCH = Path(__file__).with_name("torch.py.txt").read_text(encoding="utf-8")
@@ -139,7 +139,7 @@ def test_an_interpreter_that_does_not_exist_is_named(torch: Stage):
 
 @pytest.mark.servers
 def test_a_driver_that_hangs_is_given_up(monkeypatch, torch: Stage):
-    monkeypatch.setattr(machine, "PROBE_LIMIT_S", 1)
+    monkeypatch.setattr(this_machine, "PROBE_LIMIT_S", 1)
     torch.write("import time; time.sleep(6000)")
     assert "did not answer within 1 s" in torch.find().reason
 

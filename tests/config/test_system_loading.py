@@ -14,8 +14,8 @@ from odd_values import odd, paths_of
 from pydantic import BaseModel, ConfigDict
 
 from pytest_mlhpc.builtin import make_manager
-from pytest_mlhpc.config.files import find_systems_file
 from pytest_mlhpc.config.systems import load_systems
+from pytest_mlhpc.config.systems_files import find_systems_file
 from pytest_mlhpc.errors import ConfigError, UsageError
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_mlhpc.config.machine import LocalMachine, cpu_model, fingerprint, read_machine
 from pytest_mlhpc.config.model import NodeType
+from pytest_mlhpc.config.this_machine import LocalMachine, cpu_model, fingerprint, read_machine
 
 GIB = 2**30
 

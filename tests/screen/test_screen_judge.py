@@ -9,7 +9,7 @@ from screen_samples import GIB, MIB, device, found, process, profile, samples, s
 from pytest_mlhpc.node.telemetry.samples import NodeSample
 from pytest_mlhpc.screen import screening
 from pytest_mlhpc.screen.limits import judge
-from pytest_mlhpc.screen.page import LINES, report_lines
+from pytest_mlhpc.screen.report import LINES, report_lines
 
 
 def alone(*devices, children=(), **more):

@@ -4,7 +4,7 @@ import pytest
 
 from pytest_mlhpc.node.telemetry.samples import DeviceSample, NodeSample, ProcessSample, Sample
 from pytest_mlhpc.screen.hook_output import TrainingTrace
-from pytest_mlhpc.screen.page import charts, html_of
+from pytest_mlhpc.screen.report import charts, html_of
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">"
 TITLES = ["Time of a step [s]", "Wait for data in a step [s]", "Cores busy [cores]", "Memory of processes [GiB]",
