@@ -253,18 +253,28 @@ class Measurement:
         return None
 
 
+#: Types that JSON has itself. Most of a record are numbers of these: they are looked for first, and a list at once.
+_PLAIN = frozenset({float, int, str, bool, type(None)})
+
+
 def to_json(instance: Any) -> Any:
     """Turn a schema object (or a container of such) into plain JSON types; fields that are None are left out.
 
     A member of an enumeration becomes its value.
     """
+    if type(instance) in _PLAIN:
+        return instance
+    if isinstance(instance, (list, tuple)):
+        return (
+            list(instance)
+            if _PLAIN.issuperset(map(type, instance))
+            else [to_json(value) for value in instance]
+        )
     if dataclasses.is_dataclass(instance) and not isinstance(instance, type):
         pairs = ((field.name, getattr(instance, field.name)) for field in dataclasses.fields(instance))
         return {name: to_json(value) for name, value in pairs if value is not None}
     if isinstance(instance, Mapping):
         return {str(key): to_json(value) for key, value in instance.items()}
-    if isinstance(instance, (list, tuple)):
-        return [to_json(value) for value in instance]
     if isinstance(instance, enum.Enum):
         return instance.value
     return instance
@@ -330,9 +340,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         (inner,) = [argument for argument in arguments if argument is not type(None)]
         return _convert(inner, value, where)
     if origin is tuple:
-        if not isinstance(value, list):
-            raise SchemaError(f"{where}: expected a list, got {type(value).__name__}")
-        return tuple(_convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        return _convert_list(arguments[0], value, where)
     if origin is not None:  # the only other generic in use is Mapping[str, X]
         if not isinstance(value, dict):
             raise SchemaError(f"{where}: expected an object, got {type(value).__name__}")
@@ -340,6 +348,14 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast("Type[Any]", hint), value, where)
     return _scalar(hint, value, where)
+
+
+def _convert_list(hint: Any, value: Any, where: str) -> Tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise SchemaError(f"{where}: expected a list, got {type(value).__name__}")
+    if hint is float and set(map(type, value)) == {float} and all(map(math.isfinite, value)):
+        return tuple(value)  # thousands of samples
+    return tuple(_convert(hint, item, f"{where}[{i}]") for i, item in enumerate(value))
 
 
 def _scalar(hint: Any, value: Any, where: str) -> Any:
