@@ -14,10 +14,11 @@ import time
 from typing import Any, List, Mapping, Optional
 
 from pytest_mlhpc.node.agents import nodes
+from pytest_mlhpc.node.agents.hub import FirstNodeNotReached
 from pytest_mlhpc.node.agents.wire import Wire, proof
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.place import FirstNodeNotReached, Search, VetPlace, key_of
+from pytest_mlhpc.node.vet.place import Search, VetPlace, key_of
 from pytest_mlhpc.node.vet.workers import (
     VANISH_S,
     CheckRunner,
@@ -28,8 +29,8 @@ from pytest_mlhpc.node.vet.workers import (
     checked,
 )
 
-#: Time between two signs of life, and how long the leader may be silent, in seconds.
-BEAT_S, SILENCE_S = 2.0, 30.0
+#: How long the leader may be silent, in seconds.
+SILENCE_S = 30.0
 
 
 class Agent:
@@ -62,7 +63,6 @@ class Agent:
             say=self._say,
             loaded=lambda on: self._looking.sample(on=on),
         )
-        self._next_beat = 0.0
         self._ends_at = time.monotonic() + 2.0 * budget_of(settings) + SILENCE_S
 
     def work(self) -> str:
@@ -135,7 +135,7 @@ class Agent:
     def _wait(self) -> None:
         now = time.monotonic()
         limits = [held.limit for held in (self._looking.held, self._load.held) if held is not None]
-        until = min([now + 1.0, self._next_beat if self._wire is not None else now + 1.0, *limits])
+        until = min([now + 1.0, *limits])
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.wakeup, selectors.EVENT_READ)
             if self._wire is not None and not self._wire.ended:
@@ -161,20 +161,16 @@ class Agent:
             )
 
     def _tend_wire(self) -> None:
-        wire, now = self._wire, time.monotonic()
+        wire = self._wire
         if wire is None:
             return
-        if now >= self._next_beat:
-            self._next_beat = now + BEAT_S
-            self._say({"kind": "beat"})
         unsent, self._unsent = self._unsent, []
         for message in unsent:
             wire.send(message)
         wire.flush()
         for message in wire.read():
             self._handle(message)
-        if now - wire.heard > SILENCE_S:
-            wire.end(f"no sign of life for {SILENCE_S:g} s")
+        wire.tend(SILENCE_S)
         if wire.ended and not self._over:
             self._trouble = f"the leader on {self._place.name_of(0)} is gone: {wire.ended}"
 

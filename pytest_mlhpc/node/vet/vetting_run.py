@@ -371,7 +371,7 @@ class VettingRun:
                 boot_id=seat.boot_id,
                 models=dict(seat.models),
                 outcomes=tuple(seat.outcomes),
-                missing=seat.miss(),
+                missing=seat.missing,
                 unfinished=seat.unfinished if seat.missing else "",
             )
             for seat in self._leader.seats

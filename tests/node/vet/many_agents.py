@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 
-from pytest_mlhpc.node.agents.wire import Wire
+from pytest_mlhpc.node.agents.hub import FirstNodeNotReached
+from pytest_mlhpc.node.agents.wire import Wire, listen
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.node.vet.agent import BEAT_S
+from pytest_mlhpc.node.vet.agent import SILENCE_S
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Severity
 from pytest_mlhpc.node.vet.leader import Leader
-from pytest_mlhpc.node.vet.place import FirstNodeNotReached, Search, VetPlace, key_of, listen, ports_of
+from pytest_mlhpc.node.vet.place import Search, VetPlace, key_of, ports_of
 from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.vetting_run import VettingRun
 
@@ -43,11 +44,8 @@ def converse(wire: Wire, rank: int) -> None:
         wire.send({"kind": "begun", "what": f"check{number}"})
         wire.send({"kind": "checked", "check": f"check{number}", "outcome": outcome(f"check{number}")})
     wire.send({"kind": "checks_done"})
-    beat = 0.0
     while not wire.ended:
-        if time.monotonic() > beat:
-            beat = time.monotonic() + BEAT_S
-            wire.send({"kind": "beat"})
+        wire.tend(SILENCE_S)
         wire.flush()
         for message in wire.read():
             if message["kind"] == "do":
