@@ -16,11 +16,11 @@ from typing import Any, List, Mapping, Optional
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.agents.hub import FirstNodeNotReached
 from pytest_mlhpc.node.agents.wire import Wire, proof
+from pytest_mlhpc.node.child_process import VANISH_S, ChildProcess
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.place import Search, VetPlace, key_of
 from pytest_mlhpc.node.vet.workers import (
-    VANISH_S,
     CheckRunner,
     LoadRunner,
     WorkerModules,
@@ -132,21 +132,19 @@ class Agent:
 
     # --- what goes on
 
+    def _children(self) -> List[ChildProcess]:
+        return [child for child in (self._looking.child, self._load.child) if child is not None]
+
     def _wait(self) -> None:
         now = time.monotonic()
-        limits = [held.limit for held in (self._looking.held, self._load.held) if held is not None]
-        until = min([now + 1.0, *limits])
+        until = min([now + 1.0, *(child.limit for child in self._children())])
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.wakeup, selectors.EVENT_READ)
             if self._wire is not None and not self._wire.ended:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._wire.waiting else 0)
                 selector.register(self._wire.socket, events)
-            for held in (self._looking.held, self._load.held):
-                if held is not None:
-                    for fd in (held.child.answers, held.child.words):
-                        selector.register(fd, selectors.EVENT_READ)
-                    if held.child.waiting >= 0:
-                        selector.register(held.child.waiting, selectors.EVENT_WRITE)
+            for child in self._children():
+                child.watch(selector)
             ready = self._unsent or (self._wire is not None and self._wire.arrived)
             selector.select(0 if ready and self._wire is not None else max(0.0, until - now))
 
@@ -177,7 +175,7 @@ class Agent:
     # --- the end
 
     def _end(self) -> None:
-        children = [held.child for held in (self._looking.held, self._load.held) if held is not None]
+        children = self._children()
         for child in children:
             child.close()
         deadline = time.monotonic() + VANISH_S
