@@ -1,22 +1,39 @@
-"""A child process that may hang, die or print without end: started, read without waiting, and killed with all its descendants."""
+"""A child process that may hang, die or babble: both ends of the one protocol with it.
+
+The owner (``ChildProcess``) sends orders as JSON lines to its standard input, ``{"id": 1, "do": "gemm", "args": {...}}``, and reads
+answers from a descriptor of their own, as libraries print to standard output. It waits for nothing: what takes too long, dies,
+or answers what is no message is killed with all its descendants, and named with its last words. The child (``Orders``,
+``Answers``) ends when its owner is gone, whatever it is doing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import queue
 import runpy
+import selectors
 import signal
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.processes import describe_exit, die_with_parent
 
 #: Longest answer, and how much of what it prints is kept, in bytes.
 MOST_BYTES, TAIL_BYTES = 16 * 1024 * 1024, 4096
+
+#: Longest order, in bytes: it has a dozen short fields.
+MOST_ORDER = 1 << 20
+
+#: How long what was killed may take to vanish before it is left behind, in seconds.
+VANISH_S = 2.0
 
 #: What it runs first; a module of the user's working directory must not take another one's place.
 _START = "import sys; sys.path[:] = [path for path in sys.path if path]; from pytest_mlhpc.node.child_process import hold; hold()"
@@ -34,8 +51,9 @@ def package_root() -> str:
 class ChildProcess:
     """Starts ``python -m MODULE ARGUMENTS --answers FD``.
 
-    ``answers`` and ``words`` are descriptors to be watched; ``read`` and ``listen`` take what is there. ``trouble`` says what is
-    wrong with what it sent, empty while nothing is.
+    ``watch`` names what is to be waited for, ``read`` takes what is there. ``trouble`` says what is wrong with what it sent, empty
+    while nothing is. ``number`` and ``what`` are its order, -1 and nothing without one, and ``doing`` is the part that it said it
+    has begun; ``limit`` is when it is overdue (monotonic).
 
     Raises:
         OSError: it cannot be started.
@@ -45,7 +63,7 @@ class ChildProcess:
         self, module: str, *, python: str = "", arguments: Sequence[str] = (), environ: Mapping[str, str]
     ) -> None:
         self.trouble = ""
-        self.killed = False
+        self.idle()
         self._in, self._out, self._tail = bytearray(), bytearray(), b""
         self.answers, answering = os.pipe()
         self.words, printing = os.pipe()
@@ -90,18 +108,29 @@ class ChildProcess:
     def _stdin(self) -> int:
         return self._process.stdin.fileno() if self._process.stdin is not None else -1
 
-    @property
-    def waiting(self) -> int:
-        """The descriptor to be watched for room, if something waits to be sent, else -1."""
-        return self._stdin if self._out else -1
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Have *selector* wait for what it says, and for room where an order waits to be sent."""
+        for fd in (self.answers, self.words):
+            selector.register(fd, selectors.EVENT_READ)
+        if self._out:
+            selector.register(self._stdin, selectors.EVENT_WRITE)
+
+    def expect(self, number: int, what: str, limit_s: float) -> None:
+        """Note what it is at, and for how many seconds it may be."""
+        self.number, self.what, self.doing, self._limit_s = number, what, "", limit_s
+        self.limit = time.monotonic() + limit_s
+
+    def idle(self) -> None:
+        """Note that it has nothing to do."""
+        self.number, self.what, self.doing, self._limit_s = -1, "", "", float("inf")
+        self.limit = float("inf")
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send one command, as far as that goes now."""
+        """Send one order, as far as that goes now; ``read`` sends the rest."""
         self._out += json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
-        self.flush()
+        self._flush()
 
-    def flush(self) -> None:
-        """Send what waits, as far as that goes now."""
+    def _flush(self) -> None:
         try:
             while self._out:
                 del self._out[: os.write(self._stdin, memoryview(self._out)[: 1 << 16])]
@@ -111,7 +140,9 @@ class ChildProcess:
             self._out.clear()  # it is gone, which its exit code will tell
 
     def read(self) -> List[Dict[str, Any]]:
-        """Return the answers that have arrived."""
+        """Return the answers that have arrived; take what it has printed, and send what waits."""
+        self._flush()
+        self._listen()
         found: List[Dict[str, Any]] = []
         for data in _arrived(self.answers):
             self._in += data
@@ -128,8 +159,7 @@ class ChildProcess:
             self._in.clear()
         return found
 
-    def listen(self) -> None:
-        """Take what it has printed."""
+    def _listen(self) -> None:
         for data in _arrived(self.words):
             self._tail = (self._tail + data)[-TAIL_BYTES:]
 
@@ -140,7 +170,7 @@ class ChildProcess:
 
     def how(self) -> str:
         """Say how it ended, with its last words."""
-        self.listen()
+        self._listen()
         code = self._process.poll()
         text = "does not end although it got SIGKILL" if code is None else describe_exit(code)
         tail = self._tail.decode("utf-8", "replace")
@@ -150,9 +180,31 @@ class ChildProcess:
         last = clean.strip().splitlines()[-1:]
         return f"{text}: {last[0].strip()[-300:]}" if last else text
 
+    def failed(self) -> Tuple[str, bool]:
+        """Return how it failed, empty if it did not, and whether it hung."""
+        if self.trouble:
+            return self.trouble, False
+        if self.ended is not None:
+            return f"its process {self.how()}", False
+        if time.monotonic() > self.limit:
+            return f"did not end within {self._limit_s:g} s", True
+        return "", False
+
+    def answer(self) -> Tuple[Optional[Mapping[str, Any]], bool]:
+        """Wait for its first answer until it has failed; return it, None where there is none, and whether it hung."""
+        while True:
+            ended = self.ended is not None  # before its last words are read
+            for message in self.read():
+                return message, False
+            how, hung = self.failed()
+            if (how and hung) or self.trouble or ended:
+                return None, hung
+            with selectors.DefaultSelector() as selector:
+                self.watch(selector)
+                selector.select(min(0.1, max(0.0, self.limit - time.monotonic())))  # its end wakes nothing
+
     def kill(self) -> None:
         """Send SIGKILL to it and all in its process group. It may take its time to vanish, or never do."""
-        self.killed = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -174,6 +226,14 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def end(self) -> str:
+        """End it; return what there is to say if it does not go."""
+        gone = self.ended is not None
+        self.close()
+        if gone or self.wait(VANISH_S):
+            return ""
+        return f"; not even SIGKILL ends it: process {self.pid} is left behind"
 
 
 def _arrived(fd: int) -> List[bytes]:
@@ -219,3 +279,101 @@ def _keep(lifeline: int) -> None:
         os.killpg(0, signal.SIGKILL)
     finally:
         os._exit(0)
+
+
+class OwnerLost(BaseException):
+    """The owner does not read the answers any more."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One line of standard input, or what was wrong with it."""
+
+    id: Any
+    do: str
+    args: Mapping[str, Any]
+    problem: str = ""
+
+
+def parse_order(line: bytes) -> Order:
+    """Return the order in one line; its ``problem`` says what is wrong with anything else."""
+    text = line.decode("utf-8", "replace")
+    try:
+        data = read_json(text)
+    except ValueError as error:
+        return Order(None, "", {}, f"{text[:60]!r} is no JSON: {error}")
+    if not isinstance(data, dict):
+        return Order(None, "", {}, f"{text[:60]!r} is no JSON object")
+    name, args = data.get("do"), data.get("args", {})
+    identity = data.get("id")
+    if not isinstance(name, str):
+        return Order(identity, "", {}, f"do is {name!r:.60}, not a text")
+    if not isinstance(args, dict):
+        return Order(identity, name, {}, f"args is {args!r:.60}, not an object")
+    return Order(identity, name, args)
+
+
+class Orders:
+    """Standard input, read by a thread of its own: its end ends this process, whatever an order hangs in."""
+
+    def __init__(self, descriptor: int = 0, ended: Callable[[], None] = lambda: os._exit(0)) -> None:
+        self._descriptor, self._ended = descriptor, ended
+        self._queue: queue.Queue[Order] = queue.Queue()
+        threading.Thread(target=self._read, name="orders", daemon=True).start()
+
+    def next(self) -> Order:
+        """Wait for the next order."""
+        return self._queue.get()
+
+    def _read(self) -> None:
+        """Read lines until the end; one that is too long is given up, and its rest skipped."""
+        rest, skipping = b"", False
+        while True:
+            try:
+                data = os.read(self._descriptor, 65536)
+            except OSError:
+                data = b""
+            if not data:
+                self._ended()
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if not skipping and line.strip():
+                    self._queue.put(parse_order(line))
+                skipping = False
+            if len(rest) > MOST_ORDER:
+                if not skipping:
+                    self._queue.put(Order(None, "", {}, f"a line has more than {MOST_ORDER} bytes"))
+                rest, skipping = b"", True
+
+
+class Answers:
+    """The descriptor of ``--answers``. Lines of several threads never mix."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # nothing that a library starts may hold it open
+        self._descriptor, self._lock = descriptor, threading.Lock()
+
+    def send(self, answer: Mapping[str, Any]) -> None:
+        """Write one line.
+
+        Raises:
+            OwnerLost: nothing reads them any more.
+        """
+        text = json.dumps(answer, allow_nan=False, separators=(",", ":"))
+        view = memoryview(text.encode("utf-8") + b"\n")
+        with self._lock:
+            try:
+                while view:
+                    view = view[os.write(self._descriptor, view) :]
+            except OSError as error:
+                raise OwnerLost(str(error)) from error
+
+    def error(self, identity: Any, text: str, why: str = "") -> None:
+        """Answer an order that could not be carried out."""
+        answer: Dict[str, Any] = {"id": identity, "error": text}
+        self.send({**answer, "why": why} if why else answer)
+
+    def begun(self, identity: Any) -> Callable[[str], None]:
+        """Return what says that something of an order has begun, and with its argument what."""
+        return lambda what: self.send({"id": identity, "begun": what})

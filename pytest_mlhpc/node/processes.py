@@ -374,9 +374,7 @@ def find(job_id: str, run_id: str) -> List[str]:
 def _call(*argv: str) -> Optional[str]:
     """Return what a command printed; None, and a line in the log, if it failed."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=CALL_LIMIT_S, check=False
-        )
+        done = run_to_end(argv, CALL_LIMIT_S)
         if done.returncode == 0:
             return done.stdout.decode("utf-8", "replace")
         words = done.stderr.decode("utf-8", "replace").strip()[-300:]

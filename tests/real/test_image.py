@@ -108,7 +108,9 @@ def test_the_image_is_built_and_runs_as_anybody_in_pods_that_mount_nothing_of_th
     with subtests.test("the command is on the path"):
         assert image.run("mlhpc", "--version")[0] == "pytest-mlhpc"
     with subtests.test("a pod's check of its node finds torch"):
-        answer = json.loads("".join(image.run("python", "-m", "pytest_mlhpc.node.batch.torch_answer")))
+        answer = json.loads(
+            "".join(image.run("python", "-m", "pytest_mlhpc.node.batch.probe", "--answers", "1"))
+        )
         assert answer["torch"].startswith("2.")
     with subtests.test("neither caches nor sources are in it"):
         found = "find / -xdev \\( -path '*/pip/http*' -o -path /src -o -path '/var/lib/apt/lists/?*' \\) 2>/dev/null; true"

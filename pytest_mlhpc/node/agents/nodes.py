@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import List, Mapping, Sequence, Tuple
 
 from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
+from pytest_mlhpc.node.processes import run_to_end
 
 #: Longest wait for one answer of scontrol, in seconds: a busy slurmctld answers after MessageTimeout (10 s by default),
 #: and the command itself tries more than once.
@@ -54,13 +55,7 @@ def scontrol(*words: str) -> str:
     """
     shown = " ".join(("scontrol", *words))
     try:
-        done = subprocess.run(
-            ["scontrol", *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=SCONTROL_LIMIT_S,
-            check=False,
-        )
+        done = run_to_end(["scontrol", *words], SCONTROL_LIMIT_S)
     except subprocess.TimeoutExpired as error:
         raise NodesUnknown(f"{shown} did not answer within {SCONTROL_LIMIT_S:g} s") from error
     except OSError as error:

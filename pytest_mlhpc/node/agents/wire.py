@@ -1,4 +1,4 @@
-"""How processes on several nodes talk: JSON lines on a stream socket, and the proof of who they are.
+"""A connection between processes of one allocation: JSON lines on a stream socket, signs of life, and the proof of who is there.
 
 Whoever reaches a port of ours may connect. Both sides prove that they hold the same plan, without showing it: who listens (a hub,
 or a run's batch) sends a challenge, who came (an agent, or a rank) answers with its own and an HMAC (RFC 2104) over both and
@@ -16,7 +16,7 @@ import secrets
 import select
 import socket
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.plan import Plan
@@ -25,11 +25,82 @@ from pytest_mlhpc.node.protocol.plan import Plan
 #: default of a quarter of an 8 MiB stack), which JSON makes longer.
 MAX_HANDSHAKE, MAX_LINE = 4096, 16 * 1024 * 1024
 
-#: Time between two signs of life, in seconds; less where silence is not borne for long.
+#: Longest time between two signs of life, in seconds; a sixth of the silence that ends a connection where that is less.
 BEAT_S = 5.0
 
 #: How long the proof may take, in seconds.
 PROOF_S = 30.0
+
+#: After how many seconds without an answer the other node counts as dead: a probe after the first, three more with the
+#: second between them (tcp(7)).
+KEEPALIVE_S, PROBE_S, PROBES = 15, 5, 3
+
+#: Most connections that may wait to be accepted; the kernel has a limit of its own (net.core.somaxconn, usually 4,096).
+BACKLOG = 4096
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let both ends of a TCP connection notice that the other's node is dead, also while data is under way."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
+    patience_ms = 1000 * (KEEPALIVE_S + PROBE_S * PROBES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
+
+
+def listen(ports: Sequence[int], host: str = "") -> socket.socket:
+    """Return a socket that listens at the first free one of *ports*: at *host*, or at all addresses of both kinds.
+
+    Raises:
+        OSError: all are taken.
+    """
+    trouble = OSError("there are no ports")
+    for port in ports:
+        for family in (socket.AF_INET6, socket.AF_INET):
+            dual = family == socket.AF_INET6
+            if dual and (host or not socket.has_dualstack_ipv6()):
+                continue
+            try:
+                made = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+            except OSError as error:  # taken, or a kernel whose IPv6 is switched off
+                trouble = error
+                continue
+            made.setblocking(False)
+            return made
+    raise trouble
+
+
+def connect(host: str, port: int, limit_s: float) -> socket.socket:
+    """Return a connection to another node.
+
+    Raises:
+        OSError: nobody listens there, within *limit_s* seconds; or there is no such host.
+    """
+    try:
+        connection = socket.create_connection((host, port), limit_s)
+    except UnicodeError as error:  # a host name that is none
+        raise OSError(str(error)) from error
+    keep_alive(connection)
+    return connection
+
+
+def address_of(text: str) -> Tuple[str, int]:
+    """Return host and port of ``host``, ``host:port``, ``address`` or ``[address]:port``; port 0 where none is given.
+
+    Raises:
+        ValueError: it is no address.
+    """
+    host, port = text, ""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest[1:]
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
+        raise ValueError(f"the address {text!r:.80} is none")
+    return host, int(port or 0)
 
 
 def key_of(plan: Plan) -> bytes:
@@ -76,6 +147,7 @@ class Wire:
         self.trusted = False
         self.ended = ""
         self.since = self.heard = time.monotonic()
+        self._next_beat = 0.0
         self._in = bytearray()
         self._out = bytearray()
         self._unread: List[Dict[str, Any]] = []
@@ -106,8 +178,20 @@ class Wire:
         except OSError as error:
             self.end(error.strerror or str(error))
 
+    def tend(self, silence_s: float) -> None:
+        """Send a sign of life where one is due, and end a connection on which nothing came for *silence_s* seconds.
+
+        Who has said something that was not read yet is not silent.
+        """
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + beat_every(silence_s)
+            self.send({"kind": "beat"})
+        if now - self.heard > silence_s and not self.ended and not _readable(self.socket):
+            self.end(f"no sign of life for {silence_s:g} s")
+
     def read(self) -> List[Dict[str, Any]]:
-        """Return what has arrived. What is no message ends the connection."""
+        """Return what has arrived, less signs of life. What is no message ends the connection."""
         try:
             for _ in range(16):  # then the others' turn
                 data = self.socket.recv(1 << 16)
@@ -138,7 +222,8 @@ class Wire:
             if message is None:
                 self.end("it sent something that is no message")
                 break
-            found.append(message)
+            if message["kind"] != "beat":
+                found.append(message)
         if len(rest) > (MAX_LINE if self.trusted else MAX_HANDSHAKE):
             self.end("it sent a line that is too long")
         return found
@@ -173,19 +258,24 @@ class Handshake:
             self.wire.end("it does not know our key")
         return None
 
-    def welcome(self, **more: str) -> None:
-        """Show that we hold the key too; *more* is what else there is to say."""
+    def welcome(self, refused: str = "") -> None:
+        """Show that we hold the key too; *refused* is why who came is not wanted all the same."""
         mac = proof(self._key, "hub", self._theirs, self._challenge)
-        self.wire.send({"kind": "welcome", "mac": mac, **more})
+        self.wire.send({"kind": "welcome", "mac": mac, "refused": refused})
 
 
-def greet(wire: Wire, key: bytes, hello: Callable[[], str], limit_s: float) -> Mapping[str, Any]:
-    """Show who listens who we are and be shown that it is ours; return its welcome. From then on the wire is trusted.
+class Refused(ConnectionError):  # noqa: N818 - an answer, not a defect
+    """Who listens knows the key, and does not want us: the text says why. Another attempt is of no use."""
+
+
+def greet(wire: Wire, key: bytes, hello: Callable[[], str], limit_s: float) -> None:
+    """Show who listens who we are and be shown that it is ours. From then on the wire is trusted.
 
     *hello* is asked for when the other side waits for it: it may hold the time.
 
     Raises:
         OSError: it went away, said nothing for *limit_s* seconds, or does not know the key; another attempt may do.
+        Refused: it does not want us.
     """
     own = new_challenge()
     theirs = str(expect(wire, "challenge", limit_s).get("challenge"))
@@ -197,8 +287,10 @@ def greet(wire: Wire, key: bytes, hello: Callable[[], str], limit_s: float) -> M
     if not proved(key, welcome.get("mac"), "hub", own, theirs):
         wire.close()
         raise OSError("the process that listens there does not know the key")
+    if welcome.get("refused"):
+        wire.close()
+        raise Refused(str(welcome["refused"])[:1000])
     wire.trusted = True
-    return welcome
 
 
 def expect(wire: Wire, kind: str, limit_s: float) -> Mapping[str, Any]:
@@ -210,7 +302,7 @@ def expect(wire: Wire, kind: str, limit_s: float) -> Mapping[str, Any]:
     deadline = time.monotonic() + limit_s
     while not wire.ended and time.monotonic() < deadline:
         wire.flush()
-        if not wire.arrived and not select.select([wire.socket], [], [], 0.5)[0]:
+        if not wire.arrived and not _readable(wire.socket, 0.5):
             continue
         messages = wire.read()
         if messages:
@@ -229,3 +321,15 @@ def _parse(line: bytes) -> Optional[Dict[str, Any]]:
     except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) and isinstance(data.get("kind"), str) else None
+
+
+def beat_every(silence_s: float) -> float:
+    """Return the time between two signs of life where so long a silence ends the connection, in seconds."""
+    return min(BEAT_S, silence_s / 6)
+
+
+def _readable(connected: socket.socket, limit_s: float = 0.0) -> bool:
+    """Return whether something has arrived, or does in *limit_s* seconds; by poll, as select takes no descriptor above 1023."""
+    poll = select.poll()
+    poll.register(connected, select.POLLIN)
+    return bool(poll.poll(1000.0 * limit_s))

@@ -22,13 +22,12 @@ import selectors
 import shutil
 import sys
 import tempfile
-import time
 import traceback
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Tuple
 
 from pytest_mlhpc.node.agents.nodes import NodesUnknown, reachable_as
-from pytest_mlhpc.node.agents.wire import BEAT_S, Wire
+from pytest_mlhpc.node.agents.wire import Wire
 from pytest_mlhpc.node.batch.main import (
     EXIT_BUG,
     EXIT_CANNOT_WRITE,
@@ -37,7 +36,7 @@ from pytest_mlhpc.node.batch.main import (
     do_all,
 )
 from pytest_mlhpc.node.batch.output import LOG_CAP
-from pytest_mlhpc.node.batch.pod_hub import Hub, own_variables, planned_variables
+from pytest_mlhpc.node.batch.pod_hub import PodHub, own_variables, planned_variables
 from pytest_mlhpc.node.batch.pod_place import (
     EXIT_NOT_MET,
     FirstPodNotFound,
@@ -64,7 +63,7 @@ from pytest_mlhpc.node.protocol.plan import HELD, Plan, RunPlan, read_plan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.run_files import link_files, staged_sets, unpack
 
-EXIT_LEADER_GONE, EXIT_REFUSED = 69, 2
+EXIT_LEADER_GONE = 69
 
 #: Time between SIGTERM and SIGKILL for the processes of a run, in seconds; when the pod itself is ended, less.
 GRACE_S, GRACE_ENDING_S = 5.0, 1.0
@@ -112,7 +111,6 @@ class PodAgent:
         self._tasks: Optional[Tasks] = None
         self._log: Optional[CappedLog] = None
         self._pipe = -1
-        self._next_beat = 0.0
 
     def work(self) -> int:
         """Stay until all is over; return the exit code."""
@@ -141,17 +139,12 @@ class PodAgent:
             self._wire.send({"kind": "leaving", "text": "its pod is being ended (SIGTERM)"})
             self._code = EXIT_TERMINATED
             return
-        now = time.monotonic()
-        if now >= self._next_beat:
-            self._next_beat = now + min(BEAT_S, self._place.silence_s / 3)
-            self._wire.send({"kind": "beat"})
         self._wire.flush()
         for message in self._wire.read():
             self._handle(message)
         if self._code is not None:
             return
-        if now - self._wire.heard > self._place.silence_s:
-            self._wire.end(f"no sign of life for {self._place.silence_s:g} s")
+        self._wire.tend(self._place.silence_s)
         if self._wire.ended:
             say(
                 f"pod {self._place.rank} ({self._place.label}): the first pod's agent is gone: {self._wire.ended}"
@@ -169,11 +162,6 @@ class PodAgent:
         elif kind == "kill":
             if self._tasks is not None and self._tasks.share.run_id == message.get("run"):
                 self._note(end_descendants(os.getpid(), GRACE_S, self._signals.wakeup)[0])
-        elif kind == "refused":
-            say(
-                f"pod {self._place.rank} ({self._place.label}): the first pod refuses it: {message.get('text')}"
-            )
-            self._code = EXIT_REFUSED
         elif kind == "over":
             code = message.get("exit")
             self._code = code if isinstance(code, int) else EXIT_LEADER_GONE
@@ -349,7 +337,7 @@ def _lead(plan: Plan, place: PodPlace, relay: PodRelay, signals: BatchSignals, s
     """Wait for the other pods, do all runs with them, and tell them that it is over."""
     code = EXIT_BUG
     try:
-        hub = Hub(plan, place, sockets, os.environ)
+        hub = PodHub(plan, place, sockets, os.environ)
     except OSError as error:
         text = f"the other pods cannot reach {place.label} at port {place.port}: {error.strerror or error}"
         return _give_up(plan, relay, f"{text}; set MLHPC_PORT to a free one")
@@ -370,10 +358,12 @@ def _lead(plan: Plan, place: PodPlace, relay: PodRelay, signals: BatchSignals, s
     return code
 
 
-def _missing(hub: Hub, place: PodPlace) -> str:
+def _missing(hub: PodHub, place: PodPlace) -> str:
     missing = ", ".join(map(str, hub.missing))
     text = f"of {place.pods} pods these did not come to {place.label} within {place.meet_s:g} s: {missing}"
-    gone = "; ".join(f"{hub.labels[rank]} came and went: {why}" for rank, why in sorted(hub.lost.items()))
+    gone = "; ".join(
+        f"{hub.labels[rank]} came and went: {why}" for rank, why in sorted(hub.lost_pods.items())
+    )
     return f"{text}; {gone}" if gone else text
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pwd
 import re
 import select
-import socket
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Mapping, MutableMapping, Optional, Tuple
 
-from pytest_mlhpc.node.agents.wire import PROOF_S, Wire, greet, key_of
+from pytest_mlhpc.node.agents.hub import FirstNodeNotReached, FirstNodeRefuses, find_hub, greeting
+from pytest_mlhpc.node.agents.wire import Wire, address_of, key_of
 from pytest_mlhpc.node.batch.main import BatchSignals
-from pytest_mlhpc.node.protocol.channel import keep_alive, running_payload
 from pytest_mlhpc.node.protocol.plan import Plan
 
 #: Port of the first pod's hub unless MLHPC_PORT says otherwise; torchrun's own default, which nobody else uses in a pod.
@@ -122,23 +119,16 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 def leader_address(place: PodPlace) -> Tuple[str, int]:
-    """Return host and port of the first pod's hub; the host is empty while nobody has told it.
+    """Return host and port of the first pod's hub.
 
     Raises:
-        PlaceUnknown: what was told is no address.
+        ValueError: the controller has not told them yet, or what it told is no address.
     """
     text = place.leader or _annotation(place.info / "annotations", LEADER)
     if not text:
-        return "", place.port
-    host, port = text, str(place.port)
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        port = rest[1:] or port
-    elif text.count(":") == 1:
-        host, _, port = text.partition(":")
-    if not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536 or not host:
-        raise PlaceUnknown(f"the address of the first pod {text!r:.80} is none")
-    return host, int(port)
+        raise ValueError(f"its address is missing (annotation in {place.info}/annotations, or MLHPC_LEADER)")
+    host, port = address_of(text)
+    return host, port or place.port
 
 
 def _annotation(path: Path, name: str) -> str:
@@ -164,8 +154,8 @@ def name_user(environ: MutableMapping[str, str]) -> None:
         environ.setdefault("LOGNAME", "mlhpc")
 
 
-#: Exit code of an agent that did not find the others: EX_OSERR of sysexits.h (4.3BSD).
-EXIT_NOT_MET = 71
+#: Exit codes of an agent that did not find the others (EX_OSERR of sysexits.h, 4.3BSD), and of one that they refuse.
+EXIT_NOT_MET, EXIT_REFUSED = 71, 2
 
 #: Time between two looks for the first pod's address, and two attempts to reach it, in seconds.
 LOOK_S = 1.0
@@ -177,7 +167,7 @@ CONNECT_S = 10.0
 class FirstPodNotFound(RuntimeError):  # noqa: N818 - what happened, in the words of the flow
     """The first pod was not found in time, or does not want this one; ``code`` is the agent's exit code."""
 
-    def __init__(self, text: str, code: int = EXIT_NOT_MET) -> None:
+    def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.code = code
 
@@ -188,45 +178,25 @@ def meet(plan: Plan, place: PodPlace, signals: BatchSignals) -> Optional[Wire]:
     Raises:
         FirstPodNotFound: it was not found within ``place.meet_s``, or refused us.
     """
-    deadline = time.monotonic() + place.meet_s
-    trouble = ""
-    while not signals.stop():
-        host = ""
-        try:
-            host, port = leader_address(place)
-            if host:
-                return _prove(_connect(host, port), plan, place)
-            trouble = f"its address is missing (annotation in {place.info}/annotations, or MLHPC_LEADER)"
-        except (PlaceUnknown, OSError) as error:
-            trouble = f"{host or 'address'}: {getattr(error, 'strerror', None) or error}"
-        if time.monotonic() >= deadline:
-            raise FirstPodNotFound(f"the first pod was not found within {place.meet_s:g} s: {trouble}")
-        _await(signals, LOOK_S)
-    return None
 
+    def pause() -> bool:
+        if select.select([signals.wakeup], [], [], LOOK_S)[0]:
+            with contextlib.suppress(BlockingIOError):
+                os.read(signals.wakeup, 4096)
+        return not signals.stop()
 
-def _await(signals: BatchSignals, seconds: float) -> None:
-    if select.select([signals.wakeup], [], [], seconds)[0]:
-        with contextlib.suppress(BlockingIOError):
-            os.read(signals.wakeup, 4096)
-
-
-def _connect(host: str, port: int) -> socket.socket:
     try:
-        connection = socket.create_connection((host, port), CONNECT_S)
-    except UnicodeError as error:  # a host name that is none
-        raise OSError(str(error)) from error
-    keep_alive(connection)
-    return connection
-
-
-def _prove(connection: socket.socket, plan: Plan, place: PodPlace) -> Wire:
-    """Show who we are and be shown who answers.
-
-    Raises:
-        OSError: it went away, or is not the first pod of this allocation; another attempt may do.
-    """
-    wire = Wire(connection)
-    hello = {"rank": place.rank, "name": place.name, "node": place.node, "payload": running_payload()}
-    greet(wire, key_of(plan), lambda: json.dumps(hello), PROOF_S)
-    return wire
+        return find_hub(
+            lambda: [leader_address(place)],
+            key_of(plan),
+            lambda: greeting(place.rank, place.name, node=place.node),
+            limit_s=place.meet_s,
+            each_s=CONNECT_S,
+            pause=pause,
+        )
+    except FirstNodeRefuses as error:
+        raise FirstPodNotFound(f"the first pod refuses it: {error}", EXIT_REFUSED) from error
+    except FirstNodeNotReached as error:
+        if signals.stop():
+            return None
+        raise FirstPodNotFound(f"the first pod was not found {error}", EXIT_NOT_MET) from error

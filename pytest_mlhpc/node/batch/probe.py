@@ -23,9 +23,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from pytest_mlhpc.node.batch.main import EXIT_PLAN
 from pytest_mlhpc.node.batch.pod_place import place_of
 from pytest_mlhpc.node.batch.pod_stream import pod_line
-from pytest_mlhpc.node.batch.torch_answer import ask
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
-from pytest_mlhpc.node.processes import say
+from pytest_mlhpc.node.child_process import Answers, ChildProcess
+from pytest_mlhpc.node.processes import run_to_end, say
 from pytest_mlhpc.node.protocol.plan import VETTED, Plan, RunPlan, read_plan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.vet.files import FilesError, read
@@ -137,14 +137,63 @@ def _shared_memory(plan: Plan, folder: Path, facts: Dict[str, Any]) -> Optional[
 def _torch(plan: Plan, facts: Dict[str, Any]) -> Optional[ProbeVerdict]:
     for python in sorted({run.python for run in plan.runs if _needs_torch(run)}):
         runs = [run for run in plan.runs if run.python == python and _needs_torch(run)]
-        answer, silent = ask(python, runs[0].variables, ANSWER_S)
-        if silent:
+        answer = ask_torch(python, runs[0].variables)
+        if answer is None:
             return unfit(f"torch or its devices did not answer within {ANSWER_S:g} s")
         facts.update({name: answer.get(name) for name in ("torch", "kind", "models")})
         found = judge_answer(answer, needed_devices(runs))
         if found is not None:
             return found
     return None
+
+
+def ask_torch(python: str, variables: Mapping[str, str]) -> Optional[Mapping[str, Any]]:
+    """Ask torch of itself and its devices, in a process with a run's *variables*: a driver may never answer. None: it did not."""
+    environment = {**os.environ, **variables}
+    if "PYTHONPATH" in os.environ:
+        paths = [os.environ["PYTHONPATH"], variables.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    try:
+        child = ChildProcess(__spec__.name, python=python, environ=environment)
+    except OSError as error:
+        return {"error": f"cannot start {python}: {error.strerror}"}
+    child.expect(0, "torch", ANSWER_S)
+    answer, hung = child.answer()
+    code = child.ended
+    child.end()
+    if hung:
+        return None
+    if answer is not None:
+        return answer
+    if code is not None and code < 0:
+        return {"torch": "?", "error": f"torch died of signal {-code} when asked for its devices"}
+    why = child.trouble or f"ended with exit code {code}"
+    return {"error": f"{python} {why} when asked for torch"}
+
+
+def answer_of_torch() -> Dict[str, Any]:
+    """Return what torch says of itself and of the devices; each of them has computed something."""
+    from pytest_mlhpc.node.worker.probe import probe
+
+    found = probe()
+    try:
+        import torch
+    except Exception:  # noqa: BLE001 - the answer has it already
+        return found
+    found["torch"] = str(torch.__version__)
+    versions = {"cuda": "cuda", "rocm": "hip", "xpu": "xpu"}
+    found["built"] = [kind for kind, name in versions.items() if getattr(torch.version, name, None)]
+    if hasattr(torch, "xpu") and not hasattr(torch.version, "xpu"):
+        found["built"].append("xpu")  # perhaps: not all versions tell
+    device = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}.get(found.get("kind", ""))
+    try:
+        for index in range(len(found.get("models", [])) if device else 0):
+            ones = torch.ones(64, 64, device=f"{device}:{index}")
+            if float((ones @ ones).sum()) != 64.0**3:
+                found["error"] = f"device {index} computes wrong"
+    except Exception as error:  # noqa: BLE001 - drivers raise anything
+        found["error"] = f"device {index} does not work: {error}"
+    return found
 
 
 def _vetted(plan: Plan, work: Path) -> Optional[ProbeVerdict]:
@@ -165,14 +214,7 @@ def _vetted(plan: Plan, work: Path) -> Optional[ProbeVerdict]:
     ]
     limit = limit_of(plan.vetting) + START_S
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=limit,
-            check=False,
-        )
+        done = run_to_end(argv, limit, stderr=subprocess.STDOUT)
     except subprocess.TimeoutExpired:
         return unfit(f"vetting did not end within {limit:g} s")
     try:
@@ -238,7 +280,10 @@ def judge_answer(answer: Mapping[str, Any], wanted: Tuple[str, int]) -> Optional
 
 
 def main(arguments: List[str]) -> int:
-    """Judge this node and return the exit code."""
+    """Judge this node and return the exit code. With ``--answers FD`` be the process that asks torch."""
+    if arguments[:1] == ["--answers"]:
+        Answers(int(arguments[1])).send(answer_of_torch())
+        return 0
     signal.signal(
         signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM)
     )  # the first process has no default

@@ -16,18 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, List, Optional, Sequence
 
-from pytest_mlhpc.node.agents.wire import PROOF_S, Handshake
+from pytest_mlhpc.node.agents.wire import PROOF_S, Handshake, keep_alive, listen
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.protocol.channel import TCP, keep_alive
+from pytest_mlhpc.node.protocol.channel import TCP
 
 #: Longest line that a rank may send, in bytes; a report with 100,000 step times has about 2 MB.
 MAX_RANK_LINE = 64 * 1024 * 1024
 
 #: Longest path of a Unix socket, terminator included (unix(7)).
 SUN_PATH = 108
-
-#: Most connections that may wait to be accepted; the kernel has a limit of its own (net.core.somaxconn, usually 4,096).
-BACKLOG = 4096
 
 
 #: Age from which a socket that nobody serves is left over, in seconds: between its making and listening lie microseconds.
@@ -122,21 +119,11 @@ class RemoteServer:
     def __init__(self, key: bytes, hosts: Sequence[str]) -> None:
         self._key = key
         alone = list(hosts) == ["127.0.0.1"]
-        self.socket = self._listen("127.0.0.1" if alone else "")
-        self.socket.setblocking(False)
+        self.socket = listen([0], "127.0.0.1" if alone else "")
         port = self.socket.getsockname()[1]
         self.channel = TCP + ",".join(
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts
         )
-
-    @staticmethod
-    def _listen(host: str) -> socket.socket:
-        if not host and socket.has_dualstack_ipv6():
-            with contextlib.suppress(OSError):  # a kernel may know IPv6 and have it switched off
-                return socket.create_server(
-                    ("", 0), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
-                )
-        return socket.create_server((host, 0), backlog=BACKLOG)
 
     def accept(self) -> List[RankConnection]:
         """Return the connections that wait."""

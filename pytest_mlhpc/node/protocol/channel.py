@@ -23,7 +23,7 @@ import threading
 import time
 from typing import Any, List, Mapping, Optional, Tuple, Union
 
-from pytest_mlhpc.node.agents.wire import PROOF_S, Wire, greet, key_of_run
+from pytest_mlhpc.node.agents.wire import PROOF_S, Wire, connect, greet, key_of_run
 from pytest_mlhpc.node.protocol.plan import PROTOCOL
 from pytest_mlhpc.node.protocol.schema import RankReport, to_json
 
@@ -43,10 +43,6 @@ CONNECT_LIMIT_S = 20.0
 #: How long the batch may take to answer, which may have thousands of ranks to greet, in seconds; how often it is asked at most
 #: where it turns us away, as it may for too many strangers; and the pause before it is asked again, in seconds.
 GREETING_LIMIT_S, GREETINGS, AGAIN_S = 2 * PROOF_S, 5, 1.0
-
-#: After how many seconds without an answer the other node counts as dead: a probe after the first, three more with the
-#: second between them (tcp(7)).
-KEEPALIVE_S, PROBE_S, PROBES = 15, 5, 3
 
 #: Outcome by which rank 0 says that its port is taken: the batch starts the run once more with another.
 PORT_TAKEN = "port_taken"
@@ -215,9 +211,7 @@ def _open(place: Union[str, Tuple[str, int]]) -> socket.socket:
         OSError, UnicodeError: nobody listens there, or there is no such place.
     """
     if not isinstance(place, str):
-        connection = socket.create_connection(place, CONNECT_LIMIT_S)
-        keep_alive(connection)
-        return connection
+        return connect(*place, CONNECT_LIMIT_S)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(place)
@@ -245,14 +239,3 @@ def addresses_of(channel: str) -> List[Tuple[str, int]]:
             raise ChannelError(f"MLHPC_CHANNEL={channel!r} in the environment names no address")
         found.append((host.strip("[]"), int(port)))
     return found
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Let both ends of a TCP connection notice that the other's node is dead, also while data is under way."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
-    patience_ms = 1000 * (KEEPALIVE_S + PROBE_S * PROBES)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)

@@ -14,12 +14,13 @@ import time
 from typing import Any, List, Mapping, Optional
 
 from pytest_mlhpc.node.agents import nodes
+from pytest_mlhpc.node.agents.hub import FirstNodeNotReached
 from pytest_mlhpc.node.agents.wire import Wire, proof
+from pytest_mlhpc.node.child_process import VANISH_S, ChildProcess
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.place import FirstNodeNotReached, Search, VetPlace, key_of
+from pytest_mlhpc.node.vet.place import Search, VetPlace, key_of
 from pytest_mlhpc.node.vet.workers import (
-    VANISH_S,
     CheckRunner,
     LoadRunner,
     WorkerModules,
@@ -28,8 +29,8 @@ from pytest_mlhpc.node.vet.workers import (
     checked,
 )
 
-#: Time between two signs of life, and how long the leader may be silent, in seconds.
-BEAT_S, SILENCE_S = 2.0, 30.0
+#: How long the leader may be silent, in seconds.
+SILENCE_S = 30.0
 
 
 class Agent:
@@ -62,7 +63,6 @@ class Agent:
             say=self._say,
             loaded=lambda on: self._looking.sample(on=on),
         )
-        self._next_beat = 0.0
         self._ends_at = time.monotonic() + 2.0 * budget_of(settings) + SILENCE_S
 
     def work(self) -> str:
@@ -132,21 +132,19 @@ class Agent:
 
     # --- what goes on
 
+    def _children(self) -> List[ChildProcess]:
+        return [child for child in (self._looking.child, self._load.child) if child is not None]
+
     def _wait(self) -> None:
         now = time.monotonic()
-        limits = [held.limit for held in (self._looking.held, self._load.held) if held is not None]
-        until = min([now + 1.0, self._next_beat if self._wire is not None else now + 1.0, *limits])
+        until = min([now + 1.0, *(child.limit for child in self._children())])
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.wakeup, selectors.EVENT_READ)
             if self._wire is not None and not self._wire.ended:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._wire.waiting else 0)
                 selector.register(self._wire.socket, events)
-            for held in (self._looking.held, self._load.held):
-                if held is not None:
-                    for fd in (held.child.answers, held.child.words):
-                        selector.register(fd, selectors.EVENT_READ)
-                    if held.child.waiting >= 0:
-                        selector.register(held.child.waiting, selectors.EVENT_WRITE)
+            for child in self._children():
+                child.watch(selector)
             ready = self._unsent or (self._wire is not None and self._wire.arrived)
             selector.select(0 if ready and self._wire is not None else max(0.0, until - now))
 
@@ -161,27 +159,23 @@ class Agent:
             )
 
     def _tend_wire(self) -> None:
-        wire, now = self._wire, time.monotonic()
+        wire = self._wire
         if wire is None:
             return
-        if now >= self._next_beat:
-            self._next_beat = now + BEAT_S
-            self._say({"kind": "beat"})
         unsent, self._unsent = self._unsent, []
         for message in unsent:
             wire.send(message)
         wire.flush()
         for message in wire.read():
             self._handle(message)
-        if now - wire.heard > SILENCE_S:
-            wire.end(f"no sign of life for {SILENCE_S:g} s")
+        wire.tend(SILENCE_S)
         if wire.ended and not self._over:
             self._trouble = f"the leader on {self._place.name_of(0)} is gone: {wire.ended}"
 
     # --- the end
 
     def _end(self) -> None:
-        children = [held.child for held in (self._looking.held, self._load.held) if held is not None]
+        children = self._children()
         for child in children:
             child.close()
         deadline = time.monotonic() + VANISH_S

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, List, Mapping, Optional, Protocol, Sequence, Tuple, TypeVar
 
-from pytest_mlhpc.node.agents.wire import Wire
+from pytest_mlhpc.node.agents.wire import Wire, listen
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
@@ -36,7 +36,6 @@ from pytest_mlhpc.node.vet.place import (
     announced_ports,
     key_of,
     leave_word,
-    listen,
     own_addresses,
     place_of,
     shared_key,

@@ -1,7 +1,7 @@
 """The process that looks at its node: runs the checks one after another, and the watches over the time of the load.
 
-It may hang in a driver or die in a vendor's library: ``agent.py`` kills it, and starts another for what is left. Commands
-(``child_process.py``): ``checks`` (``settings``, ``host``, ``hosts``, ``skip``: names) answers with ``plan`` (names, boot id), then for
+It may hang in a driver or die in a vendor's library: ``agent.py`` kills it, and starts another for what is left. Orders
+(``node/child_process.py``): ``checks`` (``settings``, ``host``, ``hosts``, ``skip``: names) answers with ``plan`` (names, boot id), then for
 each check ``begun`` with its limit in seconds, and ``check`` with its ``outcome``; then begins the watches, and says ``done``.
 ``sample`` with ``on`` says whether the node is under load; ``end`` answers with the watches' outcomes, and ``done``.
 """
@@ -9,17 +9,16 @@ each check ``begun`` with its limit in seconds, and ``check`` with its ``outcome
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import threading
 import time
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
+from pytest_mlhpc.node.child_process import Answers, Orders
 from pytest_mlhpc.node.protocol.plan import BUDGET_S, VetSettings
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
 from pytest_mlhpc.node.vet.check import Check, LoadWatch, origin_of
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Severity
-from pytest_mlhpc.node.vet.load.protocol import Answers, Orders
 from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 from pytest_mlhpc.node.vet.policy import built_in
 
@@ -187,8 +186,7 @@ def main(providers: Optional[Providers] = None, machine: Optional[Machine] = Non
     from pytest_mlhpc.node.vet.checks import all_checks
 
     answers = Answers(int(sys.argv[sys.argv.index("--answers") + 1]))
-    # The end of input ends the process whatever a check is doing: our owner is gone, or has all that it wants.
-    orders = Orders(0, lambda: os._exit(0))
+    orders = Orders()
     passive = Passive(answers, machine or Machine(), providers or all_checks)
     while True:
         order = orders.next()

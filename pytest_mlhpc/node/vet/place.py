@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
 from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
+from pytest_mlhpc.node.agents.hub import FirstNodeNotReached, FirstNodeRefuses, find_hub, greeting
 from pytest_mlhpc.node.agents.nodes import is_loopback, resolve, slurm_address
-from pytest_mlhpc.node.agents.wire import Wire, greet
+from pytest_mlhpc.node.agents.wire import Wire, address_of
 from pytest_mlhpc.node.files import MOUNTS, NETWORK, PRIVATE_FILE, file_system, read_json, refuse_others
-from pytest_mlhpc.node.protocol.channel import keep_alive, running_payload
 from pytest_mlhpc.node.vet.ports import ipv4_addresses
 
 #: Most nodes of one vetting; Slurm's own limit for one range of names (MAX_RANGE of its hostlist).
@@ -127,6 +127,11 @@ def _checked(place: VetPlace) -> VetPlace:
     if hosts and len(set(hosts)) < len(hosts):
         raise PlaceError(f"a node is named twice in {','.join(hosts)[:200]}")
     leaders = place.leaders or hosts[:1]
+    try:
+        for leader in leaders:
+            address_of(leader)
+    except ValueError as error:
+        raise PlaceError(f"where the first node is cannot be told: {error}") from error
     return VetPlace(
         place.rank, place.nodes, hosts[place.rank] if hosts else place.host, hosts, leaders, place.extra
     )
@@ -160,9 +165,6 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-#: Version of what agents and leader say to each other.
-PROTOCOL = 2
-
 #: Variables that are the same for all processes of one step, and for no other one.
 COMMON = (
     "MLHPC_VET_KEY", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_LAUNCHER_PORT",
@@ -172,19 +174,11 @@ COMMON = (
 #: Ports that may be tried, and how many are: above the well-known ones, below Linux' own range for connections (32768).
 PORTS, TRIES = range(20000, 32000), 4
 
-#: Longest wait for one connection and for one proof, and time between two rounds of attempts, in seconds.
-CONNECT_S, PROOF_S, AGAIN_S = 3.0, 10.0, 0.25
+#: Longest wait for one connection, and time between two rounds of attempts, in seconds.
+CONNECT_S, AGAIN_S = 3.0, 0.25
 
 #: Where the first node's addresses lie in the verdict's folder while it listens.
 MEETING = ".leader.json"
-
-
-class FirstNodeNotReached(RuntimeError):  # noqa: N818 - what happened, in the words of the flow
-    """The first node was not reached in time, or does not want us; the text says why."""
-
-
-class Refused(FirstNodeNotReached):
-    """It answered, and does not want us."""
 
 
 def key_of(environ: Mapping[str, str]) -> bytes:
@@ -201,30 +195,8 @@ def ports_of(key: bytes) -> Tuple[int, ...]:
 
 def announced_ports(place: VetPlace, key: bytes) -> Tuple[int, ...]:
     """Return the ports at which the first node may listen: those that came with its address, else drawn ones."""
-    told = [port for leader in place.leaders for port in _split(leader, ())[1]]
-    return tuple(dict.fromkeys(told)) or ports_of(key)
-
-
-def listen(ports: Sequence[int]) -> socket.socket:
-    """Return a socket that listens at the first free one of *ports* on all addresses.
-
-    Raises:
-        OSError: all are taken.
-    """
-    trouble = OSError("there are no ports")
-    for port in ports:
-        for family in (socket.AF_INET6, socket.AF_INET):
-            if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
-                continue
-            dual = family == socket.AF_INET6
-            try:
-                made = socket.create_server(("", port), family=family, backlog=1024, dualstack_ipv6=dual)
-            except OSError as error:  # taken, or a kernel whose IPv6 is switched off
-                trouble = error
-                continue
-            made.setblocking(False)
-            return made
-    raise trouble
+    ports = (address_of(leader)[1] for leader in place.leaders)
+    return tuple(dict.fromkeys(port for port in ports if port)) or ports_of(key)
 
 
 def own_addresses(host: str) -> Tuple[str, ...]:
@@ -262,8 +234,7 @@ def _mark(key: bytes) -> str:
 class Search:
     """Looks for the first node.
 
-    ``trouble`` is the last reason why it was not reached; ``lost_names`` those that do not resolve here, which is this node's
-    problem even where an address does.
+    ``lost_names`` are those that do not resolve here, which is this node's problem even where an address does.
     """
 
     def __init__(
@@ -271,9 +242,6 @@ class Search:
     ) -> None:
         self._place, self._key, self._folder, self._clock = place, key, folder, clock
         self._slurm: Dict[str, str] = {}
-        self.trouble = (
-            "its address is not known: set MLHPC_VET_LEADER, or --output to a folder that all nodes share"
-        )
         self.lost_names: Tuple[str, ...] = ()
 
     def meet(self, limit_s: float, stop: Callable[[], bool]) -> Wire:
@@ -282,74 +250,56 @@ class Search:
         Raises:
             FirstNodeNotReached: it was not reached within *limit_s* seconds, *stop* said so, or it refuses us.
         """
-        deadline = time.monotonic() + limit_s
-        while not stop() and time.monotonic() < deadline:
-            for host, port in self._candidates():
-                try:
-                    return self._prove(_connect(host, port, max(0.1, deadline - time.monotonic())))
-                except OSError as error:
-                    self.trouble = f"{host} port {port}: {error.strerror or error}"
-                if stop() or time.monotonic() >= deadline:
-                    break
-            else:
-                time.sleep(
-                    AGAIN_S
-                )  # no synchronisation: nobody can tell us when the other side begins to listen
-        raise FirstNodeNotReached(
-            f"{self._place.name_of(0)} was not reached within {limit_s:g} s: {self.trouble}"
-        )
 
-    def _candidates(self) -> List[Tuple[str, int]]:
+        def pause() -> bool:
+            time.sleep(
+                AGAIN_S
+            )  # no synchronisation: no process can tell us when the other side begins to listen
+            return not stop()
+
+        place = self._place
+
+        def hello() -> str:
+            return greeting(place.rank, place.host, time=self._clock())
+
+        try:
+            return find_hub(
+                self._places, self._key, hello, limit_s=limit_s, each_s=min(CONNECT_S, limit_s), pause=pause
+            )
+        except FirstNodeRefuses as error:
+            raise FirstNodeRefuses(f"{place.name_of(0)} refuses this node: {error}") from error
+        except FirstNodeNotReached as error:
+            raise FirstNodeNotReached(f"{place.name_of(0)} was not reached {error}") from error
+
+    def _places(self) -> List[Tuple[str, int]]:
+        """Return where the first node may listen.
+
+        Raises:
+            ValueError: nothing tells.
+        """
         found, lost = [], []
         for leader in self._place.leaders:
-            host, ports = _split(leader, ports_of(self._key))
+            host, port = address_of(leader)
             addresses = resolve(host)
             if not addresses:
                 lost.append(host)
-                self.trouble = f"the name {host} does not resolve on {self._place.host}"
                 addresses = resolve(self._slurm_address(host))
-            found += [(address, port) for port in ports for address in addresses]
+            ports = (port,) if port else ports_of(self._key)
+            found += [(address, one) for one in ports for address in addresses]
         self.lost_names = tuple(lost)
-        return [*found, *(found_word(self._folder, self._key) if self._folder else [])]
+        found += found_word(self._folder, self._key) if self._folder else []
+        if not found and lost:
+            raise ValueError(f"the name {lost[-1]} does not resolve on {self._place.host}")
+        if not found:
+            raise ValueError(
+                "its address is not known: set MLHPC_VET_LEADER, or --output to a folder that all nodes share"
+            )
+        return found
 
     def _slurm_address(self, host: str) -> str:
         if host not in self._slurm:
             self._slurm[host] = slurm_address(host)
         return self._slurm[host]
-
-    def _prove(self, connection: socket.socket) -> Wire:
-        wire = Wire(connection)
-        welcome = greet(wire, self._key, self._hello, PROOF_S)
-        if welcome.get("refused"):
-            wire.close()
-            raise Refused(f"{self._place.name_of(0)} refuses this node: {welcome['refused']}")
-        return wire
-
-    def _hello(self) -> str:
-        place = self._place
-        return json.dumps({"rank": place.rank, "host": place.host, "of": version(), "time": self._clock()})
-
-
-def version() -> str:
-    """Return what both sides must have equal."""
-    return f"{PROTOCOL} {running_payload()}"
-
-
-def _split(leader: str, ports: Sequence[int]) -> Tuple[str, Sequence[int]]:
-    """Return host and ports of ``host``, ``host:port``, ``address`` or ``[address]:port``."""
-    host, port = leader, ""
-    if leader.startswith("["):
-        host, _, port = leader[1:].partition("]")
-    elif leader.count(":") == 1:
-        host, _, port = leader.partition(":")
-    number = port.lstrip(":")
-    return host, (int(number),) if number.isascii() and number.isdigit() and int(number) < 65536 else ports
-
-
-def _connect(host: str, port: int, limit_s: float) -> socket.socket:
-    connection = socket.create_connection((host, port), min(CONNECT_S, limit_s))
-    keep_alive(connection)
-    return connection
 
 
 KEY = "MLHPC_VET_KEY"

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
@@ -17,55 +16,43 @@ from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Severity
 from pytest_mlhpc.node.vet.place import VetPlace
 
-#: How long what was killed may take to vanish before it is left behind, in seconds.
-VANISH_S = 2.0
-
 #: Takes a message for the leader.
 Say = Callable[[Mapping[str, Any]], None]
 
 
-class RunningCommand:
-    """``number`` of the command, -1: none; ``what`` it is, ``doing`` which part of it; ``limit`` is monotonic."""
+class Runner:
+    """Owns one child process. ``child`` is the process, None where there is none."""
 
-    def __init__(self, child: ChildProcess) -> None:
-        self.child = child
-        self.number = -1
-        self.what = self.doing = ""
-        self.limit = float("inf")
-        self.limit_s = 0.0
+    child: Optional[ChildProcess] = None
 
-    def expect(self, number: int, what: str, limit_s: float) -> None:
-        """Note what it is at, and until when it may be."""
-        self.number, self.what, self.doing, self.limit_s = number, what, "", limit_s
-        self.limit = time.monotonic() + limit_s
+    def tend(self) -> None:
+        """Hear what it says, and end it when it fails."""
+        child = self.child
+        if child is None:
+            return
+        try:
+            for message in child.read():
+                self._handle(child, message)
+        except (TypeError, ValueError, KeyError) as error:
+            child.trouble = f"it answered something that is no answer: {error}"[:300]
+        how, hung = child.failed()
+        if how:
+            self.child = None
+            self._failed(child, how, hung=hung)
 
-    def idle(self) -> None:
-        """Note that it has nothing to do."""
-        self.number, self.what, self.doing, self.limit = -1, "", "", float("inf")
+    def _order(self, number: int, what: str, args: Mapping[str, Any], limit_s: float) -> None:
+        """Have it do something within a limit."""
+        if self.child is not None:
+            self.child.expect(number, what, limit_s)
+            self.child.send({"id": number, "do": what, "args": args})
 
-    def read_answers(self) -> List[Dict[str, Any]]:
-        """Return its answers; send what waits, and take what it prints."""
-        self.child.flush()
-        self.child.listen()
-        return self.child.read()
+    def _handle(self, child: ChildProcess, message: Mapping[str, Any]) -> None:
+        """Take one answer."""
+        raise NotImplementedError
 
-    def failed(self) -> Tuple[str, bool]:
-        """Return how it failed, empty if it did not, and whether it hung."""
-        if self.child.trouble:
-            return self.child.trouble, False
-        if self.child.ended is not None:
-            return f"its process {self.child.how()}", False
-        if time.monotonic() > self.limit:
-            return f"did not end within {self.limit_s:g} s", True
-        return "", False
-
-    def let_go(self) -> str:
-        """End it; return what there is to say if it does not go."""
-        gone = self.child.ended is not None
-        self.child.close()
-        if gone or self.child.wait(VANISH_S):
-            return ""
-        return f"; not even SIGKILL ends it: process {self.child.pid} is left behind"
+    def _failed(self, child: ChildProcess, how: str, *, hung: bool) -> None:
+        """End it, and say what it was at."""
+        raise NotImplementedError
 
 
 def checked(check: str, severity: Severity, text: str, rule: str) -> Dict[str, Any]:
@@ -84,8 +71,8 @@ END_S = 12.0
 CHECK_RESTARTS = 8
 
 
-class CheckRunner:
-    """Has all checks done, and watches ended when asked. ``held`` is the process, None where there is none."""
+class CheckRunner(Runner):
+    """Has all checks done, and watches ended when asked."""
 
     def __init__(
         self, settings: VetSettings, place: VetPlace, module: str, *, environ: Mapping[str, str], say: Say
@@ -95,74 +82,56 @@ class CheckRunner:
         self._plan: List[str] = []
         self._told: Set[str] = set()
         self._starts = 0
-        self.held: Optional[RunningCommand] = None
 
     def start(self) -> None:
         """Begin with the checks that have not spoken."""
         self._starts += 1
         try:
-            held = self.held = RunningCommand(ChildProcess(self._module, environ=self._environ))
+            self.child = ChildProcess(self._module, environ=self._environ)
         except OSError as error:
             self._give_up(f"the process for checks cannot be started: {error.strerror}", Severity.UNKNOWN)
             return
-        held.expect(0, "", START_S)
         args = {
             "settings": to_json(self._settings),
             "host": self._place.host,
             "hosts": list(self._place.hosts),
             "skip": sorted(self._told),
         }
-        held.child.send({"id": 0, "do": "checks", "args": args})
+        self._order(0, "checks", args, START_S)
 
     def sample(self, *, on: bool) -> None:
         """Say whether the node is under load."""
-        if self.held is not None:
-            self.held.child.send({"id": -1, "do": "sample", "args": {"on": on}})
+        if self.child is not None:
+            self.child.send({"id": -1, "do": "sample", "args": {"on": on}})
 
     def end(self, number: int) -> None:
         """Have the watches say what they saw; the answer to *number* follows."""
-        if self.held is None:
+        if self.child is None:
             self._say({"kind": "answer", "id": number, "done": True})
-            return
-        self.held.expect(number, "end", END_S)
-        self.held.child.send({"id": number, "do": "end"})
+        self._order(number, "end", {}, END_S)
 
-    def tend(self) -> None:
-        """Hear what it says, and end it when it fails."""
-        held = self.held
-        if held is None:
-            return
-        try:
-            for message in held.read_answers():
-                self._handle(held, message)
-        except (TypeError, ValueError, KeyError) as error:
-            held.child.trouble = f"it answered something that is no answer: {error}"[:300]
-        how, hung = held.failed()
-        if how:
-            self._failed(held, how, hung=hung)
-
-    def _handle(self, held: RunningCommand, message: Mapping[str, Any]) -> None:
+    def _handle(self, child: ChildProcess, message: Mapping[str, Any]) -> None:
         if "plan" in message:
             self._plan = [str(name) for name in message["plan"]]
             self._say({"kind": "plan", "boot_id": str(message.get("boot_id", ""))})
         if "begun" in message:
-            held.expect(held.number, str(message["begun"]), float(message["limit_s"]))
-            self._say({"kind": "begun", "what": held.what})
+            child.expect(child.number, child.what, float(message["limit_s"]))
+            child.doing = str(message["begun"])
+            self._say({"kind": "begun", "what": child.doing})
         if "check" in message:
             self._told.add(str(message["check"]))
             self._say({"kind": "checked", "check": str(message["check"]), "outcome": message["outcome"]})
         if message.get("done"):
-            number = held.number
-            held.idle()
+            number = child.number
+            child.idle()
             first = {"kind": "checks_done"}
             self._say(first if number == 0 else {"kind": "answer", "id": number, "done": True})
 
-    def _failed(self, held: RunningCommand, how: str, *, hung: bool) -> None:
+    def _failed(self, child: ChildProcess, how: str, *, hung: bool) -> None:
         """Name what the process was at, end it, and start another for the rest."""
-        number, what = held.number, held.what
+        number, what = child.number, child.doing
         severity = Severity.CRITICAL if hung else Severity.UNKNOWN
-        left = held.let_go()
-        self.held = None
+        left = child.end()
         if number == 0 and what:
             self._told.add(what)
             text = f"the check {what} {how}{left}" if hung else f"in the check {what} {how}{left}"
@@ -282,10 +251,10 @@ def pair_args(settings: VetSettings, round_number: int) -> Dict[str, Any]:
     }
 
 
-class LoadRunner:
+class LoadRunner(Runner):
     """Has the child do one command after the other; *loaded* is told when the node is under load, and when not.
 
-    ``held`` is the process, None where there is none, and then ``gone`` says why.
+    Where there is no process, ``gone`` says why.
     """
 
     def __init__(
@@ -302,7 +271,6 @@ class LoadRunner:
         self._refused = ""
         self._starts = 0
         self.gone = "nothing is computed here"
-        self.held: Optional[RunningCommand] = None
 
     def start(self) -> None:
         """Start it, unless nothing is to be computed; it says when it is ready."""
@@ -313,22 +281,20 @@ class LoadRunner:
         kind = settings.wanted.accelerator
         arguments = ("--accelerator", kind) if kind in CHILD_KINDS else ()
         try:
-            child = ChildProcess(
+            self.child = ChildProcess(
                 self._module, python=settings.python, arguments=arguments, environ=self._environ
             )
         except OSError as error:
             self._lost(f"{settings.python or sys.executable} cannot be started: {error.strerror}", hung=False)
             return
-        self.held = RunningCommand(child)
-        self.held.expect(0, "starting", READY_SHARE * budget_of(settings))
+        self.child.expect(0, "starting", READY_SHARE * budget_of(settings))
 
     def do(self, number: int, what: str, args: Mapping[str, Any], limit_s: float) -> None:
         """Have it do something; the answer to *number* follows."""
-        if self.held is None:
+        if self.child is None:
             self._say({"kind": "answer", "id": number, "error": self.gone})
             return
-        self.held.expect(number, what, limit_s)
-        self.held.child.send({"id": number, "do": what, "args": {**args, **self._own_args(what)}})
+        self._order(number, what, {**args, **self._own_args(what)}, limit_s)
         self._loaded(True)
 
     def _own_args(self, what: str) -> Dict[str, Any]:
@@ -342,38 +308,26 @@ class LoadRunner:
                 found["size"] = wanted.checkpoint_bytes
         return found
 
-    def tend(self) -> None:
-        """Hear what it says, and end it when it fails."""
-        held = self.held
-        if held is None:
-            return
-        for message in held.read_answers():
-            self._handle(held, message)
-        how, hung = held.failed()
-        if how:
-            self._failed(held, how, hung=hung)
-
-    def _handle(self, held: RunningCommand, message: Mapping[str, Any]) -> None:
+    def _handle(self, child: ChildProcess, message: Mapping[str, Any]) -> None:
         if "ready" in message:
-            held.idle()
+            child.idle()
             self._say({"kind": "ready", "ready": message["ready"]})
-        elif message.get("id") != held.number:
+        elif message.get("id") != child.number:
             return  # of a command that nobody waits for any more
         elif "begun" in message:
-            held.doing = str(message["begun"])[:200]
-            self._say({"kind": "begun", "what": held.doing})
-        elif held.number == 0:
+            child.doing = str(message["begun"])[:200]
+            self._say({"kind": "begun", "what": child.doing})
+        elif child.number == 0:
             self._refused = str(message.get("error"))[:1000]
         elif "outcome" in message or "error" in message:
             answer = {name: message[name] for name in ("outcome", "error", "why") if name in message}
-            self._say({"kind": "answer", "id": held.number, **answer})
-            held.idle()
+            self._say({"kind": "answer", "id": child.number, **answer})
+            child.idle()
             self._loaded(False)
 
-    def _failed(self, held: RunningCommand, how: str, *, hung: bool) -> None:
-        number, command, what = held.number, held.what, held.doing or held.what
-        left = held.let_go()
-        self.held = None
+    def _failed(self, child: ChildProcess, how: str, *, hung: bool) -> None:
+        number, command, what = child.number, child.what, child.doing or child.what
+        left = child.end()
         self._loaded(False)
         text = f"{what}: {how}{left}" if what else f"{how}{left}"
         if number <= 0:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, MutableMapping, Optional, Tuple
 
 from pytest_mlhpc.node.files import may_be_secret
+from pytest_mlhpc.node.processes import run_to_end
 from pytest_mlhpc.node.protocol.plan import RunPlan
 
 #: Variables that change how fast training runs. Values of others are never recorded: they may hold secrets.
@@ -86,14 +87,7 @@ def commit(folder: Path) -> Mapping[str, str]:
 
 def _git(folder: Path, *arguments: str) -> Optional[str]:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            timeout=5,
-            check=False,
-        )
+        done = run_to_end(["git", "-C", str(folder), *arguments], 5.0)
     except (OSError, subprocess.TimeoutExpired):  # no git on compute nodes is usual
         return None
     return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None

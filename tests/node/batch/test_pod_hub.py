@@ -11,10 +11,10 @@ import pytest
 from pods import HANG_S, both, run_plan
 from running_suites import wait_for
 
+from pytest_mlhpc.node.agents.hub import greeting
 from pytest_mlhpc.node.agents.wire import Wire, greet, key_of, proof
 from pytest_mlhpc.node.batch.podrun import share_of
 from pytest_mlhpc.node.batch.ranks import LauncherOutput
-from pytest_mlhpc.node.protocol.channel import running_payload
 
 pytestmark = pytest.mark.servers
 
@@ -150,7 +150,15 @@ def test_an_agent_does_not_obey_whoever_listens_at_the_leaders_port(answered, tm
 def test_what_comes_in_one_piece_with_the_welcome_is_heard(answered):
     def replies(group, challenge):
         welcome = {"kind": "welcome", "mac": proof(key_of(group.plan), "hub", challenge, "x")}
-        return [welcome, {"kind": "refused", "text": "there are enough"}]
+        return [welcome, {"kind": "over", "exit": 7}]
+
+    assert answered(replies).ends() == {1: 7}
+
+
+def test_an_agent_that_is_refused_ends_and_says_why(answered):
+    def replies(group, challenge):
+        mac = proof(key_of(group.plan), "hub", challenge, "x")
+        return [{"kind": "welcome", "mac": mac, "refused": "there are enough"}]
 
     group = answered(replies)
     assert group.ends() == {1: 2}
@@ -164,8 +172,7 @@ def test_secrets_of_a_run_go_over_no_network_as_each_pod_has_the_plan(pods, conn
     wait_for(lambda: connect(group.port))
     with socket.create_connection(("127.0.0.1", group.port), HANG_S) as theirs:
         wire, said = Wire(theirs), []
-        hello = {"rank": 1, "name": "p-1", "node": "node1", "payload": running_payload()}
-        greet(wire, key_of(group.plan), lambda: json.dumps(hello), HANG_S)
+        greet(wire, key_of(group.plan), lambda: greeting(1, "p-1", node="node1"), HANG_S)
         wait_for(lambda: said.extend(wire.read()) or [one for one in said if one["kind"] == "start"])
     group.ends()
     assert "confidential" not in json.dumps(said)

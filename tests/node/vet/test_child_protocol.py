@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from child_driver import PATIENCE_S, ROOT, Child
 
+from pytest_mlhpc.node.child_process import Answers
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.load import main
-from pytest_mlhpc.node.vet.load.protocol import Answers, ArgumentError, Arguments
+from pytest_mlhpc.node.vet.load.arguments import ArgumentError, Arguments
 from pytest_mlhpc.node.vet.workers import CHILD, LoadRunner, works
 
 
@@ -73,8 +74,8 @@ def test_the_engine_starts_it_and_has_it_carry_out_all_that_a_quick_vetting_orde
         deadline = time.monotonic() + PATIENCE_S
         while not told or told[-1]["kind"] != kind:
             assert time.monotonic() < deadline, told
-            assert load.held is not None, told
-            select.select([load.held.child.answers, load.held.child.words], [], [], 1.0)
+            assert load.child is not None, told
+            select.select([load.child.answers, load.child.words], [], [], 1.0)
             load.tend()
         return told.pop()
 
@@ -84,8 +85,8 @@ def test_the_engine_starts_it_and_has_it_carry_out_all_that_a_quick_vetting_orde
             load.do(number, work.name, {"round": 0, "nodes": 3, "seconds": 0.01}, PATIENCE_S)
             assert until("answer")["id"] == number
     finally:
-        assert load.held is not None
-        assert load.held.let_go() == ""
+        assert load.child is not None
+        assert load.child.end() == ""
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_an_accelerator_that_is_asked_for_and_not_there_is_named() -> None:
             b'{"id": 7, "do": "gemm", "args": {"seconds": -1}}\n',
             "gemm: seconds is -1, not a number from 0.01 to 3600",
         ),
-        (b'{"id": 7, "do": "pair", "args": {"timeout_s": NaN}}\n', "pair: timeout_s is nan, not a number"),
+        (b'{"id": 7, "do": "pair", "args": {"timeout_s": NaN}}\n', "NaN is no number of JSON"),
         (b"[" * 100_000 + b"\n", "is no JSON"),
         (b"x" * 3_000_000 + b"\n", "a line has more than 1048576 bytes"),
     ],

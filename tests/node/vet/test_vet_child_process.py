@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.node.child_process import ChildProcess
-from pytest_mlhpc.node.vet.workers import RunningCommand
 
 pytestmark = pytest.mark.servers
 
@@ -25,27 +24,36 @@ DATA = Path(__file__).with_name("data")
 
 
 @pytest.fixture
-def ask(tmp_path):
-    """Have a new process do something; return its process and its answers, once there are some or it failed."""
+def begin(tmp_path):
+    """Start a process, which is gone at the end of the test."""
     shutil.copy(DATA / "obedient.py.txt", tmp_path / "obedient.py")
     started = []
 
-    def start(what: str) -> tuple[ChildProcess, list[dict]]:
-        child = ChildProcess("obedient", environ={**os.environ, "PYTHONPATH": str(tmp_path)})
-        started.append(child)
-        child.send({"do": what})
-        deadline, answers = time.monotonic() + HANG_S, []
-        while not answers and not child.trouble and child.ended is None:
-            assert time.monotonic() < deadline, "it printed nothing"
-            select.select([child.answers, child.words], [], [], 1.0)
-            child.listen()
-            answers = child.read()
-        return child, answers
+    def start() -> ChildProcess:
+        started.append(ChildProcess("obedient", environ={**os.environ, "PYTHONPATH": str(tmp_path)}))
+        return started[-1]
 
     yield start
     for child in started:
         child.close()
         child.wait(HANG_S)
+
+
+@pytest.fixture
+def ask(begin):
+    """Have a new process do something; return its process and its answers, once there are some or it failed."""
+
+    def start(what: str) -> tuple[ChildProcess, list[dict]]:
+        child = begin()
+        child.send({"do": what})
+        deadline, answers = time.monotonic() + HANG_S, []
+        while not answers and not child.trouble and child.ended is None:
+            assert time.monotonic() < deadline, "it printed nothing"
+            select.select([child.answers, child.words], [], [], 1.0)
+            answers = child.read()
+        return child, answers
+
+    return start
 
 
 def wait_until_gone(pid: int) -> None:
@@ -88,6 +96,23 @@ def test_what_is_no_answer_is_trouble(ask, what, words):
     assert words in child.trouble
 
 
+@pytest.mark.parametrize(
+    ("what", "limit_s", "answer", "hung", "words"),
+    [
+        ("babble", HANG_S, {"done": True}, False, ""),
+        ("hang", 0.5, None, True, "did not end within 0.5 s"),
+        ("die", HANG_S, None, False, "its process ended with exit code 5: my last"),
+        ("garbage", HANG_S, None, False, "it answered something that is no message"),
+    ],
+)
+def test_one_answer_is_waited_for_until_the_child_has_failed(begin, what, limit_s, answer, *, hung, words):
+    child = begin()
+    child.expect(1, what, limit_s)
+    child.send({"do": what})
+    assert child.answer() == (answer, hung)
+    assert (words in child.failed()[0]) is True
+
+
 def test_a_module_in_the_working_directory_takes_nobodys_place(ask, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/json.py").write_text("raise SystemExit('not this one')")
@@ -98,9 +123,8 @@ def test_a_module_in_the_working_directory_takes_nobodys_place(ask, tmp_path, mo
 
 def test_what_does_not_vanish_is_left_behind_and_named(ask, monkeypatch):
     child, _ = ask("path")
-    held = RunningCommand(child)
-    monkeypatch.setattr("pytest_mlhpc.node.vet.workers.VANISH_S", 0.1)
+    monkeypatch.setattr("pytest_mlhpc.node.child_process.VANISH_S", 0.1)
     with monkeypatch.context() as patch:
         # nothing here can make a process that SIGKILL does not end
         patch.setattr(ChildProcess, "close", lambda _: None)
-        assert held.let_go() == f"; not even SIGKILL ends it: process {child.pid} is left behind"
+        assert child.end() == f"; not even SIGKILL ends it: process {child.pid} is left behind"

@@ -1,7 +1,6 @@
 """Clocks of nodes: who is far from the others is named, of two both are, and what was measured too coarsely is not judged."""
 
 import contextlib
-import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from judge_worlds import POLICY
 
-from pytest_mlhpc.node.agents.wire import Wire
+from pytest_mlhpc.node.agents.hub import greeting
+from pytest_mlhpc.node.agents.wire import Wire, listen
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.judge import ClockOffset, compare_clocks
 from pytest_mlhpc.node.vet.leader import Leader
-from pytest_mlhpc.node.vet.place import Search, VetPlace, listen, version
+from pytest_mlhpc.node.vet.place import Search, VetPlace
 from pytest_mlhpc.node.vet.vetting_run import VettingRun
 
 KEY = b"of this test"
@@ -62,18 +62,22 @@ def test_of_two_that_differ_both_are_warned_of_and_name_each_other(apart):
 def seated(hello_time):
     """Return what the leader knows of a second node's clock that greets with this time, or why it was refused."""
     place = VetPlace(0, 2, "n0", ("n0", "n1"), ("127.0.0.1",))
-    hello = {"rank": 1, "host": "n1", "of": version(), "time": hello_time}
+    hello = greeting(1, "n1", time=hello_time)
     (first, first_end), (second, second_end) = socket.socketpair(), socket.socketpair()
     leader = Leader(place, KEY, Wire(first), None)
     with first_end, second_end, contextlib.closing(leader), contextlib.closing(Wire(second)) as wire:
-        return leader._welcome(wire, json.dumps(hello)), leader.seats[1].clock
+        _, refused = leader._hub._admit(wire, hello)
+        return refused, leader.seats[1].clock
 
 
 @pytest.mark.parametrize(
     ("time_told", "refused"),
     [
-        *[(none, "") for none in (float("nan"), float("inf"), 1e308 * 10)],
-        *[(other, "its greeting cannot be read") for other in ([1], {}, "noon", None, 10**400)],
+        *[(none, "") for none in ("nan", "inf", "1e400")],
+        *[
+            (other, "its greeting cannot be read")
+            for other in ([1], {}, "noon", None, 10**400, float("nan"), float("inf"))
+        ],
     ],
 )
 def test_a_time_that_is_none_is_no_clock_and_what_is_no_number_refuses_the_greeting(time_told, refused):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import Severity
+from pytest_mlhpc.node.vet.load.arguments import Arguments, Begun, Failed
 from pytest_mlhpc.node.vet.load.devices import (
     Device,
     LoadNode,
@@ -24,7 +25,6 @@ from pytest_mlhpc.node.vet.load.devices import (
     times_of,
     times_together,
 )
-from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
 
 #: Seconds of measuring.
 QUICK_S, DEEP_S = 1.0, 20.0

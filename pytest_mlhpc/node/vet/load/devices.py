@@ -17,7 +17,7 @@ import torch
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import Finding, Severity
 from pytest_mlhpc.node.vet.load import host
-from pytest_mlhpc.node.vet.load.protocol import Begun, Failed
+from pytest_mlhpc.node.vet.load.arguments import Begun, Failed
 from pytest_mlhpc.node.worker.environment import cpu_model
 
 T = TypeVar("T")

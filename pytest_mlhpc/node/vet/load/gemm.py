@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import Origin
+from pytest_mlhpc.node.vet.load.arguments import Arguments, Begun
 from pytest_mlhpc.node.vet.load.devices import (
     Device,
     LoadNode,
@@ -25,7 +26,6 @@ from pytest_mlhpc.node.vet.load.devices import (
     rate_of,
 )
 from pytest_mlhpc.node.vet.load.host import cpu_flags
-from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun
 
 #: Seconds of measuring, all precisions together. A deep one is long enough for a device to become as hot as in a long run.
 QUICK_S, DEEP_S = 3.0, 120.0

@@ -13,8 +13,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.agents.wire import new_challenge, proof, proved
 from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.vet.load.arguments import Failed
 from pytest_mlhpc.node.vet.load.host import at_once
-from pytest_mlhpc.node.vet.load.protocol import Failed
 
 #: Version of what is said.
 VERSION = 2

@@ -24,20 +24,13 @@ import warnings
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
+from pytest_mlhpc.node.child_process import Answers, Order, Orders, OwnerLost
+from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import CheckOutcome
 from pytest_mlhpc.node.vet.load import host
+from pytest_mlhpc.node.vet.load.arguments import ArgumentError, Arguments, Begun, Failed
 from pytest_mlhpc.node.vet.load.host import forget_shares
-from pytest_mlhpc.node.vet.load.protocol import (
-    Answers,
-    ArgumentError,
-    Arguments,
-    Begun,
-    Failed,
-    Order,
-    Orders,
-    ReaderLost,
-)
 from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.policy import built_in
 
@@ -77,7 +70,7 @@ def main(argv: List[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"descriptor {options['answers']} is not open: {error}\n")
         return 2
-    orders = Orders(0, lambda: os._exit(0))
+    orders = Orders()
     try:
         node = _open(answers, options["accelerator"])
         if node is None:
@@ -85,7 +78,7 @@ def main(argv: List[str]) -> int:
         while True:
             order = orders.next()
             carry_out(order, node, answers)
-    except ReaderLost as error:
+    except OwnerLost as error:
         sys.stderr.write(f"vetting's child ends: its answers cannot be written: {error}\n")
         return 1
 
@@ -141,7 +134,7 @@ def carry_out(order: Order, node: Any, answers: Answers) -> None:
     """Do what an order says, and answer it.
 
     Raises:
-        ReaderLost: the answer cannot be written.
+        OwnerLost: the answer cannot be written.
     """
     if order.problem:
         answers.error(order.id, order.problem, "usage")
@@ -160,7 +153,7 @@ def carry_out(order: Order, node: Any, answers: Answers) -> None:
         why = "memory" if _is_no_memory(error) else "failed"
         answers.error(order.id, f"{order.do} failed: {type(error).__name__}: {str(error)[:500]}", why)
     else:
-        answers.outcome(order.id, outcome)
+        answers.send({"id": order.id, "outcome": to_json(outcome)})
 
 
 def measured(

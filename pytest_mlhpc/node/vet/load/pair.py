@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.load import devices
+from pytest_mlhpc.node.vet.load.arguments import ArgumentError, Arguments, Begun, Failed
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.link import (
     STREAMS,
@@ -39,7 +40,6 @@ from pytest_mlhpc.node.vet.load.link import (
     dead,
     hung,
 )
-from pytest_mlhpc.node.vet.load.protocol import ArgumentError, Arguments, Begun, Failed
 
 BACKENDS = ("auto", "socket", "gloo", "nccl")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple
 
 from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.processes import run_to_end
 from pytest_mlhpc.node.protocol.schema import Figure, TimedOperation, to_json
 from pytest_mlhpc.node.worker import environment
 from pytest_mlhpc.node.worker.environment import WorkerFailure
@@ -70,15 +71,13 @@ class Lowering:
         asked = json.dumps({"run": self._run, "folder": str(folder), "precision": self._precision})
         argv = [sys.executable, "-m", _MODULE]
         try:
-            done = subprocess.run(
-                argv, input=asked, capture_output=True, text=True, timeout=self._limit_s, check=False
-            )
+            done = run_to_end(argv, self._limit_s, given=asked.encode())
         except subprocess.TimeoutExpired:
             text = f"lowering did not end within the run's limit of {self._limit_s:g} s; raise time_limit"
             raise WorkerFailure("time_limit", text) from None
-        lines = done.stdout.splitlines()
+        lines = done.stdout.decode("utf-8", "replace").splitlines()
         if done.returncode or not lines:
-            last = " ".join(done.stderr.split())[-600:]
+            last = " ".join(done.stderr.decode("utf-8", "replace").split())[-600:]
             return {"reason": f"the compiler's process ended with code {done.returncode}: {last}"}
         found: Dict[str, Any] = read_json(lines[-1])
         return found
