@@ -5,10 +5,12 @@ import json
 import os
 import random
 import shutil
+import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -376,6 +378,52 @@ def test_a_session_of_another_user_is_left_alone(tmp_path):
     assert outcome(result) == ([], [], [])
     assert result.left_alone == [f"{path}: written by user {os.getuid() + 1}, left alone"]
     assert files(tmp_path) == ["job@theirs.jsonl", "theirs.jsonl"]
+
+
+def as_user(uid, work):
+    """Do *work* as another user of group 4711."""
+
+    def become_and_work():
+        os.setgroups([])
+        os.setgid(4711)
+        os.setuid(uid)
+        work()
+
+    assert run(become_and_work) == 0
+
+
+@pytest.fixture
+def shared():
+    """Return a state directory of user 65001 that the group 4711 shares."""
+    folder = Path(tempfile.mkdtemp(prefix="mlhpc-test-", dir="/tmp"))
+    os.chown(folder, 65001, 4711)
+    folder.chmod(0o2775)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes two other users, which only root may")
+def test_two_users_of_a_group_share_a_folder_and_each_claims_and_ends_what_is_its_own(shared):
+
+    def leave(name):
+        left_behind(shared, name, entry(f"{name}-job", uid=os.getuid()), until_ns=later())
+
+    def claim_all(name, mine, other):
+        ledger = Ledger(shared, name)
+        result = adopt(ledger, anything)
+        assert ids(result.adopted) == [f"{mine}-job"]
+        assert result.left_alone == [f"{shared}/ledger/{other}.jsonl: another user's, left alone"]
+        assert sessions_in_ledgers(shared) == {name, mine, other}
+        ledger.ended(f"{mine}-job")
+        ledger.close()
+
+    as_user(65001, lambda: leave("a"))
+    as_user(65002, lambda: leave("b"))
+    as_user(65002, lambda: claim_all("second", "b", "a"))
+    assert files(shared) == ["a-job@a.jsonl", "a.jsonl"]
+    as_user(65002, lambda: leave("c"))
+    as_user(65001, lambda: claim_all("first", "a", "c"))
+    assert files(shared) == ["c-job@c.jsonl", "c.jsonl"]
 
 
 def test_what_an_older_version_left_is_named_and_left(tmp_path):
