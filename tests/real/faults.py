@@ -138,8 +138,8 @@ def killed_at_every_step_of_the_ledger(suite: Suite) -> None:
     assert killed_at_each_change(suite, "reaping", "adopt") > 8
     assert killed_at_each_change(suite, "Ledger", "detach", "--mlhpc-wait=0") > 4
     suite.go()
-    assert killed_at_each_change(suite, "Ledger", "ended", "--mlhpc-resume", "-k", "one") == 2
-    assert killed_at_each_change(suite, "Ledger", "close", "--mlhpc-resume", "-k", "two") == 1
+    assert killed_at_each_change(suite, "Ledger", "ended", "--mlhpc-resume", "-k", "one") > 1
+    assert killed_at_each_change(suite, "Ledger", "close", "--mlhpc-resume", "-k", "two") > 1
     suite.run("--mlhpc-resume").expect(5, "no earlier session left anything of it")
     assert [record["verdict"] for record in suite.records()] == ["unjudged"] * 2
     assert suite.ledgers() == []
