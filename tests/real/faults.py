@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 from running_suites import LIMIT_S, Result, Suite, text_of
+
+from pytest_mlhpc.jobs.ledger_files import DEAD_S
 
 #: Options of pytest with two workers.
 XDIST = ("-p", "xdist", "-n", "2")
@@ -142,4 +146,10 @@ def killed_at_every_step_of_the_ledger(suite: Suite) -> None:
     assert killed_at_each_change(suite, "Ledger", "close", "--mlhpc-resume", "-k", "two") > 1
     suite.run("--mlhpc-resume").expect(5, "no earlier session left anything of it")
     assert [record["verdict"] for record in suite.records()] == ["unjudged"] * 2
+    for path in (
+        suite.ledgers()
+    ):  # of a session that was killed before it had written who it is; another could be making it
+        assert path.read_bytes() == b""
+        os.utime(path, (time.time() - DEAD_S - 5,) * 2)
+    suite.reap()
     assert suite.ledgers() == []
