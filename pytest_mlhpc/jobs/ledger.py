@@ -1,75 +1,95 @@
-"""The ledger of this session: what it submitted and what has ended, for a later session to adopt or to reap.
+"""The ledger: what this session submitted and what has ended, and how it claims what sessions before it left.
 
-One append-only file of JSON lines for each session, ``ledger/<session>.jsonl``; it moves to ``ledger/closed/`` when all its
-allocations have ended. Only the session itself writes it, or the session that has claimed it (``resume.py``). Files are
-private to their user; the folders are the group's where the state directory is.
+The forms of the files are in ``ledger_files.py``. A claim is the rename of an allocation's file to this session's name, which
+only one of several sessions can do, then an ``adopted`` line. There are no locks. Files are private to their user; the folder
+is the group's where the state directory is.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
-from pytest_mlhpc.jobs.ledger_files import BEAT_S, SCHEMA, SESSION_NAME, Owner, shared_now_ns
-from pytest_mlhpc.node.files import sync_folder
+from pytest_mlhpc.jobs.ledger_files import (
+    BEAT_S,
+    FILE_ID,
+    SCHEMA,
+    LedgerSnapshot,
+    OpenEntry,
+    Owner,
+    shared_now_ns,
+)
+from pytest_mlhpc.node.files import append_lines, sync_folder
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.files import make_directories
 
+_APPEND = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
 
 class Ledger:
-    """This session's file. Made by the first line, so that a session that submits nothing writes nothing.
+    """This session's files. Made by the first allocation, so that a session that submits nothing writes nothing.
 
-    May be used from several threads. What another session took over, as this one seemed dead, is this one's no longer:
-    :meth:`beat` says so, and nothing more can be submitted.
+    May be used from several threads. Where another session claimed an allocation, as this session seemed dead, :meth:`beat`
+    says so, and nothing more can be submitted.
     """
 
     def __init__(self, state_dir: Path, session_id: str) -> None:
-        if not re.fullmatch(SESSION_NAME, session_id):
-            raise StoreError(f"session id {session_id!r} cannot be the name of a ledger file")
         self.state_dir = state_dir
-        self.name = session_id
-        self.path = state_dir / "ledger" / f"{session_id}.jsonl"
-        self._file: int | None = None
-        self._torn = False
-        self._durable = False  #: the file's name outlives a power cut
-        self._done = False
+        self.name = _checked(session_id)
+        self.folder = state_dir / "ledger"
+        self.path = self.folder / f"{session_id}.jsonl"
+        self._started = False
+        self._lost = False  #: another session claimed an allocation of this one
+        self._closed = False
         self._open: dict[str, bool] = {}  # id -> whether its lines are synced
-        self._leased = False  # all that is open has a lease
-        self._own: set[str] = set()  # ids that have one of their own
+        self._runs: dict[str, str] = {}  # run id -> allocation id
         self._lock = threading.RLock()
         self._beaten = 0.0
 
-    def start(self) -> None:
-        """Make the file, if it is not there yet: whoever claims needs one.
+    def start(self, *, durable: bool = True) -> None:
+        """Make the session's file, if it is not there yet: whoever claims needs one.
 
         Raises:
             StoreError: it cannot be made.
         """
-        self._write([], durable=True)
+        with self._lock:
+            if not self._started:
+                opened = {"event": "opened", "owner": vars(Owner.me())}
+                self._append(self.path, opened, durable=durable, make=True)
+                self._started = True
 
     def submitted(self, entry: LedgerEntry) -> None:
         """Write *entry* down before it is submitted; synced, unless its scheduler is `local`, whose jobs end with us.
 
         Raises:
-            StoreError: it cannot be written down, or this ledger was taken over; do not submit it.
+            StoreError: it cannot be written down, or this session was taken for dead; do not submit it.
         """
-        if self._file is not None and not self.beat():
-            raise StoreError(
-                f"the ledger {self.path} was taken over by another session, as this one sent no sign of life for so long"
-            )
-        sync = entry.scheduler != "local"
-        self._write([{"event": "submitted", **to_json(entry)}], durable=sync)
-        self._open[entry.id] = sync
+        with self._lock:
+            if not self.beat():
+                raise StoreError(
+                    f"allocations of the ledger {self.path} were taken over by another session, as this one sent no sign of "
+                    "life for so long"
+                )
+            durable = entry.scheduler != "local"
+            self.start(durable=durable)
+            path = self._path(_checked(entry.id))
+            line = {"event": "submitted", "by": self.name, **to_json(entry)}
+            self._append(path, line, durable=durable, make=True)
+            self._add(entry, durable=durable)
+
+    def _add(self, entry: LedgerEntry, *, durable: bool = True) -> None:
+        self._open[entry.id] = durable
+        self._runs.update({run.run_id: entry.id for run in entry.runs})
 
     def accepted(self, allocation_id: str, native_id: str) -> None:
         """Note the scheduler's own id of *allocation_id*.
@@ -77,72 +97,77 @@ class Ledger:
         Raises:
             StoreError: that cannot be written down; the job is still found by its name.
         """
-        if allocation_id in self._open:
-            line = {"event": "accepted", "id": allocation_id, "native_id": native_id}
-            self._write([line], durable=self._open[allocation_id])
+        self._note([allocation_id], {"event": "accepted", "native_id": native_id})
 
-    def adopted(
-        self, entries: Iterable[LedgerEntry], origin: str, until_ns: Mapping[str, int] | None = None
-    ) -> None:
-        """Take over *entries* of the session *origin*: from now on they are this session's. One write for all, synced.
-
-        They keep the leases that they came with, *until_ns* by id: where this session dies, somebody else may go on.
+    def adopt(self, entry: OpenEntry) -> bool:
+        """Claim an open allocation with the lease that it has; return whether no other session was faster.
 
         Raises:
-            StoreError: they cannot be written down and remain as they were.
+            StoreError: the claim cannot be written down: the next session makes it anew.
+            OSError: the file cannot be renamed and is left as it is.
         """
-        entries, leases = list(entries), until_ns or {}
-        lines = [{"event": "adopted", "from": origin, **to_json(entry)} for entry in entries]
-        for line in lines:
-            if line["id"] in leases:
-                line["until_ns"] = leases[line["id"]]
-        if lines:
-            self._write(lines, durable=True)
-            self._open.update({entry.id: True for entry in entries})
-            self._own |= leases.keys() & self._open.keys()
+        path = self._path(entry.submitted.id)
+        try:
+            entry.path.rename(path)
+        except FileNotFoundError:
+            if not path.exists():  # a file server may have renamed it, and its answer was lost
+                return False
+        self._append(path, {"event": "adopted", "by": self.name, "until_ns": entry.lease.until_ns})
+        self._add(entry.submitted)
+        return True
 
     def concluded(self, run_ids: Iterable[str]) -> None:
-        """Note that the records of *run_ids* are stored: whoever takes their allocations over needs them no more.
+        """Note that the records of *run_ids* are stored: whoever claims their allocations needs them no more.
 
         Raises:
             StoreError: that cannot be written down; the records are found by their ids.
         """
-        runs = list(run_ids)
-        if runs and self._file is not None:
-            self._write([{"event": "concluded", "runs": runs}], durable=False)
+        by_allocation: dict[str, list[str]] = {}
+        for run in run_ids:
+            if run in self._runs:
+                by_allocation.setdefault(self._runs[run], []).append(run)
+        for one, runs in by_allocation.items():
+            self._note([one], {"event": "concluded", "runs": runs}, durable=False)
 
     def ended(self, allocation_id: str) -> None:
-        """Note that nothing is left of *allocation_id*.
+        """Remove the file of *allocation_id*: nothing is left of it.
 
         Raises:
-            StoreError: that cannot be written down; it still counts as ended.
+            StoreError: it cannot be removed; the allocation still counts as ended.
         """
         with self._lock:
-            durable = self._open.pop(allocation_id, None)
-        if durable is not None:
-            self._write([{"event": "ended", "id": allocation_id}], durable=durable)
+            if self._open.pop(allocation_id, None) is None or self._closed:
+                return
+            path = self._path(allocation_id)
+            try:
+                path.unlink()
+            except OSError as error:
+                raise StoreError(f"cannot remove {path} from the ledger: {error.strerror}") from error
 
     def beat(self) -> bool:
-        """Tell other hosts that this session lives, at most every third of ``BEAT_S``; cheap, call it as often as you like.
+        """Show other hosts that this session lives, at most every third of ``BEAT_S``; cheap, call it as often as you like.
 
-        Returns False once another session has taken the file over: what is in it is not this session's any more.
+        Returns False once another session has claimed an allocation of this one: it was taken for dead.
         """
         with self._lock:
-            if self._file is None or time.monotonic() - self._beaten < BEAT_S / 3:
-                return not self._done
+            if not self._started or self._lost or time.monotonic() - self._beaten < BEAT_S / 3:
+                return not self._lost
             self._beaten = time.monotonic()
             try:
                 os.utime(self.path)  # without times: the file server's clock
+                for one, durable in self._open.items():
+                    if durable:  # no other session may claim what is `local`
+                        self._path(one).lstat()
             except FileNotFoundError:
-                self._done = True
+                self._lost = True
             except OSError:
                 pass  # a full or read-only disk; the next beat may succeed, and a quarter of an hour is long
-            return not self._done
+            return not self._lost
 
     def until(self, lease_s: float) -> int:
         """Return the moment *lease_s* seconds from now (ns UTC) by the file server's clock, with which leases are compared."""
         try:
-            now_ns = shared_now_ns(self.path.parent)
+            now_ns = shared_now_ns(self.folder)
         except OSError:  # no folder, or nothing can be written there: no lease either
             now_ns = time.time_ns()
         return now_ns + int(lease_s * 1e9)
@@ -155,21 +180,16 @@ class Ledger:
         Raises:
             StoreError: that cannot be written down.
         """
-        if self._file is not None:
-            self._write([{"event": "lease", "until_ns": until_ns}], durable=True)
-            self._leased = True
-            self._own.clear()
+        if self._started:
+            self._append(self.path, {"event": "lease", "until_ns": until_ns})
 
     def release(self, allocation_ids: Iterable[str], until_ns: int) -> None:
-        """As :meth:`lease`, for *allocation_ids* alone: what was taken over and is to be given back. 0: to be ended.
+        """As :meth:`lease`, for *allocation_ids* alone, whatever is said for all. 0: to be ended.
 
         Raises:
             StoreError: that cannot be written down.
         """
-        ids = [one for one in allocation_ids if one in self._open]
-        if ids:
-            self._write([{"event": "lease", "ids": ids, "until_ns": until_ns}], durable=True)
-            self._own.update(ids)
+        self._note(allocation_ids, {"event": "lease", "until_ns": until_ns})
 
     def detach(self, until_ns: int) -> None:
         """Leave what is open to whoever resumes it before *until_ns* (UTC); afterwards it is reaped. The last call.
@@ -185,92 +205,135 @@ class Ledger:
                 self.close()
 
     def close(self) -> None:
-        """Put the file aside if all that was submitted has ended; what is open and has a lease is left to others. Idempotent.
+        """Remove the session's file if no allocation is open; what is open is left to other sessions. Idempotent.
 
         Raises:
-            StoreError: it cannot be put aside; the next session will do so.
+            StoreError: that cannot be done; the next session will do so.
         """
         with self._lock:
-            if self._file is None:
+            if not self._started or self._closed:
                 return
             try:
-                if not self._done and (self._leased or self._own & self._open.keys()):
-                    self._write([{"event": "left"}], durable=True)
-            finally:
-                os.close(self._file)
-                self._file = None
-                self._done = True
-            # A half-done claim is found by this session's file, so that stays.
-            if not self._open and not claims_of(self.path):
-                put_aside(self.path, self.state_dir)
-
-    def _write(self, lines: list[dict[str, Any]], *, durable: bool) -> None:
-        with self._lock:
-            if self._done:
-                raise StoreError(f"cannot write the ledger {self.path}: it was closed or taken over")
-            try:
-                if self._file is None:
-                    self._file = self._make()
-                if durable and not self._durable:
-                    sync_folder(self.path.parent)
-                    self._durable = True
-                content = b"".join(_encode(line) for line in lines)
-                # What a full disk has cut off must not spoil the next line.
-                torn, self._torn = self._torn, True
-                write_all(self._file, b"\n" + content if torn else content)
-                self._torn = False
-                if durable:
-                    os.fsync(self._file)
+                if any(self.folder.glob(f"*@{self.name}.jsonl")):
+                    self._append(self.path, {"event": "left"})
+                else:
+                    self.path.unlink(missing_ok=True)
             except OSError as error:
-                raise StoreError(f"cannot write the ledger {self.path}: {error.strerror}") from error
+                raise StoreError(f"cannot remove the ledger {self.path}: {error.strerror}") from error
+            finally:
+                self._closed = True
 
-    def _make(self) -> int:
-        """Make the file with its first line; without that line it would never be cleared up, so it goes again."""
-        make_directories(self.path.parent, self.state_dir)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(self.path, flags, 0o600)
-        try:
-            line = _encode({"event": "opened", "session": self.name, "owner": vars(Owner.me())})
-            # A file that is there already is our own that a full disk has cut short and would not let go.
-            write_all(file, b"\n" + line if os.fstat(file).st_size else line)
-        except OSError:
-            os.close(file)
-            with contextlib.suppress(OSError):  # the error above is the one to tell
-                self.path.unlink()
-            raise
-        return file
+    def _path(self, allocation_id: str) -> Path:
+        return self.folder / f"{allocation_id}@{self.name}.jsonl"
+
+    def _note(self, allocation_ids: Iterable[str], line: dict[str, Any], *, durable: bool = True) -> None:
+        with self._lock:
+            for one in allocation_ids:
+                if one in self._open:
+                    self._append(self._path(one), line, durable=durable and self._open[one])
+
+    def _append(self, path: Path, line: dict[str, Any], *, durable: bool = True, make: bool = False) -> None:
+        """Append *line* to a file, or *make* the file with it; without its first line it is removed again."""
+        with self._lock:
+            if self._closed:
+                raise StoreError(f"cannot write the ledger {path}: it was closed")
+            try:
+                if make:
+                    make_directories(self.folder, self.state_dir)
+                descriptor = os.open(path, _APPEND | (os.O_CREAT if make else 0), 0o600)
+                try:
+                    content = json.dumps({"schema": SCHEMA, **line}) + "\n"
+                    append_lines(descriptor, content.encode(), durable=durable)
+                    if make and durable:
+                        sync_folder(self.folder)  # the file's name outlives a power cut too
+                except OSError:
+                    if make:
+                        with contextlib.suppress(OSError):  # the error above is the one to report
+                            path.unlink()
+                    raise
+                finally:
+                    os.close(descriptor)
+            except FileNotFoundError as error:
+                self._lost = True
+                raise StoreError(
+                    f"cannot write the ledger {path}: another session has taken it over"
+                ) from error
+            except OSError as error:
+                raise StoreError(f"cannot write the ledger {path}: {error.strerror}") from error
 
 
-def _encode(line: dict[str, Any]) -> bytes:
-    return (json.dumps({"schema": SCHEMA, **line}) + "\n").encode()
+def _checked(name: str) -> str:
+    if not re.fullmatch(FILE_ID, name):
+        raise StoreError(f"id {name!r} cannot be the name of a ledger file")
+    return name
 
 
-def claims_of(path: Path) -> list[Path]:
-    """Return what the session of the ledger *path* has claimed and not yet taken apart."""
-    return list((path.parent / "claimed").glob(f"*@{path.stem}.jsonl"))
+@dataclass
+class Adoption:
+    """What a claim brought. ``adopted`` was wanted; ``expired`` is to be reaped; both are the claimer's now.
+
+    The claimer notes the end of each in its ledger; what it cannot end the next session meets again. ``left`` stands in
+    the ledger as before, its lease is good. ``notes`` say what could not be claimed; ``left_alone`` as in a survey: in a
+    state directory that users share that is nothing to worry about.
+    """
+
+    adopted: list[LedgerEntry] = field(default_factory=list)
+    expired: list[LedgerEntry] = field(default_factory=list)
+    left: list[LedgerEntry] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)  #: id -> why it had expired
+    notes: list[str] = field(default_factory=list)
+    left_alone: list[str] = field(default_factory=list)
 
 
-def write_all(file: int, content: bytes) -> None:
-    """Append *content* by one write.
+def adopt(
+    ledger: Ledger,
+    wanted: Callable[[LedgerEntry], bool],
+    reachable: Callable[[LedgerEntry], bool] = lambda _entry: True,
+) -> Adoption:
+    """Claim for *ledger* what *wanted* says of all that is detached or whose session died, and all that is expired.
+
+    What is not *reachable* from here stays, expired or not. Files of which nothing is wanted or expired are not touched.
+    Files of dead sessions that hold nothing are removed.
 
     Raises:
-        OSError: it could not be, or only in part.
+        StoreError: the folder cannot be listed, or a claim cannot be written down; nothing is lost.
     """
-    if os.write(file, content) < len(content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # what a short write to a file means
+    files, claims = LedgerSnapshot(ledger.state_dir), []
+    result = Adoption(left_alone=files.left_alone)
+    for entry in files.entries(held=False):
+        wants = wanted(entry.submitted) and reachable(entry.submitted)
+        if entry.claimable and (wants or (entry.reapable and reachable(entry.submitted))):
+            claims.append((entry, wants))
+        else:
+            result.left.append(entry.submitted)
+    if claims:
+        ledger.start()
+    for entry, wants in claims:
+        _claim(ledger, entry, result, wants=wants)
+    _remove(files.unsubmitted, result)
+    if claims or files.unsubmitted:
+        files = LedgerSnapshot(ledger.state_dir)
+    _remove([path for path in files.ended_sessions() if path != ledger.path], result)
+    return result
 
 
-def put_aside(path: Path, state_dir: Path) -> None:
-    """Move a file of which nothing is left to ``ledger/closed``.
-
-    Raises:
-        StoreError: it cannot be moved.
-    """
-    closed = state_dir / "ledger" / "closed"
+def _claim(ledger: Ledger, entry: OpenEntry, result: Adoption, *, wants: bool) -> None:
     try:
-        make_directories(closed, state_dir)
-        path.replace(closed / f"{path.stem.partition('@')[0]}.jsonl")
+        if not ledger.adopt(entry):
+            return
     except OSError as error:
-        # Another session may have put it aside at the same moment.
-        if path.exists():
-            raise StoreError(f"cannot move the ledger {path} to {closed}: {error.strerror}") from error
+        result.notes.append(f"{entry.path}: cannot be claimed: {error.strerror} (left as it is)")
+        return
+    if wants:
+        result.adopted.append(entry.submitted)
+    else:
+        result.expired.append(entry.submitted)
+        result.why[entry.submitted.id] = entry.why
+
+
+def _remove(paths: Sequence[Path], result: Adoption) -> None:
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            result.notes.append(f"cannot remove the ledger {path}: {error.strerror}")

@@ -1,7 +1,9 @@
-"""Ledger files as they are read: open allocations, owners, leases, and which session has claimed which file.
+"""Ledger files as they are read: which allocations are open, which session holds each, and until when its lease lasts.
 
-An owner on this host is alive while its process is. An owner on another host is alive while its ledger file is touched,
-at least every ``BEAT_S``. Both times are the file server's, so that no two clocks are compared.
+A session has one file, ``ledger/SESSION.jsonl``: its owner, its lease, and, as the file's time, its heartbeat. An allocation
+has one file, ``ledger/ID@SESSION.jsonl``. The session behind the ``@`` holds it and alone appends to it. A session on this
+host lives while its process does. A session on another host lives while its file is touched, at least every ``BEAT_S``; both
+times are the file server's, so that no two clocks are compared.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ import socket
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
@@ -24,8 +26,15 @@ from pytest_mlhpc.node.files import read_json, refuse_others
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
 from pytest_mlhpc.store.text import minutes
 
-#: How often to list folders that do not stand still.
+#: Version of the lines. Up to 3 all allocations of a session were lines of one file; such files are named and left alone.
+SCHEMA = 4
+#: The id of a session or an allocation in the name of a file; ``@`` parts the two.
+FILE_ID = r"[A-Za-z0-9._+-]{1,100}"
+#: A longer file is none of ours: an entry has about 1 kB, and some hundred bytes for each run.
+MAX_BYTES = 64 << 20
+#: How often to list a folder that changes meanwhile.
 _MAX_LISTINGS = 10
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True)
@@ -36,129 +45,48 @@ class OpenEntry:
     lease: Lease
     state: str
     here: bool  #: its owner ran on this host: processes of a `local` one would be here
+    path: Path
 
     @property
     def claimable(self) -> bool:
-        """Whether somebody else may take it over; what runs on another machine's own processes cannot be."""
+        """Whether another session may claim it; what runs on another machine's own processes cannot be."""
         return self.state != "held" and (self.here or self.submitted.scheduler != "local")
 
     @property
     def reapable(self) -> bool:
-        """Whether it is to be ended unless somebody takes it over."""
+        """Whether it is to be ended unless a session adopts it."""
         return self.claimable and self.state == "expired"
 
     @property
     def why(self) -> str:
         """Why it has expired."""
         owner = self.lease.owner
+        if self.lease.until_ns:
+            return f"its lease ended {minutes(self.lease.until_ns)}"
+        if owner is None:
+            return "the file of its session is lost"
         if self.lease.until_ns == 0:
             return f"its session on {owner.host} was done with it, and not sure that it is gone"
-        if self.lease.until_ns is not None:
-            return f"its lease ended {minutes(self.lease.until_ns)}"
         return f"its session on {owner.host} (process {owner.pid}) ended without detaching"
 
 
-class LedgerSnapshot:
-    """All ledger files of this user as they were at one moment, and who claimed which."""
+@dataclass(frozen=True)
+class OpenAllocations:
+    """What is open. ``left_alone`` are files and lines that were (another user's, another version's, damaged), and why."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self.left_alone: list[str] = []
-        self.moved = False  #: a file went elsewhere while this looked: what is in it may not be seen here
-        self._files: list[LedgerFile] = []
-        self._clock = False
-        self.now_ns = time.time_ns()
-        folder = state_dir / "ledger"
-        try:
-            paths = _list_all(folder)
-        except OSError as error:
-            raise StoreError(f"the ledgers in {error.filename} cannot be listed: {error.strerror}") from error
-        if paths:
-            self._ask_clock(folder)
-        for path in paths:
-            self._read(path)
-        self.left_alone += [
-            _orphan_text(file) for file in self._files if file.claimer and _is_orphan(file, folder)
-        ]
+    entries: tuple[OpenEntry, ...]
+    left_alone: tuple[str, ...]
 
-    def _ask_clock(self, folder: Path) -> None:
-        try:
-            self.now_ns, self._clock = shared_now_ns(folder), True
-        except OSError as error:  # a full or read-only disk: nothing can be claimed anyway
-            self.left_alone.append(f"{folder}: {error.strerror}: sessions of other hosts count as alive")
 
-    def _read(self, path: Path) -> None:
-        try:
-            info = path.lstat()
-            if info.st_uid != os.getuid():
-                self.left_alone.append(f"{path}: another user's, left alone")
-                return
-            if not info.st_size:
-                return  # its session makes it at this moment
-            file = read_ledger(path)
-        except FileNotFoundError:
-            self.moved = True  # put aside or claimed
-            return
-        except StoreError as error:
-            if path.exists():
-                self.left_alone.append(str(error))
-            else:
-                self.moved = True
-            return
-        if file.owner.uid != os.getuid():
-            self.left_alone.append(f"{path}: written by user {file.owner.uid}, left alone")
-            return
-        self.left_alone += file.damage
-        self._files.append(file)
+def open_entries(state_dir: Path, me: str = "") -> OpenAllocations:
+    """Return all open allocations of this user, but those that the session *me* holds. Changes nothing that stays.
 
-    def find(self, name: str) -> LedgerFile | None:
-        """Return the file of the session *name* that nobody has claimed."""
-        return next((file for file in self._files if file.name == name and not file.claimer), None)
-
-    def roots(self) -> list[LedgerFile]:
-        """Return the files that are raced for."""
-        return [file for file in self._files if not file.claimer]
-
-    def below(self, root: LedgerFile) -> Iterator[LedgerFile]:
-        """Yield what the session of *root* has claimed, and what those had, leaves first."""
-        for file in self._files:
-            if file.claimer == root.name:
-                yield from self.below(file)
-                yield file
-
-    def alive(self, file: LedgerFile) -> bool:
-        """Whether somebody watches what is in *file*: its owner, or whoever has claimed it."""
-        root = self._root(file)
-        silent_s = (self.now_ns - root.mtime_ns) / 1e9 if self._clock else 0.0
-        return not root.left and root.owner.alive(silent_s)
-
-    def entries(self, root: LedgerFile) -> Iterator[OpenEntry]:
-        """Yield all that is open in the tree of *root*."""
-        for file in (*self.below(root), root):
-            yield from self.entries_of(file)
-
-    def entries_of(self, file: LedgerFile, *, claimed: bool = False) -> Iterator[OpenEntry]:
-        """Yield what is open in *file* and unknown to those who claimed it; *claimed* by whoever asks."""
-        alive = not claimed and self.alive(file)
-        known = frozenset().union(*(one.known for one in self._above(file)))
-        for entry in file.open.values():
-            if entry.id not in known:
-                lease = (
-                    Lease(self._root(file).owner, alive=True)
-                    if alive
-                    else Lease(file.owner, alive=False, until_ns=file.lease_of(entry.id))
-                )
-                yield OpenEntry(entry, lease, lease.state(self.now_ns), file.owner.local())
-
-    def _root(self, file: LedgerFile) -> LedgerFile:
-        return [file, *self._above(file)][-1]
-
-    def _above(self, file: LedgerFile) -> Iterator[LedgerFile]:
-        while file.claimer:
-            parent = next((one for one in self._files if one.name == file.claimer), None)
-            if parent is None:
-                return
-            yield parent
-            file = parent
+    Raises:
+        StoreError: the folder of ledgers cannot be listed.
+    """
+    files = LedgerSnapshot(state_dir)
+    entries = tuple(entry for entry in files.entries() if holder_of(entry.path) != me)
+    return OpenAllocations(entries, tuple(files.left_alone))
 
 
 def sessions_in_ledgers(state_dir: Path) -> frozenset[str]:
@@ -167,53 +95,145 @@ def sessions_in_ledgers(state_dir: Path) -> frozenset[str]:
     Raises:
         StoreError: the ledgers cannot be listed, or one of ours cannot be read.
     """
-    folder, found = state_dir / "ledger", set[str]()
-    try:
-        paths = _list_all(folder)
-    except OSError as error:
-        raise StoreError(f"the ledgers in {folder} cannot be listed: {error.strerror}") from error
-    for path in paths:
-        found.update(path.stem.split("@"))
-        try:
-            if path.lstat().st_uid != os.geteuid() or not path.lstat().st_size:
-                continue  # folders of other users are theirs
-            file = read_ledger(path)
-        except FileNotFoundError:  # put aside or claimed
-            continue
-        except StoreError:
-            if path.exists():
-                raise
-            continue
-        found.add(file.session)
-        for entry in file.open.values():
-            found |= {entry.session, Path(entry.directory).parent.name}
+    found = set[str]()
+    for _ in range(_MAX_LISTINGS):
+        files = LedgerSnapshot(state_dir, strict=True)
+        found.update(holder_of(path) for path in (*files.sessions, *files.allocations))
+        for entry in files.entries():
+            found |= {entry.submitted.session, Path(entry.submitted.directory).parent.name}
+        if not files.moved:
+            break
     return frozenset(found - {""})
 
 
-def _is_orphan(file: LedgerFile, folder: Path) -> bool:
-    """Whether the claimer has no file any more. A file only ever goes from ``ledger`` to ``claimed``, so look there last."""
-    if (folder / f"{file.claimer}.jsonl").exists() or any(
-        (folder / "claimed").glob(f"{file.claimer}@*.jsonl")
-    ):
-        return False
-    return file.path.exists()
+def holder_of(path: Path) -> str:
+    """Return the session whose file *path* is, or that holds the allocation."""
+    return path.stem.rpartition("@")[2]
 
 
-def _orphan_text(file: LedgerFile) -> str:
-    back = file.path.parent.parent / f"{file.name}.jsonl"
-    return (
-        f"{file.path}: session {file.claimer} has claimed it and has no ledger any more: files were moved by hand; if "
-        f"that session has ended, move it to {back}"
-    )
+_File = TypeVar("_File", "SessionFile", "AllocationFile")
 
 
-def _list_all(folder: Path) -> list[Path]:
-    """Return all files. One that is given back in between is in neither folder when that is listed: so look again."""
+class LedgerSnapshot:
+    """All ledger files of this user at one moment. Sessions are read before allocations: what a dead one wrote is final.
+
+    With *strict* a file of this user that cannot be read raises StoreError; else it is named in ``left_alone``.
+    """
+
+    def __init__(self, state_dir: Path, *, strict: bool = False) -> None:
+        self.left_alone: list[str] = []
+        self.moved = False  #: a file was claimed or removed meanwhile: what is in it may not be seen here
+        self.unsubmitted: list[Path] = []  #: of dead sessions; found by :meth:`entries`
+        self._strict = strict
+        self._clock = False
+        self.now_ns = time.time_ns()
+        folder = state_dir / "ledger"
+        try:
+            paths, self.moved = _list_all(folder)
+            old = _list_folder(folder / "claimed")
+        except OSError as error:
+            raise StoreError(f"the ledgers in {error.filename} cannot be listed: {error.strerror}") from error
+        self.sessions = [path for path in paths if "@" not in path.stem]
+        self.allocations = [path for path in paths if "@" in path.stem]
+        if paths:
+            self._ask_clock(folder)
+        self._alive: dict[str, bool] = {}  # by name; without those whose file is lost
+        #: By name; None: another user's, or not to be read.
+        self._sessions = {path.stem: self._read(path, read_session) for path in (*old, *self.sessions)}
+
+    def _ask_clock(self, folder: Path) -> None:
+        try:
+            self.now_ns, self._clock = shared_now_ns(folder), True
+        except OSError as error:  # a full or read-only disk: nothing can be claimed anyway
+            self._name(f"{folder}: {error.strerror}: sessions of other hosts count as alive")
+
+    def _name(self, note: str) -> None:
+        if note not in self.left_alone:
+            self.left_alone.append(note)
+
+    def _read(self, path: Path, read: Callable[[Path], _File]) -> _File | None:
+        """Return the file *path*, None where it is gone, another user's, or cannot be read."""
+        try:
+            if path.lstat().st_uid == os.getuid():
+                file = read(path)
+                for note in file.damage:
+                    self._name(note)
+                return file
+            if "@" not in path.stem:  # its allocations need not be named too
+                self._name(f"{path}: another user's, left alone")
+        except FileNotFoundError:
+            self.moved = True
+        except StoreError as error:
+            if not os.path.lexists(path):
+                self.moved = True
+            elif self._strict:
+                raise
+            else:
+                self._name(str(error))
+        return None
+
+    def alive(self, path: Path) -> bool:
+        """Whether the session of the file *path* lives, or cannot be known to be dead.
+
+        Where the session's file is lost (a power cut, removed by hand), the time of *path* itself is its last sign of life.
+        """
+        name = holder_of(path)
+        if name not in self._alive:
+            session = self._sessions.get(name)
+            if session is not None and session.owner is not None:
+                silent_s = self._silent_s(session.mtime_ns)
+                self._alive[name] = not session.left and session.owner.alive(silent_s)
+            elif session is None and name in self._sessions:
+                self._alive[name] = True
+        if name in self._alive:
+            return self._alive[name]
+        try:
+            return self._silent_s(path.lstat().st_mtime_ns) < DEAD_S
+        except OSError:  # claimed or ended meanwhile
+            return True
+
+    def _silent_s(self, mtime_ns: int) -> float:
+        return (self.now_ns - mtime_ns) / 1e9 if self._clock else 0.0
+
+    def entries(self, *, held: bool = True) -> Iterator[OpenEntry]:
+        """Yield the open allocations; without *held* those of dead sessions alone, and no other file is read."""
+        for path in self.allocations:
+            alive = self.alive(path)
+            if alive and not held:
+                continue
+            file = self._read(path, read_allocation)
+            if file is None:
+                continue
+            if file.entry is None:
+                self.unsubmitted += [] if alive else [path]
+                continue
+            writer, holder = self._sessions.get(file.writer), self._sessions.get(holder_of(path))
+            known = writer or holder
+            owner = known.owner if known else None
+            until_ns = None if alive else file.lease(writer.until_ns if writer else None)
+            lease = Lease(owner, alive, until_ns)
+            here = owner is None or owner.local()
+            yield OpenEntry(file.entry, lease, lease.state(self.now_ns), here, path)
+
+    def ended_sessions(self) -> list[Path]:
+        """Return the files of dead sessions that no allocation needs any more: as its holder, or for its lease."""
+        holders = {holder_of(path) for path in self.allocations}
+        ended = [path for path in self.sessions if path.stem not in holders and not self.alive(path)]
+        if ended:  # a claim without its line yet has the lease of the session before
+            files = [self._read(path, read_allocation) for path in self.allocations]
+            writers = {file.writer for file in files if file is not None}
+            ended = [path for path in ended if path.stem not in writers]
+        return [] if self.moved else ended
+
+
+def _list_all(folder: Path) -> tuple[list[Path], bool]:
+    """Return all files, and whether the folder changed all the time: a file that is renamed meanwhile may be missed."""
+    files = _list_folder(folder)
     for _ in range(_MAX_LISTINGS):
-        files, claimed = _list_folder(folder), _list_folder(folder / "claimed")
-        if _list_folder(folder) == files:
-            break
-    return [*files, *claimed]
+        before, files = files, _list_folder(folder)
+        if before == files:
+            return files, False
+    return files, True
 
 
 def _list_folder(folder: Path) -> list[Path]:
@@ -223,80 +243,95 @@ def _list_folder(folder: Path) -> list[Path]:
         return []
 
 
-#: Version of the lines. 1 had ids only, 2 no leases of single entries; files of all are read.
-SCHEMA = 3
-#: A session's name in the name of its file; ``@`` parts it from its claimer's.
-SESSION_NAME = r"[A-Za-z0-9._+-]{1,100}"
-#: A longer file is none of ours: an entry has about 1 kB, a session some thousands.
-MAX_BYTES = 64 << 20
-_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-
-
-@dataclass(frozen=True)
-class LedgerFile:
-    """One file as it was read. ``known`` are the ids of all that was ever in it, ``open`` of what has not ended.
-
-    Leases count once nobody watches any more: the owner is dead, or has ``left`` what is open.
-    """
+@dataclass
+class SessionFile:
+    """The file of a session as it was read. Its lease counts once it is dead, or has ``left`` what is open."""
 
     path: Path
-    session: str
-    owner: Owner
-    until_ns: int | None  #: end of the lease of all that has none of its own
-    own_until_ns: Mapping[str, int]  #: id -> end of its own lease
-    left: bool
-    open: dict[str, LedgerEntry]
-    known: frozenset[str]
-    mtime_ns: int
-    torn: bool  #: its last line has no end: a new one must begin with a line break
+    owner: Owner | None = None  #: None: its first line was never finished
+    until_ns: int | None = None  #: end of the lease of all that has none of its own
+    left: bool = False
+    mtime_ns: int = 0
     damage: tuple[str, ...] = ()  #: lines that were skipped
 
-    def lease_of(self, allocation_id: str) -> int | None:
-        """Return the end of the lease of *allocation_id* (ns UTC), None where it has none.
+    def take(self, event: str, line: dict[str, Any]) -> None:
+        """Apply one line."""
+        if event == "opened" and self.owner is None:
+            self.owner = from_json(Owner, line["owner"])
+        elif event == "lease":
+            self.until_ns = max(0, int(line["until_ns"]))
+        elif event == "left":
+            self.left = True
 
-        Processes of `local` runs have none: nobody can go on with them once their session is gone.
+
+@dataclass
+class AllocationFile:
+    """The file of an allocation as it was read. ``writer`` made the last claim that is written down, or submitted it."""
+
+    path: Path
+    entry: LedgerEntry | None = None  #: None: its first line was never finished, so nothing was submitted
+    writer: str = ""
+    released_ns: int | None = None  #: end of its own lease, which its holder gave it
+    adopted_ns: int | None = None  #: end of the lease that it had when it was claimed
+    damage: tuple[str, ...] = ()  #: lines that were skipped
+
+    def lease(self, session_ns: int | None) -> int | None:
+        """Return the end of the lease (ns UTC), None where it has none; *session_ns* is that of the writer for all.
+
+        Processes of `local` runs have none: no session can go on with them once theirs is gone.
         """
-        if self.open[allocation_id].scheduler == "local":
+        if self.entry is None or self.entry.scheduler == "local":
             return None
-        return self.own_until_ns.get(allocation_id, self.until_ns)
+        return next((one for one in (self.released_ns, session_ns, self.adopted_ns) if one is not None), None)
 
-    @property
-    def name(self) -> str:
-        """The session's name in the name of the file."""
-        return self.path.stem.partition("@")[0]
+    def take(self, event: str, line: dict[str, Any]) -> None:
+        """Apply one line."""
+        if event == "submitted":
+            self.writer = str(line.pop("by"))
+            entry = from_json(LedgerEntry, line)
+            if entry.id != self.path.stem.rpartition("@")[0]:
+                raise ValueError(f"it is of the allocation {entry.id}")
+            self.entry = dataclasses.replace(entry, session=entry.session or self.writer)
+        elif self.entry is None:
+            raise ValueError("nothing was submitted before")
+        elif event == "accepted":
+            self.entry = dataclasses.replace(self.entry, native_id=str(line["native_id"]))
+        elif event == "concluded":
+            runs = {*self.entry.concluded, *map(str, line["runs"])}
+            self.entry = dataclasses.replace(self.entry, concluded=tuple(sorted(runs)))
+        elif event == "lease":
+            self.released_ns = max(0, int(line["until_ns"]))
+        elif event == "adopted":
+            until_ns = line["until_ns"]
+            self.adopted_ns = None if until_ns is None else max(0, int(until_ns))
+            self.writer, self.released_ns = str(line["by"]), None
 
-    @property
-    def claimer(self) -> str:
-        """Who claimed it, empty for nobody."""
-        return self.path.stem.partition("@")[2]
 
-
-def read_ledger(path: Path) -> LedgerFile:
-    """Return what is in *path*. A damaged line (its writer died, the disk was full) is skipped, and named in ``damage``.
+def read_session(path: Path) -> SessionFile:
+    """Return the file of a session. A damaged line (the disk was full) is skipped, and named in ``damage``.
 
     Raises:
-        StoreError: it cannot be read, is no ledger, another user's, or of a newer schema; names the path.
+        StoreError: it cannot be read, is no ledger, another user's, or of another version; names the path.
     """
+    file = SessionFile(path)
     content, info = _read_content(path)
-    reader = _LineReader(path)
-    for number, raw in enumerate(content.split(b"\n"), start=1):
-        if raw.strip(b"\0 "):
-            reader.take(number, raw)
-    if reader.owner is None:
+    file.damage = _take_lines(path, content, file.take)
+    file.mtime_ns = info.st_mtime_ns
+    if file.owner is None and b"\n" in content.strip(b"\0"):
         raise StoreError(f"{path}: a ledger without owner: its first line is missing (left as it is)")
-    return LedgerFile(
-        path=path,
-        session=reader.session,
-        owner=reader.owner,
-        until_ns=reader.until_ns,
-        own_until_ns=reader.own_until_ns,
-        left=reader.left,
-        open=reader.entries(),
-        known=frozenset(reader.known),
-        mtime_ns=info.st_mtime_ns,
-        torn=bool(content) and not content.endswith(b"\n"),
-        damage=tuple(reader.damage),
-    )
+    if file.owner is not None and file.owner.uid != os.getuid():
+        raise StoreError(f"{path}: written by user {file.owner.uid}, left alone")
+    return file
+
+
+def read_allocation(path: Path) -> AllocationFile:
+    """Return the file of an allocation, as :func:`read_session` does; raises as it does."""
+    file = AllocationFile(path)
+    content, _ = _read_content(path)
+    file.damage = _take_lines(path, content, file.take)
+    if file.entry is None and b"\n" in content.strip(b"\0"):
+        raise StoreError(f"{path}: no allocation: its first line is missing (left as it is)")
+    return file
 
 
 def _read_content(path: Path) -> tuple[bytes, os.stat_result]:
@@ -315,83 +350,25 @@ def _read_content(path: Path) -> tuple[bytes, os.stat_result]:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-class _LineReader:
-    """Takes line after line and keeps what holds after all of them."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.session = path.stem.partition("@")[0]
-        self.owner: Owner | None = None
-        self.until_ns: int | None = None
-        self.own_until_ns: dict[str, int] = {}
-        self.left = False
-        self.open: dict[str, LedgerEntry] = {}
-        self.known: set[str] = set()
-        self.damage: list[str] = []
-        self._entry_of: dict[str, str] = {}  # run id -> allocation id
-        self._concluded: dict[str, set[str]] = {}  # allocation id -> run ids
-
-    def entries(self) -> dict[str, LedgerEntry]:
-        """Return what is open, with what was concluded of it."""
-        for one, runs in self._concluded.items():
-            if one in self.open:
-                runs.update(self.open[one].concluded)
-                self.open[one] = dataclasses.replace(self.open[one], concluded=tuple(sorted(runs)))
-        return self.open
-
-    def take(self, number: int, raw: bytes) -> None:
-        where = f"{self.path}:{number}"
+def _take_lines(path: Path, content: bytes, take: Callable[[str, dict[str, Any]], None]) -> tuple[str, ...]:
+    """Give each line to *take*; return what is said of those that were skipped."""
+    damage = []
+    for number, raw in enumerate(content.split(b"\n"), start=1):
+        where = f"{path}:{number}"
+        if not raw.strip(b"\0 "):
+            continue
         try:
             line = read_json(raw)
             schema = line.pop("schema")
-            if isinstance(schema, int) and schema > SCHEMA:
+            if isinstance(schema, int) and schema != SCHEMA:
+                which = "a newer" if schema > SCHEMA else "an older"
                 raise StoreError(
-                    f"{where}: schema {schema} is newer than {SCHEMA}, the newest this version reads (left as it is)"
+                    f"{where}: written by {which} version (schema {schema}; this version reads {SCHEMA} alone), left as it is"
                 )
-            self._event(line.pop("event"), line)
+            take(line.pop("event"), line)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SchemaError) as error:
-            self.damage.append(f"{where}: damaged line skipped: {error!r}")
-
-    def _event(self, event: str, line: dict[str, Any]) -> None:
-        if event == "opened" and self.owner is None:
-            self.owner = from_json(Owner, line["owner"])
-            self.session = str(line.get("session") or self.session)
-        elif event in {"submitted", "adopted"}:
-            self._begin(line)
-        elif event == "accepted":
-            entry = self.open[line["id"]]
-            self.open[entry.id] = dataclasses.replace(entry, native_id=str(line["native_id"]))
-        elif event in {"ended", "moved"}:
-            for one in line["ids"] if event == "moved" else [line["id"]]:
-                self.open.pop(one, None)
-        elif event == "concluded":
-            self._conclude(line["runs"])
-        elif event == "lease":
-            self._lease(int(line["until_ns"]), line.get("ids"))
-        elif event == "left":
-            self.left = True
-
-    def _begin(self, line: dict[str, Any]) -> None:
-        line.pop("from", None)
-        until_ns = line.pop("until_ns", None)
-        entry = from_json(LedgerEntry, line)
-        self.open[entry.id] = dataclasses.replace(entry, session=entry.session or self.session)
-        self.known.add(entry.id)
-        self._entry_of.update({run.run_id: entry.id for run in entry.runs})
-        if until_ns is not None:
-            self.own_until_ns[entry.id] = int(until_ns)
-
-    def _conclude(self, runs: list[str]) -> None:
-        for run in runs:
-            if run in self._entry_of:
-                self._concluded.setdefault(self._entry_of[run], set()).add(run)
-
-    def _lease(self, until_ns: int, ids: list[str] | None) -> None:
-        if ids is None:  # of all; what comes later counts
-            self.until_ns = until_ns
-            self.own_until_ns.clear()
-        else:
-            self.own_until_ns.update(dict.fromkeys(ids, until_ns))
+            damage.append(f"{where}: damaged line skipped: {error!r}")
+    return tuple(damage)
 
 
 #: Longest time between two touches of a ledger file by its owner, in seconds.
@@ -437,9 +414,9 @@ class Owner:
 
 @dataclass(frozen=True)
 class Lease:
-    """How the jobs of one ledger file are held. ``until_ns`` (UTC) is None where the owner did not detach."""
+    """How an allocation is held. ``until_ns`` (UTC) is None where it has no lease, ``owner`` where its session's file is lost."""
 
-    owner: Owner
+    owner: Owner | None
     alive: bool
     until_ns: int | None = None
 

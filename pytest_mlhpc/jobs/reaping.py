@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError, StoreError
-from pytest_mlhpc.jobs.ledger import Ledger
+from pytest_mlhpc.jobs.ledger import Adoption, Ledger, adopt
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
-from pytest_mlhpc.jobs.resume import Adoption, adopt
 
 #: Ends one allocation and says what it did; raises MlhpcError or OSError where it could not, or is not sure.
 Reaper = Callable[[LedgerEntry], str]

@@ -141,10 +141,10 @@ def _name(uid: int) -> str:
         return f"user {uid}"
 
 
-def append_lines(descriptor: int, lines: bytes) -> None:
-    """Append whole *lines* durably, or leave the file as it was. The descriptor is open to read and to append.
+def append_lines(descriptor: int, lines: bytes, *, durable: bool = True) -> None:
+    """Append whole *lines*, or leave the file as it was. The descriptor is open to read and to append.
 
-    A line that a dead writer left unfinished is ended first.
+    A line that a dead writer left unfinished is ended first. Without *durable* a power cut may still lose the lines.
 
     Raises:
         OSError: disk full, over quota, a disk error.
@@ -155,7 +155,8 @@ def append_lines(descriptor: int, lines: bytes) -> None:
     try:
         while rest:  # a short write means a full disk or a limit: the next write says which
             rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
     except OSError:
         with contextlib.suppress(OSError):  # where even that fails, readers skip the torn line
             os.ftruncate(descriptor, size)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
-from running_suites import Result, Suite, text_of
+from running_suites import LIMIT_S, Result, Suite, text_of
+
+from pytest_mlhpc.jobs.ledger_files import DEAD_S
 
 #: Options of pytest with two workers.
 XDIST = ("-p", "xdist", "-n", "2")
@@ -25,6 +30,10 @@ _REPORT = re.compile(
     r"^_+ (?:ERROR at setup of )?test_(\w+)\[.*?\] _+$\n(.*?)(?=^-{20}|^_{20}|^={20})",
     re.MULTILINE | re.DOTALL,
 )
+
+
+#: pytest's exit code where no test ran.
+_NOTHING_COLLECTED = 5
 
 
 @dataclass(frozen=True)
@@ -96,3 +105,51 @@ def _test(scheduler: str, fault: Fault) -> str:
     return (
         f'@script("echo rate: 4"{given})\ndef test_{fault.name}(run):\n    assert run["rate"].value == 4\n\n'
     )
+
+
+def killed_at_each_change(suite: Suite, owner: str, step: str, *options: str) -> int:
+    """Run sessions of which the first is killed before the first change of the disk in a step, the second before the second ...
+
+    The last one is killed right after the step, or finds nothing left to resume. Return how many were killed.
+
+    Args:
+        suite: Where the sessions run.
+        owner: ``reaping`` or ``Ledger``, which has the step.
+        step: Its function.
+        options: Of pytest.
+    """
+    through = suite.folder / "through"
+    number = 0
+    while not through.exists():
+        places = repr((owner, step, number, str(through)))
+        suite.tests(text_of(__file__, "ledger_killing_conftest.py.txt", PLACES=places), "conftest.py")
+        session = suite.start(*options)
+        if (code := session.process.wait(LIMIT_S)) == _NOTHING_COLLECTED:
+            break
+        assert code == -signal.SIGKILL, session.text
+        number += 1
+    through.unlink(missing_ok=True)
+    (suite.folder / "conftest.py").unlink()
+    return number
+
+
+def killed_at_every_step_of_the_ledger(suite: Suite) -> None:
+    """Kill sessions at every change of claim, detaching, end and close, one after the other, while two jobs run.
+
+    Assert that each gave its result once, and that nothing is left in the ledger.
+    """
+    suite.begin_gated("one", "two").kill()
+    assert killed_at_each_change(suite, "reaping", "adopt") > 8
+    assert killed_at_each_change(suite, "Ledger", "detach", "--mlhpc-wait=0") > 4
+    suite.go()
+    assert killed_at_each_change(suite, "Ledger", "ended", "--mlhpc-resume", "-k", "one") > 1
+    assert killed_at_each_change(suite, "Ledger", "close", "--mlhpc-resume", "-k", "two") > 1
+    suite.run("--mlhpc-resume").expect(5, "no earlier session left anything of it")
+    assert [record["verdict"] for record in suite.records()] == ["unjudged"] * 2
+    for path in (
+        suite.ledgers()
+    ):  # of a session that was killed before it had written who it is; another could be making it
+        assert path.read_bytes() == b""
+        os.utime(path, (time.time() - DEAD_S - 5,) * 2)
+    suite.reap()
+    assert suite.ledgers() == []

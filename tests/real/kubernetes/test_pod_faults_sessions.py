@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from faults import XDIST, gate
+from faults import XDIST, gate, killed_at_every_step_of_the_ledger
 from running_suites import LIMIT_S, text_of, wait_for
 
 GOING_ON = "going on with 1 run of an earlier session"
@@ -72,6 +72,12 @@ def test_a_session_killed_while_it_clears_up_gives_its_result_once(pod_suite, wh
     result.expect(0, passed=1)
     assert set(result.records[0]["nodes"]) < {"127.0.0.1", "127.0.0.2"}
     once(pod_suite)
+    assert jobs(pod_suite) == []
+
+
+@pytest.mark.slow
+def test_sessions_killed_at_every_change_of_claim_and_close_lose_no_pod_and_give_its_result_once(pod_suite):
+    killed_at_every_step_of_the_ledger(pod_suite)
     assert jobs(pod_suite) == []
 
 

@@ -6,7 +6,7 @@ import shutil
 import signal
 
 import pytest
-from faults import XDIST, gate
+from faults import XDIST, gate, killed_at_every_step_of_the_ledger
 from running_suites import LIMIT_S, wait_for
 
 OTHER = '@script("echo rate: 4")\ndef test_other(run): pass\n'
@@ -32,7 +32,8 @@ def test_what_waits_runs_or_has_ended_when_a_session_is_killed_is_judged_by_the_
     wanted = suite.ids("held", "running", "over")
     first = suite.begin("running", "over", "unwanted", options=[*wanted, *suite.ids("unwanted")])
     first.until(
-        "the ids in the ledger", lambda: all(job.id in suite.ledgers()[0].read_text() for job in suite.jobs())
+        "the ids in the ledger",
+        lambda: all(any(job.id in path.read_text() for path in suite.ledgers()) for job in suite.jobs()),
     )
     jobs = {name: suite.job_of(name).id for name in ("held", "running", "over", "unwanted")}
     first.kill()
@@ -181,3 +182,10 @@ def test_a_session_killed_while_it_submits_leaves_one_job_that_the_next_one_find
         suite.go()
     second.end().expect(0, passed=1)
     suite.once()
+
+
+@pytest.mark.slow
+def test_sessions_killed_at_every_change_of_claim_and_close_lose_no_job_and_give_its_result_once(suite):
+    killed_at_every_step_of_the_ledger(suite)
+    jobs = {job.id: job.state for job in suite.jobs()}
+    assert jobs == {record["job_id"]: "COMPLETED" for record in suite.records()}

@@ -34,10 +34,9 @@ def held_suite(suite: Suite) -> Suite:
 def test_a_detached_session_is_judged_by_the_one_that_resumes_it(held_suite):
     held_suite.run("--mlhpc-pack", "--mlhpc-wait=0").expect(75, "a later session", skipped=3)
     (job,) = held_suite.jobs()
-    (ledger,) = held_suite.ledgers()
-    lines = map(json.loads, ledger.read_text().splitlines())
-    named = {line["cluster"] for line in lines if line["event"] == "submitted"}
-    assert named == {cluster_name({**os.environ, **held_suite.slurm.environment})}
+    (file,) = held_suite.state.glob("ledger/*@*.jsonl")
+    submitted = json.loads(file.read_text().splitlines()[0])
+    assert submitted["cluster"] == cluster_name({**os.environ, **held_suite.slurm.environment})
 
     held_suite.run("--mlhpc-resume", "01a1fe39-0000-7000-8000-000000000000").expect(5)
     held_suite.run("--mlhpc-resume", "--mlhpc-wait", "2s").expect(
@@ -46,7 +45,7 @@ def test_a_detached_session_is_judged_by_the_one_that_resumes_it(held_suite):
     assert held_suite.records() == []
 
     held_suite.release()
-    held_suite.run("--mlhpc-resume", ledger.stem).expect(0, passed=3)
+    held_suite.run("--mlhpc-resume", submitted["session"]).expect(0, passed=3)
     assert [found.id for found in held_suite.jobs()] == [job.id]
     assert len({record["id"] for record in held_suite.records()}) == len(held_suite.records()) == 3
     held_suite.run("--mlhpc-resume").expect(5, "no earlier session left anything of it")
