@@ -130,7 +130,7 @@ UNSURE = 1.3
 #: deviations below the mean, or farther. Figures of benchmarks have heavier tails.
 TAIL, TAIL_SIGMAS = 0.05, 1.6449
 #: Variance by which a level of several nights wanders, as a share of that of one night: longer means are no surer than that.
-#: The scores of the unchanged nights of ``python -m benchmarks verdicts`` grow by a fifth from one night to twelve without it.
+#: Without it the root mean square of scores of unchanged nights grows by 6 and 16 % from one night to twelve (noisy records).
 WANDER = 0.06
 #: No likeness of neighbours beyond this is believed: the error would have no bound.
 MOST_ALIKE = 0.9

@@ -49,8 +49,8 @@ def test_what_comes_after_sixty_quiet_nights_is_told_or_not(last, better, found)
 
 def test_a_level_of_many_nights_is_no_surer_than_records_wander():
     noisy = nights(60, sigma=0.03)
-    assert told(([*noisy, *nights(12, 93.5, sigma=0.01, seed=2)], "higher")) == [None]
-    assert told(([*noisy, *nights(12, 91.0, sigma=0.01, seed=2)], "higher")) != [None]
+    assert told(([*noisy, *nights(12, 95.0, sigma=0.01, seed=2)], "higher")) == [None]
+    assert told(([*noisy, *nights(12, 94.0, sigma=0.01, seed=2)], "higher")) != [None]
 
 
 @pytest.mark.parametrize("level", [50.0, 97.0])
