@@ -19,6 +19,7 @@ from pytest_mlhpc.config.build import (
     split_options,
 )
 from pytest_mlhpc.config.model import Dataset, NodeType, Partition, System, Target
+from pytest_mlhpc.config.quantities import parse_share
 from pytest_mlhpc.config.schema import DatasetModel, PartitionModel, SystemsFile
 from pytest_mlhpc.config.systems_files import BUILT_IN, Tree, read_tree
 from pytest_mlhpc.config.this_machine import LocalMachine, fingerprint, read_machine
@@ -157,6 +158,20 @@ class Systems:
                     for environment in one.partition.environments
                 ]
         return tuple(targets), left_out
+
+    def matters(self, system: str, partition: str) -> float | None:
+        """Return the smallest loss that fails a test of a partition, a share of the level; None where it is the usual one.
+
+        That is so, too, where the system is of another file, or a variable is not set, so that nothing can run there.
+        """
+        entry = self.known.get(system)
+        node = entry.partitions.get(partition) if entry else None
+        written = node.get("matters") if node else None
+        if written is None:
+            return None
+        findings = Findings()
+        value = put_variables(written, self.environ, findings).value
+        return None if findings.missing else parse_share(value)
 
     def system(self, name: str, *, display: bool = False) -> tuple[System, Mapping[str, str]]:
         """Return the system called *name*, archived or live, and why each partition that is left out is not live.

@@ -64,9 +64,22 @@ class Setting:
     matters: float | None = None  #: the smallest loss that fails a test of the partition; None: the usual one
 
     def tolerance(self, entry: Entry) -> float:
-        """Return what matters of a series: its entry decides where it says anything but the usual, else the partition does."""
-        usual = LOCAL_TOLERANCE if self.local else TOLERANCE
-        return self.matters if self.matters is not None and entry.tolerance == usual else entry.tolerance
+        """Return what matters of a series (:func:`smallest_loss`)."""
+        return smallest_loss(entry, local=self.local, matters=self.matters)
+
+
+def smallest_loss(entry: Entry | None, *, local: bool, matters: float | None) -> float:
+    """Return the smallest loss that fails a test, a share of the level.
+
+    Args:
+        entry: of the series; it decides where its tolerance is another than the usual one.
+        local: whether the machine is a developer's.
+        matters: what the partition says.
+    """
+    usual = LOCAL_TOLERANCE if local else TOLERANCE
+    if entry is not None and entry.tolerance != usual:
+        return entry.tolerance
+    return usual if matters is None else matters
 
 
 @dataclass(frozen=True)

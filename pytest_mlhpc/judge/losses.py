@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_mlhpc.judge.changes import Attempts, Drop, find, lasting_drop, lasting_drops
-from pytest_mlhpc.judge.fence import SIGMA_FLOOR, SMALLEST, DropLimits
+from pytest_mlhpc.judge.changes import Attempts, Change, Drop, find, lasting_drop, lasting_drops
+from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST, DropLimits
 
 #: Nights from which on a series is judged by its own nights; younger ones are judged by the baseline's tolerance.
 ENOUGH = DropLimits.enough
@@ -35,6 +35,8 @@ SHARE, ATTEMPTS_AGREE, ATTEMPTS_CONFIRM = 0.75, 3, 4
 MONTH = 30
 #: Standard errors that a loss must have beyond the limit where tonight was not re-run.
 ALONE = 0.5
+#: An improvement is a level of its own from this multiple of the nights' spread on: less is a record that wanders.
+APART = 3.0
 #: Nights whose median says whether a level was better for a while.
 BLOCK = 8
 #: A night that was not run again is told of when it lies so many times as far off as any of the nights before.
@@ -195,7 +197,8 @@ def _standing(history: Sequence[Attempts], better: str) -> list[Attempts]:
 def _improved(usual: Sequence[Attempts], better: str) -> int:
     """Return the night from which on a level is better that has lasted for enough nights to be compared with; 0 where none is.
 
-    Nobody may have accepted it, and yet the level before is usual no more: whoever falls back to it has lost something.
+    Nobody may have accepted it, and yet the level before is usual no more: whoever falls back to it has lost something. Where
+    the nights of both levels overlap, they stay one level: a noisy record rises for weeks and returns without a change.
     """
     at = [number for number, night in enumerate(usual) if night.level is not None][-(BEFORE + ENOUGH) :]
     values = [usual[number].level or 0.0 for number in at]
@@ -204,9 +207,18 @@ def _improved(usual: Sequence[Attempts], better: str) -> int:
     gains = [
         change
         for change in find(values)
-        if len(values) - change.last >= ENOUGH and _lost(change.after, change.before, better) < -SMALLEST
+        if len(values) - change.last >= ENOUGH
+        and _lost(change.after, change.before, better) < -SMALLEST
+        and _stands_apart(values, change)
     ]
     return at[gains[-1].last] if gains else 0
+
+
+def _stands_apart(values: Sequence[float], change: Change) -> bool:
+    """Return whether both levels of *change* differ by more than their nights do."""
+    off = [abs(value - change.before) for value in values[: change.index]]
+    off += [abs(value - change.after) for value in values[change.index :]]
+    return abs(change.after - change.before) > APART * MAD_TO_SIGMA * statistics.median(off)
 
 
 def _rose(values: Sequence[float], better: str) -> bool:

@@ -59,6 +59,8 @@ SAME = [98.0] * 5
         pytest.param(noise(60), [120.0] * 5, {"better": "lower"}, TOLD, id="a direction that changed"),
         pytest.param([*noise(60), *noise(30, 110.0)], [100.0] * 5, {}, FAILED,
                      id="an improvement nobody accepted, and then the old level again"),
+        pytest.param([*noise(60, sigma=0.03, seed=3), *noise(20, 106.0, 0.03, 13), *noise(6, 99.0, 0.03, 23)],
+                     [99.0, 98.0, 100.0, 97.0, 99.0], {}, QUIET, id="a noisy record that rose for weeks and came back"),
         pytest.param([*noise(40), *noise(20, 90.0)], noise(1, 90.0), {"failed": range(40, 60)}, FAILED,
                      id="a loss is red until it is mended or accepted"),
         pytest.param([*noise(40), *noise(20, 90.0)], [100.0] * 5, {"failed": range(40, 60)}, QUIET, id="a loss that mends itself"),

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,13 +16,16 @@ from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.nightly import WatchedSeries, watched_part
 from pytest_mlhpc.influx.choice import chosen, selection_of
-from pytest_mlhpc.judge.baseline_files import LOCAL_TOLERANCE, TOLERANCE
 from pytest_mlhpc.judge.baselines import BaselineBook
+from pytest_mlhpc.judge.case import smallest_loss
 from pytest_mlhpc.judge.losses import limits_for
 from pytest_mlhpc.judge.sensitivity import FEWEST, SURE, WITHIN, Sensitivity, sensitivity
 from pytest_mlhpc.store.record import SeriesKey
 from pytest_mlhpc.store.table import table
 from pytest_mlhpc.store.text import count, tell
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.config.systems import Systems
 
 #: Rows of the table, at most.
 _MOST = 40
@@ -96,7 +99,7 @@ def command(
     state_dir: Path,
 ) -> CommandReport:
     """Return a row for each series, that in which least is found first."""
-    site = options.chosen_systems(systems_file).false_alarms
+    systems = options.chosen_systems(systems_file)
     what_if = AssumedChange(tolerance, noise, _rate(false_alarms))
     look = selection_of(system, branch, judged_only=True)
     with chosen(source, state_dir) as opened:
@@ -107,7 +110,7 @@ def command(
             f"{count(len(wanted), 'series')} are simulated, which takes about {_SERIES_S * len(wanted):.0f} s"
         )
     book = BaselineBook(baselines_dir, state_dir)
-    found = [row for one in wanted if (row := _row(one, book, site, what_if))]
+    found = [row for one in wanted if (row := _row(one, book, systems, what_if))]
     found.sort(key=lambda one: (*(-(size or 1.0) for size in reversed(one.now.smallest)), one.key))
     young = [one for one in wanted if one.series.key not in {row.key for row in found}]
     return CommandReport(text_of(found, young), _json(found, young))
@@ -135,10 +138,12 @@ def _rate(text: str | None) -> float | None:
         raise UsageError(f"--false-alarms {error}") from error
 
 
-def _row(one: WatchedSeries, book: BaselineBook, site: float, what_if: AssumedChange) -> SeriesRow | None:
-    series = one.series
-    entry = book.lookup(series.key)
-    tolerance = entry.tolerance if entry else LOCAL_TOLERANCE if series.key.fingerprint else TOLERANCE
+def _row(
+    one: WatchedSeries, book: BaselineBook, systems: Systems, what_if: AssumedChange
+) -> SeriesRow | None:
+    series, key, site = one.series, one.series.key, systems.false_alarms
+    matters = systems.matters(key.system, key.partition)
+    tolerance = smallest_loss(book.lookup(key), local=bool(key.fingerprint), matters=matters)
     values = [point.value for point in series.points]
     now = sensitivity(values, series.better, limits_for(max(book.count(), 1) / site, tolerance))
     if now is None:
@@ -149,7 +154,7 @@ def _row(one: WatchedSeries, book: BaselineBook, site: float, what_if: AssumedCh
         limits = limits_for(series_per_alarm, what_if.tolerance or tolerance)
         then = sensitivity(values, series.better, limits, noise=what_if.noise or 1.0)
     hours = statistics.median(point.night.node_hours for point in series.points[-_RECENT:])
-    return SeriesRow(series.key, tolerance, hours, now, then)
+    return SeriesRow(key, tolerance, hours, now, then)
 
 
 def text_of(found: Sequence[SeriesRow], young: Sequence[WatchedSeries]) -> str:
