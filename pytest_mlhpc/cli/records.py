@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, NearestChoice, NounGroup
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice, NounGroup
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.foreign import DIRECTIONS, READERS, ForeignNames
 from pytest_mlhpc.history.past import rejudged
@@ -373,7 +373,7 @@ LANES = 2
 
 @command.command(
     "push",
-    cls=Command,
+    cls=DataCommand,
     help="Send to InfluxDB what was recorded since the last push. MLHPC_INFLUX_URL, _TOKEN or _TOKEN_FILE, _BUCKET and _ORG name "
     "the server. Exit code 1: something could not be read, or was refused and lies in the folder `rejected`. 75: try again "
     "later, nothing is lost.",
@@ -396,7 +396,9 @@ LANES = 2
     help="How long to go on trying while the server is away.",
 )
 @options.state_dir
-def push(*, check: bool, since: str | None, retry_rejected: bool, wait: float, state_dir: Path) -> int:
+def push(
+    *, check: bool, since: str | None, retry_rejected: bool, wait: float, state_dir: Path
+) -> CommandReport:
     """Send, and say what was sent."""
     if check + (since is not None) + retry_rejected > 1:
         raise UsageError("--check, --since, --retry-rejected: give one of them")
@@ -405,20 +407,28 @@ def push(*, check: bool, since: str | None, retry_rejected: bool, wait: float, s
     if check:
         from pytest_mlhpc.influx.publisher import check as check_server
 
-        return check_server(server)
+        steps, code = check_server(server)
+        text = "".join(f"{name:<8} {clean(found)}\n" for name, found in steps)
+        return CommandReport(text, {"check": [{"step": name, "found": found} for name, found in steps]}, code)
     with InfluxSink(server, timeout_s=REQUEST_LIMIT_S) as sink:
         patience = Patience(time.monotonic() + max(0.0, wait))
         sender = Sender(sink, state_dir, patience, lanes=LANES)
         began = time.monotonic()
         later = "" if since_ns is None else _start_again(sender, since_ns)
         later = later or _send(sender, begin(state_dir, tell), again=retry_rejected)
-    _print(sender.progress, rejected_folder(state_dir), time.monotonic() - began)
+    progress, left = sender.progress, waiting(state_dir)
     if later:
-        tell(
-            f"mlhpc records push: {later}\n{count(waiting(state_dir), 'record')} left to send: try again later"
-        )
-        return LATER
-    return INCOMPLETE if sender.progress.rejected or sender.progress.unread else 0
+        tell(f"mlhpc records push: {later}\n{count(left, 'record')} left to send: try again later")
+    text = _sent(progress, rejected_folder(state_dir), time.monotonic() - began)
+    data = {
+        "points": progress.points,
+        "rejected": progress.rejected,
+        "unread": progress.unread,
+        "waiting": left,
+    }
+    return CommandReport(
+        text, data, LATER if later else INCOMPLETE if progress.rejected or progress.unread else 0
+    )
 
 
 def _send(sender: Sender, start: PushStart, *, again: bool = False) -> str:
@@ -448,8 +458,7 @@ def _start_again(sender: Sender, since_ns: int) -> str:
     return later
 
 
-def _print(progress: Progress, rejected: Path, seconds: float) -> None:
+def _sent(progress: Progress, rejected: Path, seconds: float) -> str:
     rate = f", {progress.points / seconds:,.0f} a second" if progress.points and seconds > 1 else ""
-    sys.stdout.write(f"{count(progress.points, 'point')} sent{rate}\n")
-    for text in progress.notes(rejected):
-        sys.stdout.write(f"{clean(text)}\n")
+    lines = [f"{count(progress.points, 'point')} sent{rate}", *map(clean, progress.notes(rejected))]
+    return "".join(f"{line}\n" for line in lines)
