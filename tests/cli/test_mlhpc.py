@@ -191,12 +191,12 @@ def test_status_shows_five_problems_of_a_session_each_with_its_reason_and_a_comm
             record(4 + n, session="s1", verdict="worker_exit", node_id=f"t.py::broken[{n}]", **manual)
             for n in range(5)
         ),
-        record(9, explanation=("rate: 15% worse",), preset="large", **slow),
+        record(9, explanation=("rate: 15% worse",), options=("--mlhpc-preset", "large"), **slow),
         record(10, attempt=1, **slow),
     )
     lines = mlhpc("status").splitlines()
     assert "session s1: 1 passed, 1 improved, 5 worker_exit, 1 regressed" in lines[0]
-    rerun = "pytest t.py::slow --system cirrus:standard --mlhpc-environment default --mlhpc-preset large"
+    rerun = "pytest t.py::slow --system cirrus:standard --mlhpc-preset large"
     assert lines[1:4] == ["regressed: t.py::slow", "  rate: 15% worse", f"  next: {rerun}"]
     assert sum(line.startswith("worker_exit: ") for line in lines) == 4
     assert lines[-2] == "and 1 more: mlhpc records list --session s1 --limit 1000"
