@@ -129,7 +129,7 @@ def until(text: str, now_ns: int) -> int:
     if moment_ns < 0:
         raise UsageError(f"--until {text!r} is neither a time like 7d or 12h nor a date like 2026-12-24")
     if moment_ns <= now_ns:
-        raise UsageError(f"--until {text!r} is over already")
+        raise UsageError(f"--until {text!r} is in the past")
     return moment_ns
 
 

@@ -273,7 +273,7 @@ def ack(name: str, end: str, reason: str, state_dir: Path) -> CommandReport:
     """Do it."""
     reason = one_line(reason, MOST_REASON)
     if not reason:
-        raise UsageError("--reason is empty: whoever reads it next month wants to know")
+        raise UsageError("--reason is empty: say why, for those who read it later")
     until_ns = until(end, time.time_ns())
     done = acknowledge(state_dir, name, until_ns, reason)
     return _changed(done, {"alert": done.subject if done else None, "until": iso(until_ns)})

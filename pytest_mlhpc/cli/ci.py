@@ -97,7 +97,7 @@ def note(
 
     comparisons = _comparisons(Selection(since_ns, system, commit, changes), state_dir, baselines_dir)
     if not comparisons:
-        tell(f"nothing is recorded in {state_dir} that is asked for")
+        tell(f"no record in {state_dir} matches")
     if as_json:
         sys.stdout.write(object_text("ci note", {"comparisons": to_json(comparisons)}))
     elif output is None:

@@ -73,7 +73,7 @@ def list_(session: str, test: str, limit: int, state_dir: Path) -> CommandReport
         records = index.newest(session=session, test=test, limit=limit)
     data = {"records": [to_json(record) for record in records]}
     if not records:
-        return CommandReport(f"nothing is recorded in {state_dir} that is asked for\n", data)
+        return CommandReport(f"no record in {state_dir} matches\n", data)
     rows = [("recorded", "id", "verdict", "attempt", "owner", "test", "judged")]
     for record in records:
         row = minutes(record.created_ns), record.id, record.verdict, str(record.attempt), record.owner or "-"

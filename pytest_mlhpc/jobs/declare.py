@@ -219,8 +219,10 @@ def misdeclared(
     found = _wrong_decorator(where, decorator, workload)
     for key, value in asked.items():
         if key not in fields:
-            text = _OF_PARTITION if key == "launcher" else f"{called} has no such field"
-            found.append(Problem(where, key, text, nearest(key, fields)))
+            if key == "launcher":
+                found.append(Problem(where, key, _OF_PARTITION))
+            else:
+                found.append(Problem(where, key, f"{called} has no such field", nearest(key, fields)))
             continue
         if key in workload.without:
             found.append(Problem(where, key, f"means nothing for {called}"))

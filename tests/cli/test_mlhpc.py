@@ -122,6 +122,16 @@ def test_accepting_the_last_run_takes_the_median_of_its_attempts(mlhpc, state_di
     assert "82 samples/s" in mlhpc("baseline", "show")
 
 
+def test_a_test_is_accepted_by_its_node_id_without_the_target_where_its_identity_is_shorter(mlhpc, state_dir):
+    fill(
+        state_dir,
+        record(1, node_id="s/test_ci.py::test_ci[cirrus:standard]", benchmark="test_ci.py::test_ci"),
+    )
+    assert "accepted: test_ci.py::test_ci rate: " in mlhpc(
+        "baseline", "accept", "s/test_ci.py::test_ci", "--reason", "r"
+    )
+
+
 def test_a_record_is_accepted_by_the_start_of_its_id(mlhpc, state_dir):
     fill(state_dir, record(1, 70.0), record(2, 80.0))
     assert "rate: 70 samples/s (one run)" in mlhpc(
