@@ -7,9 +7,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -106,7 +106,21 @@ def show(name: str, state_dir: Path) -> CommandReport:
         ids = ", ".join(record.id for record in found)
         raise UsageError(f"several records' ids start with {name!r}: {ids}")
     record = to_json(found[0])
-    return CommandReport(f"{json.dumps(record, indent=2)}\n", {"record": record})
+    return CommandReport(clean(_fields(record)), {"record": record})
+
+
+def _fields(record: Mapping[str, Any]) -> str:
+    """Return what is known of a record: a line for each field that is not empty, and its metrics as a table."""
+    measured = dict(record.get("measurement") or {})
+    metrics = measured.pop("metrics", [])
+    known = {**record, "measurement": None, **{f"measured {name}": value for name, value in measured.items()}}
+    lines = [
+        f"{name}: {value if isinstance(value, str) else json.dumps(value)}\n"
+        for name, value in known.items()
+        if value not in (None, "", [], {})
+    ]
+    rows = [(one["name"], quantity(one["value"], one["unit"]), one["better"]) for one in metrics]
+    return "".join(lines) + (table([("metric", "value", "better"), *rows]) if rows else "")
 
 
 @command.command(

@@ -154,10 +154,19 @@ def test_diff_shows_what_changed_since(mlhpc, state_dir):
     assert json.loads(mlhpc("baseline", "diff", "--json"))["baselines"][0]["newest"] == 90.0
 
 
+def test_a_record_of_a_run_that_measured_nothing_is_shown(mlhpc, state_dir):
+    fill(state_dir, record(1, verdict="worker_exit", failure="worker_exit: died", measurement=None))
+    assert "failure: worker_exit: died" in mlhpc("records", "show", record(1).id).splitlines()
+
+
 def test_records_are_listed_shown_and_checked(mlhpc, state_dir):
     fill(state_dir, record(1))
     (path,) = state_dir.glob("records/*/*.jsonl")
     assert "rate 100 samples/s" in mlhpc("records", "list")
+    lines = mlhpc("records", "show", record(1).id).splitlines()
+    assert f"id: {record(1).id}" in lines
+    assert not [line for line in lines if line.endswith((": null", ": ", ": []", ": {}"))]
+    assert lines[-2].split() == ["metric", "value", "better"]
     shown = json.loads(mlhpc("records", "show", record(1).id, "--json"))
     assert (shown["schema"], shown["record"]["benchmark"]) == ("mlhpc/records-show/1", record(1).benchmark)
     assert "1 record in " in mlhpc("records", "check", "--rebuild-index")
