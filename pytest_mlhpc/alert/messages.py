@@ -243,8 +243,9 @@ def _loss(member: Member) -> str:
     """Return by how much a metric is or was worse."""
     bad = max(member.now, member.told, key=lambda bad: bad.worse_by)
     before, after = member.told.before, bad.after
-    known = before is not None and after is not None
-    levels = from_to(before, after, bad.unit) if known else f"? -> {quantity(after, bad.unit)}"
+    levels = f"? -> {quantity(after, bad.unit)}"
+    if before is not None and after is not None:
+        levels = from_to(before, after, bad.unit)
     return f"{bad.subject.metric} {levels}, {_percent(bad.worse_by)} worse"
 
 
