@@ -9,11 +9,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_mlhpc.store.files import default_state_dir
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.config.model import Target
 
 #: How long detached jobs may stand unless `mlhpc_lease` says otherwise, in seconds: a held queue over a long weekend.
 DEFAULT_LEASE_S = 7 * 86400.0
@@ -263,6 +266,14 @@ def state_and_baselines(settings: Settings, default_baselines: Path) -> tuple[st
     if settings.baselines_dir != default_baselines:
         options += (f"--baselines-dir={settings.baselines_dir}",)
     return options
+
+
+def options_of_target(settings: Settings, target: Target) -> tuple[str, ...]:
+    """Return the options of pytest that say where in its partition a test runs."""
+    words: tuple[str, ...] = ()
+    if len(target.partition.environments) > 1 or settings.environment:
+        words += ("--mlhpc-environment", target.environment.name)
+    return (*words, f"--mlhpc-each-node={target.node}") if target.node else words
 
 
 def repeated_options(settings: Settings, root: Path) -> tuple[str, ...]:

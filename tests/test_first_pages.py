@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mlhpc.jobs.spec import UNIVERSAL
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
 from pytest_mlhpc.store.verdict import Verdict
 
 ROOT = Path(__file__).parents[1]
 #: Commands that install what is here already, need a cluster, or load the machine for longer than other tests like.
 _NOT_RUN = re.compile(r"pip install|--system (?!local)|mlhpc vet|mlhpc screen")
+COMMAND = next(one for one in WORKLOADS if one.name == "command")
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -95,6 +98,15 @@ def first_cells(page):
 def test_the_reference_names_every_verdict_and_outcome():
     named = {word for cell in first_cells("reference.md") for word in re.findall(r"`(\w+)`", cell)}
     assert {*Verdict, *FAILURES, *INFRASTRUCTURE} - named == set()
+
+
+def test_the_page_for_writers_explains_every_field_and_25_at_most():
+    text = (ROOT / "docs/writing-benchmarks.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| field \| meaning \|\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+    cells = [row.split("|")[1] for table in tables for row in table.splitlines()]
+    explained = {word for cell in cells for word in re.findall(r"`(\w+)`", cell)}
+    assert explained == {*UNIVERSAL, *COMMAND.fields} - {"command", "metrics"}
+    assert len(explained) <= 25
 
 
 def test_the_glossary_has_fifteen_nouns():

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_mlhpc.alert.book import BusyError, locked, read_book, write_book
@@ -17,7 +16,7 @@ from pytest_mlhpc.config.yaml import read_file
 from pytest_mlhpc.errors import ConfigError, UsageError, did_you_mean
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import user_name
-from pytest_mlhpc.store.text import clean, minutes, nanoseconds, one_line, tell
+from pytest_mlhpc.store.text import minutes, nanoseconds, one_line, tell
 
 #: Exit code: another command writes the book.
 LATER = 75
@@ -25,22 +24,31 @@ LATER = 75
 MOST_REASON = 300
 
 
-def acknowledge(state_dir: Path, name: str, until_ns: int, reason: str) -> int:
-    """Send nothing of an alert until then; if it is still bad then, it is sent again. Return the exit code."""
+@dataclass(frozen=True)
+class BookChange:
+    """What was changed: of which alert or system, and the sentence that says so."""
 
-    def change(book: Book) -> tuple[Book, str]:
+    subject: str
+    text: str
+
+
+def acknowledge(state_dir: Path, name: str, until_ns: int, reason: str) -> BookChange | None:
+    """Send nothing of an alert until then; if it is still bad then, it is sent again. As :func:`mute`."""
+
+    def change(book: Book) -> tuple[Book, BookChange]:
         incident = _find(book, name)
         ack = Ack(until_ns, reason, user_name(), time.time_ns())
         after = tuple(replace(one, ack=ack) if one is incident else one for one in book.incidents)
-        return replace(book, incidents=after), f"{incident.id} is acknowledged until {minutes(until_ns)}"
+        text = f"{incident.id} is acknowledged until {minutes(until_ns)}"
+        return replace(book, incidents=after), BookChange(incident.id, text)
 
     return _change(state_dir, change)
 
 
-def accept(state_dir: Path, name: str, reason: str) -> int:
-    """Let what an alert tells of be as it is from now on: the alert ends and does not come back. Return the exit code."""
+def accept(state_dir: Path, name: str, reason: str) -> BookChange | None:
+    """Let what an alert tells of be as it is from now on: the alert ends and does not come back. As :func:`mute`."""
 
-    def change(book: Book) -> tuple[Book, str]:
+    def change(book: Book) -> tuple[Book, BookChange]:
         incident = _find(book, name)
         at_ns = max(time.time_ns(), book.last_ns)  # clocks of two machines differ
         at = [
@@ -50,8 +58,8 @@ def accept(state_dir: Path, name: str, reason: str) -> int:
             for member in incident.members
             if member.open
         ]
-        said = f"{incident.id} is accepted; it ends with the next mlhpc alert send"
-        return replace(book, accepted=(*book.accepted, *at)), said
+        text = f"{incident.id} is accepted; it ends with the next mlhpc alert send"
+        return replace(book, accepted=(*book.accepted, *at)), BookChange(incident.id, text)
 
     return _change(state_dir, change)
 
@@ -61,29 +69,30 @@ def alerts_of(state_dir: Path, names: Collection[str]) -> set[str]:
     return {one.id for one in read_book(state_dir, tell).incidents} & set(names)
 
 
-def mute(state_dir: Path, system: str, until_ns: int, reason: str) -> int:
-    """Send nothing new of *system* until then. Return the exit code.
+def mute(state_dir: Path, system: str, until_ns: int, reason: str) -> BookChange | None:
+    """Send nothing new of *system* until then. Return what was done, None where another command writes the book.
 
     Raises:
         UsageError: there is no such system.
     """
     check_system(system, state_dir)
 
-    def change(book: Book) -> tuple[Book, str]:
+    def change(book: Book) -> tuple[Book, BookChange]:
         mutes = {**book.mutes, system: Mute(until_ns, one_line(reason, MOST_REASON), user_name())}
-        return replace(book, mutes=mutes), f"nothing new of {system} is sent until {minutes(until_ns)}"
+        text = f"nothing new of {system} is sent until {minutes(until_ns)}"
+        return replace(book, mutes=mutes), BookChange(system, text)
 
     return _change(state_dir, change)
 
 
-def unmute(state_dir: Path, system: str) -> int:
-    """Send what is new of *system* again. Return the exit code."""
+def unmute(state_dir: Path, system: str) -> BookChange | None:
+    """Send what is new of *system* again. As :func:`mute`."""
 
-    def change(book: Book) -> tuple[Book, str]:
+    def change(book: Book) -> tuple[Book, BookChange]:
         if system not in book.mutes:
             raise UsageError(f"{system!r} is not muted")
         mutes = {name: mute for name, mute in book.mutes.items() if name != system}
-        return replace(book, mutes=mutes), f"{system} is no longer muted"
+        return replace(book, mutes=mutes), BookChange(system, f"{system} is no longer muted")
 
     return _change(state_dir, change)
 
@@ -120,7 +129,7 @@ def until(text: str, now_ns: int) -> int:
     if moment_ns < 0:
         raise UsageError(f"--until {text!r} is neither a time like 7d or 12h nor a date like 2026-12-24")
     if moment_ns <= now_ns:
-        raise UsageError(f"--until {text!r} is over already")
+        raise UsageError(f"--until {text!r} is in the past")
     return moment_ns
 
 
@@ -136,16 +145,15 @@ def _find(book: Book, text: str) -> Incident:
     raise UsageError(f"no open alert {text!r}{meant}; `mlhpc alert list` shows all")
 
 
-def _change(state_dir: Path, change: Callable[[Book], tuple[Book, str]]) -> int:
+def _change(state_dir: Path, change: Callable[[Book], tuple[Book, BookChange]]) -> BookChange | None:
     try:
         with locked(state_dir):
-            book, said = change(read_book(state_dir, _refuse))
+            book, done = change(read_book(state_dir, _refuse))
             write_book(state_dir, book)
     except BusyError as error:
         tell(str(error))
-        return LATER
-    sys.stdout.write(clean(f"{said}\n"))
-    return 0
+        return None
+    return done
 
 
 def _refuse(problem: str) -> None:

@@ -56,7 +56,9 @@ def read_book(state_dir: Path, on_problem: Callable[[str], None]) -> Book:
             raise StoreError(f"{path}: schema {found} is newer than {SCHEMA}: update pytest-mlhpc")
         return from_json(Book, plain)
     except (ValueError, TypeError, RecursionError, SchemaError) as error:
-        on_problem(f"{path}: damaged: {str(error)[:200]}; known alerts are forgotten, it is kept beside")
+        on_problem(
+            f"{path}: damaged: {str(error)[:200]}; the file is kept, and the book of alerts begins anew"
+        )
         return Book()
 
 

@@ -13,7 +13,7 @@ from pytest_mlhpc.alert.channels.base import Affected, AlertMessage, IncidentSta
 from pytest_mlhpc.alert.incidents import CHANCE, benchmarks, place
 from pytest_mlhpc.alert.model import Bad, Incident, Member, owner_names
 from pytest_mlhpc.alert.observe import NOT_RUN
-from pytest_mlhpc.store.text import clean, count, minutes, one_line
+from pytest_mlhpc.store.text import clean, count, from_to, minutes, one_line, quantity
 
 #: Lines of a message, at most; the report has all of them.
 MOST = 40
@@ -242,7 +242,10 @@ def _line(incident: Incident, members: Sequence[Member]) -> str:
 def _loss(member: Member) -> str:
     """Return by how much a metric is or was worse."""
     bad = max(member.now, member.told, key=lambda bad: bad.worse_by)
-    levels = f"{_figure(member.told.before)} -> {_figure(bad.after)} {bad.unit}"
+    before, after = member.told.before, bad.after
+    levels = f"? -> {quantity(after, bad.unit)}"
+    if before is not None and after is not None:
+        levels = from_to(before, after, bad.unit)
     return f"{bad.subject.metric} {levels}, {_percent(bad.worse_by)} worse"
 
 
@@ -306,10 +309,6 @@ def _node(bads: Sequence[Bad]) -> str:
     """Return the one node on which all of them always ran since then, if there is only one."""
     common = set.intersection(*(set(bad.nodes) for bad in bads)) if bads else set()
     return next(iter(common)) if len(common) == 1 and all(bad.nodes for bad in bads) else ""
-
-
-def _figure(value: float | None) -> str:
-    return "?" if value is None else f"{value:.4g}"
 
 
 def _percent(share: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from pytest_mlhpc.alert.incidents import advance
 from pytest_mlhpc.alert.messages import message_of, owners_text
 from pytest_mlhpc.alert.model import Book, Incident
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, NearestChoice, NounGroup
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice, NounGroup
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.events import events
 from pytest_mlhpc.history.nightly import cache_path
@@ -261,7 +261,7 @@ def _state(incident: Incident) -> str:
 
 @command.command(
     "ack",
-    cls=Command,
+    cls=DataCommand,
     help="Acknowledge alert ID (or how it begins): nothing of it is sent until then. `mlhpc alert list` shows all.",
     example='mlhpc alert ack cirrus-3f2a --until 7d --reason "fan replaced on Tuesday"',
 )
@@ -269,17 +269,19 @@ def _state(incident: Incident) -> str:
 @click.option("--until", "end", required=True, metavar="TIME", help="7d, 12h or 2026-12-24.")
 @click.option("--reason", required=True, metavar="TEXT", help="For those who read it later.")
 @options.state_dir
-def ack(name: str, end: str, reason: str, state_dir: Path) -> int:
+def ack(name: str, end: str, reason: str, state_dir: Path) -> CommandReport:
     """Do it."""
     reason = one_line(reason, MOST_REASON)
     if not reason:
-        raise UsageError("--reason is empty: whoever reads it next month wants to know")
-    return acknowledge(state_dir, name, until(end, time.time_ns()), reason)
+        raise UsageError("--reason is empty: say why, for those who read it later")
+    until_ns = until(end, time.time_ns())
+    done = acknowledge(state_dir, name, until_ns, reason)
+    return _changed(done, {"alert": done.subject if done else None, "until": iso(until_ns)})
 
 
 @command.command(
     "mute",
-    cls=Command,
+    cls=DataCommand,
     help="Send nothing new of SYSTEM until then. What was announced before and is over is sent all the same.",
     example="mlhpc alert mute cirrus --until 2d --reason maintenance",
 )
@@ -288,10 +290,17 @@ def ack(name: str, end: str, reason: str, state_dir: Path) -> int:
 @click.option("--reason", default="", metavar="TEXT", help="Such as maintenance.")
 @click.option("--off", is_flag=True, help="End it now.")
 @options.state_dir
-def mute(system: str, end: str, reason: str, off: bool, state_dir: Path) -> int:
+def mute(system: str, end: str, reason: str, off: bool, state_dir: Path) -> CommandReport:
     """Do it."""
     if off == bool(end):
         raise UsageError("say either --until TIME or --off")
     if off:
-        return acknowledging.unmute(state_dir, system)
-    return acknowledging.mute(state_dir, system, acknowledging.until(end, time.time_ns()), reason)
+        return _changed(acknowledging.unmute(state_dir, system), {"system": system, "until": None})
+    until_ns = until(end, time.time_ns())
+    done = acknowledging.mute(state_dir, system, until_ns, reason)
+    return _changed(done, {"system": system, "until": iso(until_ns)})
+
+
+def _changed(done: acknowledging.BookChange | None, data: Mapping[str, str | None]) -> CommandReport:
+    text = f"{done.text}\n" if done else ""
+    return CommandReport(text, {**data, "done": done is not None}, 0 if done else LATER)

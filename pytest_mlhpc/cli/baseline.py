@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +71,7 @@ def diff(system: str, baselines_dir: Path, state_dir: Path) -> CommandReport:
 
 
 @command.command(
+    cls=DataCommand,
     short_help="Make what was recorded last the accepted value: of a test, a record, a session, or what an alert tells of.",
     help="Make what was recorded last the accepted value: of a test, of one record, or of all that is new in a session, by "
     "their ids; or let an alert end, by its id, because what it tells of shall stay like this.",
@@ -81,7 +81,7 @@ def diff(system: str, baselines_dir: Path, state_dir: Path) -> CommandReport:
 @click.option("--reason", required=True, metavar="TEXT", help="Why the new value is right; kept in the file.")
 @options.baselines_dir
 @options.state_dir
-def accept(what: Sequence[str], reason: str, baselines_dir: Path, state_dir: Path) -> int:
+def accept(what: Sequence[str], reason: str, baselines_dir: Path, state_dir: Path) -> CommandReport:
     """Accept all that is named."""
     accepting.require_reason(reason)
     alerts = acknowledging.alerts_of(state_dir, what)
@@ -89,14 +89,26 @@ def accept(what: Sequence[str], reason: str, baselines_dir: Path, state_dir: Pat
     book = BaselineBook(baselines_dir, state_dir)
     with contextlib.closing(Index(state_dir, patience_s=0)) as index:
         settled = _settled(book, index, state_dir, default_branch_of(Path.cwd())) if tests else {}
-        for test in tests:
-            _tell_accepted(accepting.accept(book, index, test, reason, settled))
-    for path in book.save():
-        sys.stdout.write(f"written: {path}\n")
-    return max([0, *(acknowledging.accept(state_dir, one, reason) for one in alerts)])
+        accepted = [one for test in tests for one in accepting.accept(book, index, test, reason, settled)]
+    written = [str(path) for path in book.save()]
+    ended = [acknowledging.accept(state_dir, one, reason) for one in sorted(alerts)]
+    done = [one for one in ended if one is not None]
+    lines = [
+        *map(_accepted, accepted),
+        *(f"written: {path}" for path in written),
+        *(one.text for one in done),
+    ]
+    data = {
+        "accepted": [_accepted_data(one.key, one.entry, one.old) for one in accepted],
+        "written": written,
+        "alerts": [one.subject for one in done],
+    }
+    code = 0 if len(done) == len(ended) else acknowledging.LATER
+    return CommandReport("".join(f"{line}\n" for line in lines), data, code)
 
 
 @command.command(
+    cls=DataCommand,
     short_help="Accept the levels that new series have settled, and push the accepted values as a merge request.",
     help="Accept the levels that new series have settled by their first nights, and push the accepted values of this folder to "
     "a new branch, as a merge request on GitLab.",
@@ -110,7 +122,7 @@ def accept(what: Sequence[str], reason: str, baselines_dir: Path, state_dir: Pat
 @options.state_dir
 def propose(
     *, branch: str, reason: str, target: str | None, remote: str | None, baselines_dir: Path, state_dir: Path
-) -> None:
+) -> CommandReport:
     """Write what has settled, push a commit, and say where."""
     from pytest_mlhpc.ci.gitlab import Proposal
     from pytest_mlhpc.ci.gitlab import propose as push
@@ -119,13 +131,14 @@ def propose(
     target = target or os.environ.get("CI_DEFAULT_BRANCH") or "main"
     book = BaselineBook(baselines_dir, state_dir)
     with contextlib.closing(Index(state_dir, patience_s=0)) as index:
-        for key, entry in _settled(book, index, state_dir, target).items():
-            book.put(key, replace(entry, reason=f"{reason.strip()} ({entry.reason})"))
-            value = quantity(entry.value, entry.unit)
-            sys.stdout.write(
-                f"settled: {key.benchmark} {key.metric}: {value} (median of {entry.runs} nights)\n"
-            )
+        settled = _settled(book, index, state_dir, target)
+    for key, entry in settled.items():
+        book.put(key, replace(entry, reason=f"{reason.strip()} ({entry.reason})"))
     book.save()
+    lines = [
+        f"settled: {key.benchmark} {key.metric}: {quantity(entry.value, entry.unit)} (median of {entry.runs} nights)"
+        for key, entry in settled.items()
+    ]
     project = os.environ.get("CI_PROJECT_URL", "")
     proposal = Proposal(
         root=Path.cwd(),
@@ -137,10 +150,15 @@ def propose(
         token=os.environ.get("MLHPC_GITLAB_TOKEN", "").strip(),
     )
     commit = push(proposal)
-    if commit:
-        sys.stdout.write(f"pushed {commit[:12]} to {branch}, to be merged into {proposal.target}\n")
-    else:
-        sys.stdout.write(f"nothing to propose: {baselines_dir} is as in this commit\n")
+    last = f"pushed {commit[:12]} to {branch}, to be merged into {proposal.target}"
+    lines.append(last if commit else f"nothing to propose: {baselines_dir} is as in this commit")
+    data = {
+        "settled": [_accepted_data(key, entry) for key, entry in settled.items()],
+        "commit": commit or None,
+        "branch": branch,
+        "target": target,
+    }
+    return CommandReport("".join(f"{line}\n" for line in lines), data)
 
 
 def _settled(book: BaselineBook, index: Index, state_dir: Path, branch: str) -> Mapping[SeriesKey, Entry]:
@@ -197,12 +215,22 @@ def _diff(entries: Mapping[SeriesKey, Entry], index: Index) -> tuple[str, list[d
     return table(rows), data
 
 
-def _tell_accepted(accepted: Iterable[accepting.Accepted]) -> None:
-    for one in accepted:
-        was = f", was {quantity(one.old.value, one.old.unit)}" if one.old else ""
-        runs = f"median of {one.entry.runs} runs" if one.entry.runs > 1 else "one run"
-        name = f"{one.key.benchmark} {one.key.metric}"
-        sys.stdout.write(f"accepted: {name}: {quantity(one.entry.value, one.entry.unit)}{was} ({runs})\n")
+def _accepted(one: accepting.Accepted) -> str:
+    was = f", was {quantity(one.old.value, one.old.unit)}" if one.old else ""
+    runs = f"median of {one.entry.runs} runs" if one.entry.runs > 1 else "one run"
+    name = f"{one.key.benchmark} {one.key.metric}"
+    return f"accepted: {name}: {quantity(one.entry.value, one.entry.unit)}{was} ({runs})"
+
+
+def _accepted_data(key: SeriesKey, entry: Entry, old: Entry | None = None) -> dict[str, Any]:
+    was = old.value if old else None
+    return {
+        **dataclasses.asdict(key),
+        "value": entry.value,
+        "unit": entry.unit,
+        "runs": entry.runs,
+        "was": was,
+    }
 
 
 def _change(change: float) -> str:

@@ -12,7 +12,7 @@ import click
 
 from pytest_mlhpc.ci.comparison import CommitComparison, Selection, chosen
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import NounGroup
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.text import object_text, one_line, tell
@@ -31,6 +31,7 @@ def command() -> None:
 
 
 @command.command(
+    cls=DataCommand,
     help="Write a child pipeline for each system of mlhpc-ci.yaml.",
     example="mlhpc ci pipelines --output mlhpc-ci",
 )
@@ -39,7 +40,7 @@ def command() -> None:
 )
 @options.systems_file
 @click.option("--output", type=Path, required=True, metavar="DIR", help="Files are called NAME.yml.")
-def pipelines(config: Path, systems_file: str | None, output: Path) -> None:
+def pipelines(config: Path, systems_file: str | None, output: Path) -> CommandReport:
     """Write them."""
     import yaml
 
@@ -51,6 +52,7 @@ def pipelines(config: Path, systems_file: str | None, output: Path) -> None:
     found = pipelines.read(config, archived)
     occasion = occasion_of(os.environ)
     output.mkdir(parents=True, exist_ok=True)
+    written = []
     for name, inputs in found.systems.items():
         text = yaml.safe_dump(
             child(name, found.template, inputs, occasion), sort_keys=False, allow_unicode=True
@@ -58,7 +60,9 @@ def pipelines(config: Path, systems_file: str | None, output: Path) -> None:
         path = output / f"{name}.yml"
         replace_file(path, f"# Made by `mlhpc ci pipelines` from {config.name}.\n{text}")
         why = idle(name, inputs, occasion)
-        sys.stdout.write(one_line(f"{path}: {why or occasion.source}") + "\n")
+        written.append({"system": name, "file": str(path), "for": why or occasion.source})
+    text = "".join(one_line(f"{one['file']}: {one['for']}") + "\n" for one in written)
+    return CommandReport(text, {"pipelines": written})
 
 
 @command.command(
@@ -93,7 +97,7 @@ def note(
 
     comparisons = _comparisons(Selection(since_ns, system, commit, changes), state_dir, baselines_dir)
     if not comparisons:
-        tell(f"nothing is recorded in {state_dir} that is asked for")
+        tell(f"no record in {state_dir} matches")
     if as_json:
         sys.stdout.write(object_text("ci note", {"comparisons": to_json(comparisons)}))
     elif output is None:

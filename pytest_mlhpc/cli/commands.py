@@ -133,7 +133,7 @@ class LazyGroup(NounGroup):
 
 @dataclass(frozen=True)
 class CommandReport:
-    """What a command that prints data has found: as text for people, as one object for programs."""
+    """What a command has found or done: as text for people, as one object for programs."""
 
     text: str
     data: Mapping[str, Any]
@@ -149,23 +149,33 @@ def nothing_recorded(state_dir: Path, data: Mapping[str, Any]) -> CommandReport:
 
 
 class DataCommand(Command):
-    """A command that returns a :class:`CommandReport`, printed as text or JSON or written to a file."""
+    """A command that returns a :class:`CommandReport`, printed as text or JSON or written to a file.
+
+    Where ``--output`` is a folder that the command itself fills, it has that option of its own.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         from pathlib import Path
 
         super().__init__(*args, **kwargs)
-        self.params += [
-            click.Option(["--json", "as_json"], is_flag=True, help="For programs: one object."),
-            click.Option(
-                ["--output"], type=Path, metavar="FILE", help="Write it there; the file is replaced whole."
-            ),
-        ]
+        self.params.append(
+            click.Option(["--json", "as_json"], is_flag=True, help="For programs: one object.")
+        )
+        self.fills_output = any(one.name == "output" for one in self.params)
+        if not self.fills_output:
+            self.params.append(
+                click.Option(
+                    ["--output"],
+                    type=Path,
+                    metavar="FILE",
+                    help="Write it there; the file is replaced whole.",
+                )
+            )
 
     def invoke(self, ctx: click.Context) -> int:
         """Run the command, print what it found and return its exit code."""
         as_json: bool = ctx.params.pop("as_json")
-        output: Path | None = ctx.params.pop("output")
+        output: Path | None = None if self.fills_output else ctx.params.pop("output")
         report: CommandReport = super().invoke(ctx)
         text = report.text
         if as_json:

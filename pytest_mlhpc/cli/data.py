@@ -44,6 +44,7 @@ def command() -> None:
 
 
 @command.command(
+    cls=DataCommand,
     help="Write a synthetic set in the format of WORKLOAD's real one to DIR, a new or empty folder.",
     example="mlhpc data make cosmoflow /scratch/cosmoflow --samples 512 --format tfrecord",
 )
@@ -83,10 +84,10 @@ def make(
     form: str,
     learnable: bool,
     seed: int,
-) -> None:
+) -> CommandReport:
     """Make a set."""
     with _usage_errors():
-        _make(
+        return _make(
             workload,
             preset,
             folder,
@@ -160,17 +161,26 @@ def _usage_errors() -> Iterator[None]:
         raise UsageError(f"{error.name} is needed: pip install 'pytest-mlhpc[torch]'") from error
 
 
-def _make(workload: str, preset: str, folder: Path, **wanted: Any) -> None:
+def _make(workload: str, preset: str, folder: Path, **wanted: Any) -> CommandReport:
     from pytest_mlhpc.node.worker.data.dataset_files import layout_of
     from pytest_mlhpc.node.worker.data.make import make_set
 
     layout = layout_of(workload, _parameters(workload, preset), **wanted)
     manifest, made = make_set(layout, folder.absolute(), _progress if sys.stderr.isatty() else None)
     mean = manifest.bytes / manifest.files
-    _say(
+    text = (
         f"{folder}: {layout.workload}, {layout.format}, {manifest.files} files, {manifest.bytes} bytes,"
-        f" {mean / 1e6:.3f} MB a file{'' if made else ' (was there already, complete)'}"
+        f" {mean / 1e6:.3f} MB a file{'' if made else ' (was there already, complete)'}\n"
     )
+    data = {
+        "folder": str(folder),
+        "workload": layout.workload,
+        "format": layout.format,
+        "files": manifest.files,
+        "bytes": manifest.bytes,
+        "made": made,
+    }
+    return CommandReport(text, data)
 
 
 def _parameters(workload: str, preset: str) -> dict[str, Any]:
@@ -224,10 +234,6 @@ def _text(one: dict[str, Any]) -> str:
         return "".join(f"{where}: {problem}\n" for problem in one["problems"])
     unclaimed = "" if one["declared"] else f"; for systems.yaml: digest: sha256:{one['digest']}"
     return f"{where}: ok, {one['files']} files, {one['bytes']} bytes{unclaimed}\n"
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
 
 
 #: Importing torch from a cold network file system takes a minute; counting takes seconds.

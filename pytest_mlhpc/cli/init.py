@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,13 +15,13 @@ from typing import Final
 
 import click
 
-from pytest_mlhpc.cli.commands import Command
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.config.systems_files import BUILT_IN, known_text, with_system
 from pytest_mlhpc.store.files import replace_file
 
 
 @click.command(
-    cls=Command,
+    cls=DataCommand,
     help="Write a first suite, systems.yaml, baselines/ and a CI job into FOLDER. No file that is there is changed.",
     example="mlhpc init benchmarks",
 )
@@ -33,7 +32,7 @@ from pytest_mlhpc.store.files import replace_file
     metavar="SETTINGS",
     help="Take systems over from ReFrame's site configuration. A file in Python is run.",
 )
-def command(folder: Path, from_reframe: Path | None) -> None:
+def command(folder: Path, from_reframe: Path | None) -> CommandReport:
     """Write what the folder lacks, and say what can be done next."""
     surroundings = find_machine(os.environ)
     files, questions = project_files(surroundings), []
@@ -58,7 +57,8 @@ def command(folder: Path, from_reframe: Path | None) -> None:
         lines.append("once the questions in systems.yaml are answered: pytest --system cluster")
     if "systems.yaml" in written and surroundings.kubernetes:
         lines.append("once the variables of systems.yaml are set: pytest --system kubernetes")
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    data = {"folder": str(folder), "written": written, "there": there, "questions": questions}
+    return CommandReport("".join(f"{line}\n" for line in lines), data)
 
 
 #: Partition, nodes, CPUs and MiB of a node, generic resources, longest time (sinfo(1), --format).

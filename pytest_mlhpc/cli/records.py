@@ -7,14 +7,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pytest_mlhpc.cli import options
-from pytest_mlhpc.cli.commands import Command, CommandReport, DataCommand, NearestChoice, NounGroup
+from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice, NounGroup
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.foreign import DIRECTIONS, READERS, ForeignNames
 from pytest_mlhpc.history.past import rejudged
@@ -73,7 +73,7 @@ def list_(session: str, test: str, limit: int, state_dir: Path) -> CommandReport
         records = index.newest(session=session, test=test, limit=limit)
     data = {"records": [to_json(record) for record in records]}
     if not records:
-        return CommandReport(f"nothing is recorded in {state_dir} that is asked for\n", data)
+        return CommandReport(f"no record in {state_dir} matches\n", data)
     rows = [("recorded", "id", "verdict", "attempt", "owner", "test", "judged")]
     for record in records:
         row = minutes(record.created_ns), record.id, record.verdict, str(record.attempt), record.owner or "-"
@@ -106,7 +106,21 @@ def show(name: str, state_dir: Path) -> CommandReport:
         ids = ", ".join(record.id for record in found)
         raise UsageError(f"several records' ids start with {name!r}: {ids}")
     record = to_json(found[0])
-    return CommandReport(f"{json.dumps(record, indent=2)}\n", {"record": record})
+    return CommandReport(clean(_fields(record)), {"record": record})
+
+
+def _fields(record: Mapping[str, Any]) -> str:
+    """Return what is known of a record: a line for each field that is not empty, and its metrics as a table."""
+    measured = dict(record.get("measurement") or {})
+    metrics = measured.pop("metrics", [])
+    known = {**record, "measurement": None, **{f"measured {name}": value for name, value in measured.items()}}
+    lines = [
+        f"{name}: {value if isinstance(value, str) else json.dumps(value)}\n"
+        for name, value in known.items()
+        if value not in (None, "", [], {})
+    ]
+    rows = [(one["name"], quantity(one["value"], one["unit"]), one["better"]) for one in metrics]
+    return "".join(lines) + (table([("metric", "value", "better"), *rows]) if rows else "")
 
 
 @command.command(
@@ -373,7 +387,7 @@ LANES = 2
 
 @command.command(
     "push",
-    cls=Command,
+    cls=DataCommand,
     help="Send to InfluxDB what was recorded since the last push. MLHPC_INFLUX_URL, _TOKEN or _TOKEN_FILE, _BUCKET and _ORG name "
     "the server. Exit code 1: something could not be read, or was refused and lies in the folder `rejected`. 75: try again "
     "later, nothing is lost.",
@@ -396,7 +410,9 @@ LANES = 2
     help="How long to go on trying while the server is away.",
 )
 @options.state_dir
-def push(*, check: bool, since: str | None, retry_rejected: bool, wait: float, state_dir: Path) -> int:
+def push(
+    *, check: bool, since: str | None, retry_rejected: bool, wait: float, state_dir: Path
+) -> CommandReport:
     """Send, and say what was sent."""
     if check + (since is not None) + retry_rejected > 1:
         raise UsageError("--check, --since, --retry-rejected: give one of them")
@@ -405,20 +421,28 @@ def push(*, check: bool, since: str | None, retry_rejected: bool, wait: float, s
     if check:
         from pytest_mlhpc.influx.publisher import check as check_server
 
-        return check_server(server)
+        steps, code = check_server(server)
+        text = "".join(f"{name:<8} {clean(found)}\n" for name, found in steps)
+        return CommandReport(text, {"check": [{"step": name, "found": found} for name, found in steps]}, code)
     with InfluxSink(server, timeout_s=REQUEST_LIMIT_S) as sink:
         patience = Patience(time.monotonic() + max(0.0, wait))
         sender = Sender(sink, state_dir, patience, lanes=LANES)
         began = time.monotonic()
         later = "" if since_ns is None else _start_again(sender, since_ns)
         later = later or _send(sender, begin(state_dir, tell), again=retry_rejected)
-    _print(sender.progress, rejected_folder(state_dir), time.monotonic() - began)
+    progress, left = sender.progress, waiting(state_dir)
     if later:
-        tell(
-            f"mlhpc records push: {later}\n{count(waiting(state_dir), 'record')} left to send: try again later"
-        )
-        return LATER
-    return INCOMPLETE if sender.progress.rejected or sender.progress.unread else 0
+        tell(f"mlhpc records push: {later}\n{count(left, 'record')} left to send: try again later")
+    text = _sent(progress, rejected_folder(state_dir), time.monotonic() - began)
+    data = {
+        "points": progress.points,
+        "rejected": progress.rejected,
+        "unread": progress.unread,
+        "waiting": left,
+    }
+    return CommandReport(
+        text, data, LATER if later else INCOMPLETE if progress.rejected or progress.unread else 0
+    )
 
 
 def _send(sender: Sender, start: PushStart, *, again: bool = False) -> str:
@@ -448,8 +472,7 @@ def _start_again(sender: Sender, since_ns: int) -> str:
     return later
 
 
-def _print(progress: Progress, rejected: Path, seconds: float) -> None:
+def _sent(progress: Progress, rejected: Path, seconds: float) -> str:
     rate = f", {progress.points / seconds:,.0f} a second" if progress.points and seconds > 1 else ""
-    sys.stdout.write(f"{count(progress.points, 'point')} sent{rate}\n")
-    for text in progress.notes(rejected):
-        sys.stdout.write(f"{clean(text)}\n")
+    lines = [f"{count(progress.points, 'point')} sent{rate}", *map(clean, progress.notes(rejected))]
+    return "".join(f"{line}\n" for line in lines)

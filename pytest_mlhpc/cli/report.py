@@ -176,4 +176,4 @@ def openmetrics(
     else:
         replace_file(output, text)  # whole or not at all: a scraper may read it at any moment
     if not records:
-        tell(f"nothing is recorded in {state_dir} that is asked for")
+        tell(f"no record in {state_dir} matches")

@@ -68,6 +68,7 @@ def show(name: str, systems_file: str | None) -> CommandReport:
 
 
 @command.command(
+    cls=DataCommand,
     help="Name every problem of a systems file, and what its schedulers would be given. Exit code 2 if there is one.",
     example="mlhpc systems check --render cirrus:standard",
 )
@@ -81,30 +82,33 @@ def show(name: str, systems_file: str | None) -> CommandReport:
     metavar="DIR",
     help="Write job scripts and manifests there, of all systems or of --render.",
 )
-def check(systems_file: str | None, render: str | None, output: Path | None) -> None:
+def check(systems_file: str | None, render: str | None, output: Path | None) -> CommandReport:
     """Load the file and render all that schedulers are given."""
     from pytest_mlhpc.builtin import make_manager
 
     hook = make_manager().hook
-    _check(options.chosen_systems(systems_file, hook), hook, render, output)
+    return _check(options.chosen_systems(systems_file, hook), hook, render, output)
 
 
 @command.command(
+    cls=DataCommand,
     help="Add a system that this package describes to systems.yaml, which is made where there is none.",
     example="mlhpc systems add archer2",
 )
 @click.argument("name")
 @options.systems_file
-def add(name: str, systems_file: str | None) -> None:
+def add(name: str, systems_file: str | None) -> CommandReport:
     """Copy its entry, and name what must be set before it is used."""
     from pytest_mlhpc.config.systems_files import add_system
 
     path = Path(systems_file or "systems.yaml")
     variables = add_system(path, name)
-    _say(f"{path}: added {name}; its comments say what to check on the machine")
+    lines = [f"{path}: added {name}; its comments say what to check on the machine"]
     if variables:
-        _say(f"to set before it is used; ask the site where you do not know: {', '.join(variables)}")
-    _say(f"next: mlhpc systems check --render {name}")
+        lines.append(f"to set before it is used; ask the site where you do not know: {', '.join(variables)}")
+    lines.append(f"next: mlhpc systems check --render {name}")
+    data = {"file": str(path), "system": name, "variables": variables}
+    return CommandReport("".join(f"{line}\n" for line in lines), data)
 
 
 @command.command(
@@ -123,33 +127,40 @@ def schema(output: Path | None) -> None:
         replace_file(output, json_schema())
 
 
-def _check(systems: Systems, hook: Any, name: str | None, folder: Path | None) -> None:
-    """Render all that schedulers are given (or that of *name*), and say so, print it, or write it to *folder*."""
+def _check(systems: Systems, hook: Any, name: str | None, folder: Path | None) -> CommandReport:
+    """Render all that schedulers are given (or that of *name*), and say so, return it, or write it to *folder*."""
     from pytest_mlhpc.config.systems_files import BUILT_IN
 
     shown = previews(systems, hook, name or "")
+    data: dict[str, Any] = {
+        "file": str(systems.path),
+        "systems": list(systems.entries),
+        "rendered": {place: preview.text for place, preview in shown.found.items()},
+    }
     if folder is not None:
         _write(folder, shown.found)
     elif name is not None:
-        for place, preview in shown.found.items():
-            _say(f"##### {place}\n{preview.text}" if len(shown.found) > 1 else preview.text.rstrip("\n"))
-        return
+        texts = [
+            f"##### {place}\n{preview.text}" if len(shown.found) > 1 else preview.text.rstrip("\n")
+            for place, preview in shown.found.items()
+        ]
+        return CommandReport("".join(f"{text}\n" for text in texts), {**data, "notes": list(shown.notes)})
     missing: dict[str, list[str]] = {}
     for problem in systems.missing_variables():
         # The project's own test cluster sets these itself.
         if "variable MLHPC_TEST_" not in problem.message:
             missing.setdefault(problem.message, []).append(str(problem))
-    for places in missing.values():
-        _say(f"note: {places[0]}" + (f" (needed in {len(places)} places)" if len(places) > 1 else ""))
-    for note in shown.notes:
-        _say(f"note: {note}")
-    if systems.path == BUILT_IN:
-        _say(
-            "there is no systems.yaml here, only `local`; `mlhpc init` writes one, `mlhpc systems add NAME` adds a known system"
-        )
-        return
+    notes = [
+        places[0] + (f" (needed in {len(places)} places)" if len(places) > 1 else "")
+        for places in missing.values()
+    ]
+    notes += shown.notes
     text = f", {shown.counted()}" if shown.found else ""
-    _say(f"{systems.path}: {count(len(systems.entries), 'system')}{text}, no problem")
+    last = f"{systems.path}: {count(len(systems.entries), 'system')}{text}, no problem"
+    if systems.path == BUILT_IN:
+        last = "there is no systems.yaml here, only `local`; `mlhpc init` writes one, `mlhpc systems add NAME` adds a known system"
+    lines = [*(f"note: {note}" for note in notes), last]
+    return CommandReport("".join(f"{line}\n" for line in lines), {**data, "notes": notes})
 
 
 def _write(folder: Path, previews: Mapping[str, Preview]) -> None:
@@ -219,10 +230,6 @@ def _without_empty(value: Any) -> Any:
         inner = {key: _without_empty(one) for key, one in value.items()}
         return {key: one for key, one in inner.items() if one not in (None, [], {}, "")}
     return [_without_empty(one) for one in value] if isinstance(value, list) else value
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
 
 
 #: What a file of these kinds is called.

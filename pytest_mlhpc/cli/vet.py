@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from pytest_mlhpc.store.text import iso, minutes, one_line
 from pytest_mlhpc.store.text import tell as say
 
 if TYPE_CHECKING:
+    from pytest_mlhpc.vetting.cordon import Action
     from pytest_mlhpc.vetting.history import Offender
     from pytest_mlhpc.vetting.journal import NodeEntry
 
@@ -441,12 +441,12 @@ def _to_json(node: Offender, out: set[tuple[str, str, str]]) -> dict[str, object
 @command.command(
     "drain",
     short_help="take the unfit nodes of a verdict out of service",
-    cls=Command,
+    cls=DataCommand,
     help="Drain or cordon the nodes that have a problem of their own by the verdict.json in DIR (the --output of a "
     "vetting). Exit code 1 if one could not be taken out of service.",
     example="mlhpc vet drain vet --most 2",
 )
-@click.argument("output", type=Path, metavar="DIR")
+@click.argument("folder", type=Path, metavar="DIR")
 @click.option(
     "--most",
     type=click.IntRange(0),
@@ -454,32 +454,39 @@ def _to_json(node: Offender, out: set[tuple[str, str, str]]) -> dict[str, object
     help="Do nothing if more nodes are bad.  [default: a third of those vetted]",
 )
 @options.scheduler
-def drain_nodes(output: Path, most: int | None, scheduler: str) -> int:
+def drain_nodes(folder: Path, most: int | None, scheduler: str) -> CommandReport:
     """Drain or cordon them."""
-    from pytest_mlhpc.vetting.cordon import apply, fresh, keeper_of, left_silent, node_problems, tell
+    from pytest_mlhpc.vetting.cordon import apply, fresh, keeper_of, left_silent, node_problems
 
-    verdict = fresh(output)
+    verdict = fresh(folder)
     if not node_problems(verdict):
-        tell(left_silent(verdict))
-        sys.stdout.write("no node has a problem of its own: nothing to do\n")
-        return 0
-    return 0 if tell(apply(verdict, keeper_of(scheduler, os.environ), most)) else 1
+        return _actions(left_silent(verdict), "no node has a problem of its own: nothing to do\n")
+    return _actions(apply(verdict, keeper_of(scheduler, os.environ), most))
 
 
 @command.command(
     "undo",
     short_help="give nodes back that vetting took out of service",
-    cls=Command,
+    cls=DataCommand,
     help="Give NODEs back to service, or all that vetting took out. Exit code 1 if one could not be given back.",
     example="mlhpc vet undo nid001234",
 )
 @click.argument("nodes", nargs=-1, metavar="[NODE]...")
 @options.scheduler
-def undo_nodes(nodes: Sequence[str], scheduler: str) -> int:
+def undo_nodes(nodes: Sequence[str], scheduler: str) -> CommandReport:
     """Give them back."""
-    from pytest_mlhpc.vetting.cordon import keeper_of, tell, undo
+    from pytest_mlhpc.vetting.cordon import keeper_of, undo
 
     actions = undo(nodes, keeper_of(scheduler, os.environ))
-    if not actions:
-        sys.stdout.write("no node is out of service by us: nothing to do\n")
-    return 0 if tell(actions) else 1
+    return _actions(actions, "" if actions else "no node is out of service by us: nothing to do\n")
+
+
+def _actions(actions: Sequence[Action], last: str = "") -> CommandReport:
+    """Return what became of each node, and *last*; failures are told on standard error, too."""
+    from pytest_mlhpc.vetting.cordon import tell
+
+    failed = [one for one in actions if one.word == "failed"]
+    tell(failed)
+    text = "".join(f"{one}\n" for one in actions if one not in failed) + last
+    data = {"nodes": [{"node": one.host, "became": one.word, "what": one.text} for one in actions]}
+    return CommandReport(text, data, 1 if failed else 0)

@@ -325,12 +325,20 @@ def _contradictions(
         problem("nodes.devices", f"is missing: how many {found.accelerator} devices does a node have?")
     if found.nodes is not None and 0 < (found.nodes.memory or 0) < (found.nodes.cores or 1) << 20:
         problem("nodes.memory", f"is less than 1 MiB for each of {found.nodes.cores or 1} cores")
+    _check_times(found, options, problem)
     (_check_local if found.scheduler == LOCAL else _check_remote)(found, problem)
     for name, message, suggestion in _wrong_expectations(found):
         problem(f"vet.expect.{name}", message, suggestion)
     for path, text in options.contradictions(found) if hasattr(options, "contradictions") else ():
         problem(path, text)
     return problems
+
+
+def _check_times(found: PartitionModel, options: Any, problem: Callable[..., None]) -> None:
+    longest = getattr(options, "max_time", None)
+    if longest is not None and found.time_limit > longest:
+        text = f"is {longest:g} s, and time_limit of its runs {found.time_limit:g} s: no run would fit"
+        problem(f"{found.scheduler}.max_time", text)
 
 
 def _wrong_expectations(found: PartitionModel) -> Iterator[tuple[str, str, str]]:

@@ -105,7 +105,7 @@ def within(limit_s: float, work: Callable[[CancellableConnection], T]) -> T:
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():
-        line.cut("its time is over")
+        line.cut("its deadline has passed")
         thread.join(_NOTICE_S)
         raise TimeoutError  # also if it returned something now: what is cut off may look whole
     if failed:

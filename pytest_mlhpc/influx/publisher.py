@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pluggy
@@ -22,7 +21,7 @@ from pytest_mlhpc.influx.cursor import PushStart, begin, draft_start, pending, r
 from pytest_mlhpc.influx.push import InfluxSink, RefusedError, Sender, UnavailableError, push_records
 from pytest_mlhpc.influx.schema import RUN
 from pytest_mlhpc.influx.source import InfluxConnection
-from pytest_mlhpc.store.text import clean, count
+from pytest_mlhpc.store.text import count
 
 hookimpl = pluggy.HookimplMarker("pytest_mlhpc")
 
@@ -119,27 +118,29 @@ MEASUREMENT = "mlhpc_check"
 _FOUND, _LATER = 1, 75
 
 
-def check(server: InfluxServer) -> int:
-    """Write one point and read it back; say how many records are there. Returns 0, 1 (refused) or 75 (no answer)."""
+def check(server: InfluxServer) -> tuple[list[tuple[str, str]], int]:
+    """Write one point, read it back, count the records there. Return each step and what was found, and an exit code.
+
+    The code is 0, 1 (refused) or 75 (no answer).
+    """
     moment = time.time_ns()
     who = "a user and a password" if ":" in server.token else "a token" if server.token else "no token"
     organisation = f", organisation {server.org}" if server.org else ""
-    sys.stdout.write(f"server   {server.url}, bucket {server.bucket}{organisation}, with {who}\n")
+    steps = [("server", f"{server.url}, bucket {server.bucket}{organisation}, with {who}")]
     try:
         with InfluxSink(server, timeout_s=REQUEST_LIMIT_S) as sink:
             sink.write(f"{MEASUREMENT},tool=mlhpc value={os.getpid()}i {moment}\n".encode("ascii"))
-        sys.stdout.write("write    ok: a point was taken\n")
-        _read_back(server, moment)
+        steps.append(("write", "ok: a point was taken"))
+        steps.extend(_read_back(server, moment))
     except UnavailableError as error:
-        sys.stdout.write(f"FAILED   {clean(str(error))}\n")
-        return _LATER if error.status in {0, 429} or error.status >= 500 else _FOUND
+        later = error.status in {0, 429} or error.status >= 500
+        return [*steps, ("FAILED", str(error))], _LATER if later else _FOUND
     except (RefusedError, StoreError) as error:
-        sys.stdout.write(f"FAILED   {clean(str(error))}\n")
-        return _FOUND
-    return 0
+        return [*steps, ("FAILED", str(error))], _FOUND
+    return steps, 0
 
 
-def _read_back(server: InfluxServer, moment: int) -> None:
+def _read_back(server: InfluxServer, moment: int) -> Iterator[tuple[str, str]]:
     connection = InfluxConnection(server, silence_s=REQUEST_LIMIT_S)
     try:
         question = f'SELECT "value" FROM "{MEASUREMENT}" WHERE time = {moment}'  # noqa: S608 - our own words
@@ -148,9 +149,9 @@ def _read_back(server: InfluxServer, moment: int) -> None:
             raise StoreError(
                 "the written point cannot be read back: check that writes and queries use the same database"
             )
-        sys.stdout.write("read     ok: the same point came back\n")
+        yield "read", "ok: the same point came back"
         question = f'SELECT count("created_ns") FROM "{RUN.name}"'  # noqa: S608 - our own words
         found = [int(row[1]) for block in connection.ask(question) for row in block.rows]
-        sys.stdout.write(f"records  {sum(found)}\n")
+        yield "records", str(sum(found))
     finally:
         connection.close()

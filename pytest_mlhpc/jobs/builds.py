@@ -88,7 +88,7 @@ def build_plan(where: str, name: str, declared: Build, folder: Path, target: Tar
     if text := _wrong_place(declared.where, target):
         raise SpecError([Problem(where, name, text)])
     try:
-        files = files_of(as_list(declared.files), folder, 1 << 30, target.partition) if declared.files else {}
+        files = files_of(as_list(declared.files), folder, target.partition) if declared.files else {}
         env = variables(declared.env)
     except SoftwareError as error:
         raise SpecError([Problem(where, f"{name}: {error.key}", str(error))]) from None

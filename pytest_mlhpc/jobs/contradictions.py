@@ -24,12 +24,6 @@ def contradictions(spec: JobSpec, values: Mapping[str, Any]) -> list[tuple[str, 
     found = []
     if not _NAME.match(spec.name):
         found.append(("name", f"{spec.name!r} is empty, too long or holds control characters"))
-    once = spec.workload == "command" and spec.started == 1
-    if spec.launcher == "plain" and not spec.about_nodes and not once and spec.nodes * spec.started > 1:
-        many = f"{spec.nodes} nodes" if spec.nodes > 1 else f"{spec.started} ranks"
-        found.append(
-            ("launcher", f"plain starts one process on one node, {many} asked; name srun, mpirun or torchrun")
-        )
     if spec.agentless:
         found += _without_agent(spec)
     if spec.workload == "command":
@@ -125,8 +119,6 @@ def _without_agent(spec: JobSpec) -> list[tuple[str, str]]:
         found.append(
             ("nodes", f"{place} that would start it once; for one process on each node say ranks_per_node=1")
         )
-    if spec.asked.get("launcher"):
-        found.append(("launcher", f"{place}: each starts its one process itself; leave launcher out"))
     if spec.files:
         found.append(("files", f"{place} that would take them; put them on a volume, or into the image"))
     if spec.artifacts:
@@ -155,7 +147,4 @@ def _wrong_command(spec: JobSpec) -> list[tuple[str, str]]:
         )
     if spec.cwd is not None and spec.files:
         found.append(("files", "are put into the run's own folder; leave out cwd"))
-    if spec.asked.get("launcher") and not spec.asked.get("ranks_per_node"):
-        text = "starts ranks, and without ranks_per_node a program is started once, by none; say ranks_per_node=1"
-        found.append(("launcher", text))
     return found

@@ -154,7 +154,7 @@ def resolve(
     workload = workloads.get(declared.workload)
     if workload is None:
         raise SpecError(problems)
-    chosen = preset or declared.target.partition.preset
+    chosen = str(asked.get("preset") or preset or declared.target.partition.preset)
     if chosen not in workload.presets:
         known = ", ".join(workload.presets)
         text = f"{declared.workload} has no preset {chosen!r}; it has {known}"
@@ -177,14 +177,11 @@ def resolve(
         Problem(declared.where, "devices_per_node" if key == "devices" else key, text)
         for key, text in together
     ]
-    module = launchers.get(spec.launcher)
-    if module is None:
-        text = f"unknown launcher {spec.launcher!r}; there are {', '.join(sorted(launchers))}"
-        problems.append(Problem(declared.where, "launcher", text, nearest(spec.launcher, launchers)))
-    elif not module.startswith("pytest_mlhpc.node.launch."):
-        spec = replace(spec, launcher=module)
     if problems:
         raise SpecError(problems)
+    module = launchers[spec.launcher]  # one of ours, or a partition's, checked with its file
+    if not module.startswith("pytest_mlhpc.node.launch."):
+        spec = replace(spec, launcher=module)
     return replace(spec, definition=definition_of(spec, workload))
 
 
@@ -205,10 +202,8 @@ def _effective(
     return tuned(values, asked, accelerator, workload.name)
 
 
-#: Of a field that many expect a test to have.
-_OF_SESSION = (
-    "a test has no preset; choose one for the session by --mlhpc-preset, or for a partition in systems.yaml"
-)
+#: Of a field that some expect a test to have.
+_OF_PARTITION = "a test has no launcher; name it in the partition's entry of systems.yaml"
 
 
 def misdeclared(
@@ -224,8 +219,10 @@ def misdeclared(
     found = _wrong_decorator(where, decorator, workload)
     for key, value in asked.items():
         if key not in fields:
-            text = _OF_SESSION if key == "preset" else f"{called} has no such field"
-            found.append(Problem(where, key, text, nearest(key, fields)))
+            if key == "launcher":
+                found.append(Problem(where, key, _OF_PARTITION))
+            else:
+                found.append(Problem(where, key, f"{called} has no such field", nearest(key, fields)))
             continue
         if key in workload.without:
             found.append(Problem(where, key, f"means nothing for {called}"))
@@ -422,8 +419,6 @@ def _launcher(partition: Partition, values: Mapping[str, Any], *, command: bool)
     """Return who starts the processes of a run: of a program without ``ranks_per_node``, the batch itself."""
     if command and not values["ranks_per_node"]:
         return "plain"
-    if values["launcher"]:
-        return str(values["launcher"])
     if command and partition.launcher in {"", "auto", "plain"}:
         if partition.scheduler == "slurm":
             return "srun"
@@ -435,7 +430,7 @@ def _launcher(partition: Partition, values: Mapping[str, Any], *, command: bool)
 
 
 #: Fields of a program that are no parameters of it: a spec has them by themselves.
-_OF_PROGRAM = ("command", "metrics", "cwd", "reference", "files", "files_limit", "artifacts", "sanity")
+_OF_PROGRAM = ("command", "metrics", "cwd", "reference", "files", "artifacts", "sanity")
 
 
 def _judged(judge: Any, workload: Workload, metrics: Mapping[str, Any]) -> tuple[str, ...]:

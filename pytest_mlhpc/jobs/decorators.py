@@ -108,9 +108,9 @@ def train(
     """Train *workload* on the selected system, and judge what was measured.
 
     Fields of every test: ``nodes``, ``devices_per_node``, ``time_limit`` (seconds, or a text such as ``"30m"``),
-    ``judge`` (False, or names of metrics), ``name``, ``owner`` (who is asked about it), ``requires``, ``launcher``,
+    ``judge`` (False, or names of metrics), ``name``, ``owner`` (who is asked about it), ``requires``,
     ``exclusive``, and of its software ``env``, ``environment``, ``modules``, ``image``; ``slurm`` and ``kubernetes`` are options of the scheduler. Fields of
-    trainings: ``steps`` and ``warmup`` (counts), ``data``, ``cache``, ``global_batch`` (samples), ``precision``, and what
+    trainings: ``preset``, ``steps`` and ``warmup`` (counts), ``data``, ``cache``, ``global_batch`` (samples), ``precision``, and what
     ``mlhpc data workloads NAME`` lists. A parameter of the test that is named like a field sets that field.
     """
     return Declared("train", workload, dict(fields))
@@ -234,7 +234,6 @@ class MeasuredFields(Fields, total=False):
     """Fields of all that is measured."""
 
     nodes: int
-    launcher: str
 
 
 class ProgramFields(MeasuredFields, total=False):
@@ -242,7 +241,6 @@ class ProgramFields(MeasuredFields, total=False):
 
     ranks_per_node: int | None
     files: str | Sequence[str]
-    files_limit: Size
     artifacts: str | Sequence[str]
     sanity: str | Callable[[Any], Any] | Sequence[str | Callable[[Any], Any]]
     cwd: str | None
@@ -252,6 +250,7 @@ class ProgramFields(MeasuredFields, total=False):
 class RepeatedFields(MeasuredFields, total=False):
     """Fields of all that is repeated."""
 
+    preset: str
     steps: int
     warmup: int
 

@@ -197,7 +197,7 @@ def staged_files(where: str, folder: Path, partition: Partition, values: Mapping
     try:
         check_artifacts(as_list(values["artifacts"]))
         given = as_list(values["files"])
-        return files_of(given, folder.absolute(), values["files_limit"], partition) if given else {}
+        return files_of(given, folder.absolute(), partition) if given else {}
     except SoftwareError as error:
         raise SpecError([Problem(where, error.key, str(error))]) from None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_mlhpc.config.model import Environment, Partition, Target
-from pytest_mlhpc.config.quantities import format_size, parse_size
+from pytest_mlhpc.config.quantities import format_size
 from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.node.files import may_be_secret
 from pytest_mlhpc.node.run_files import regular_files, safe
@@ -21,6 +21,8 @@ _MODULE: Final = re.compile(r"[^\s\x00-\x1f\x7f]{1,200}\Z")
 #: Most bytes of files that a pod gets: they travel in an object of the API server, which takes 1 MiB
 #: (kubernetes.io/docs/concepts/configuration/secret, "Size limit").
 POD_FILES_BYTES: Final = 900 * 1024
+#: Most bytes of a test's ``files``: they are copied for each run.
+MOST_FILES_BYTES: Final = 1 << 30
 #: Containers that a test's image can be put into.
 _WITHOUT_IMAGE: Final = "has no container whose image could be another; give its environment one (container: {runtime: apptainer, image: ...})"
 
@@ -89,13 +91,15 @@ def _environment(partition: Partition, name: str) -> Environment:
     raise SoftwareError("environment", text + (f" (did you mean {hint!r}?)" if hint else ""))
 
 
-def files_of(given: Sequence[str], folder: Path, limit: str | int, partition: Partition) -> dict[str, str]:
+def files_of(
+    given: Sequence[str], folder: Path, partition: Partition, most: int = MOST_FILES_BYTES
+) -> dict[str, str]:
     """Return path in the run's folder -> source of the *given* files, folders and globs, relative to *folder*.
 
     What lies outside of *folder* is put beside the others by its own name.
 
     Raises:
-        SoftwareError: one is missing or cannot be read, two have one place, or they are larger than *limit*.
+        SoftwareError: one is missing or cannot be read, two have one place, or they have more than *most* bytes.
     """
     found: dict[str, str] = {}
     for pattern in given:
@@ -103,11 +107,11 @@ def files_of(given: Sequence[str], folder: Path, limit: str | int, partition: Pa
             place = _place(source, folder)
             if found.setdefault(place, str(source)) != str(source):
                 raise SoftwareError("files", f"{found[place]} and {source} would both be {place}")
-    size, most = _size(found.values()), parse_size(limit)
+    size = _size(found.values())
     if size > most:
         raise SoftwareError(
             "files",
-            f"have {format_size(size)}, more than {format_size(most)}; raise files_limit, or name a folder of the nodes",
+            f"have {format_size(size)}, more than {format_size(most)}; name a folder that the nodes see, by cwd or in the command",
         )
     if partition.scheduler == "kubernetes" and size > POD_FILES_BYTES:
         text = f"have {format_size(size)}, a pod gets {POD_FILES_BYTES >> 10}KiB at most; put them on a volume of {partition.id}"

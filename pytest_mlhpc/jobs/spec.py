@@ -243,6 +243,7 @@ UNIVERSAL: Mapping[str, Field] = {
     "devices_per_node": Field(
         1, "accelerators of each node; one rank owns each, on CPUs a share of the cores", minimum=1
     ),
+    "preset": Field("", "smoke, small or reference, instead of the session's or the partition's", "str"),
     "steps": Field(20, "steps that are timed", minimum=0),
     "warmup": Field(3, "steps before the timed ones", minimum=0),
     "data": Field("memory", "memory, device, files, a data set of the system, or a path", "str"),
@@ -255,7 +256,6 @@ UNIVERSAL: Mapping[str, Field] = {
     "requires": Field(
         (), "features that the partition must have, with a minus must not: '+cuda -hip'", "words"
     ),
-    "launcher": Field("", "launcher instead of the partition's", "str"),
     "env": Field(None, "variables over those of the environment", "mapping"),
     "environment": Field("", "environment of the partition, by its name", "str"),
     "modules": Field((), "modules to load after those of the environment", "words"),

@@ -48,7 +48,7 @@ def accept(
 ) -> list[Accepted]:
     """Accept the last run of a test with all its attempts, one record by its id, or all that is new in a session.
 
-    *test* is a node id, or an identity: then it is accepted wherever its last session ran it; a name of a test function
+    *test* is a node id, with its target or without, or an identity: then it is accepted wherever its last session ran it; a name of a test function
     stands for all its identities, if they are in one file. Of a session's new series,
     those of *settled* are accepted with the level of their nights, which is better known than that of one run.
 
@@ -81,13 +81,14 @@ def accept(
 
 
 def _identities(index: Index, function: str) -> list[str]:
-    """Return the recorded identities of the test function that is called so.
+    """Return the recorded identities of the test function that is called so, or has this node id on some target.
 
     Raises:
         UsageError: there is none, or there are several in different files.
     """
     known = index.benchmarks()
     found = [one for one in known if "::" in one and _function(one) == function]
+    found = found or index.identities_of(function)
     if len({one.rpartition("::")[0] for one in found}) > 1:
         raise UsageError(f"{function!r} is a test in several files: {', '.join(found)}")
     if not found:

@@ -18,6 +18,7 @@ from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.store import record
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.record import Epoch
+from pytest_mlhpc.store.text import quantity
 from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
 
 #: Clean nights that settle a level: from as many the fence takes a width of its own.
@@ -153,7 +154,7 @@ def _judge_baseline(
     width = fence.make_fence(figures, entry.value, setting.tolerance(entry))
     case = Case(attempts, setting, entry, metric, nights, width)
     if setting.mode == "update" and abs(case.drop(metric.value)) > case.fence.width:
-        reason = f"accepted instead of {entry.value:g} {entry.unit} (--mlhpc-baseline=update)"
+        reason = f"accepted instead of {quantity(entry.value, entry.unit)} (--mlhpc-baseline=update)"
         return Ruling(case.verdict(Verdict.NEW, reason))
     return nightly.judge_night(case) if nightly.enough(nights) else _young(case)
 

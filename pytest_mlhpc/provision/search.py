@@ -248,7 +248,7 @@ def _error_text(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [one for one in frames if one.filename != __file__]
     place = f" ({Path(own[0].filename).name}:{own[0].lineno}: {own[0].line})" if own else ""
-    return f"{type(error).__name__}: {str(error) or 'without a word'}{place}"[:1000]
+    return f"{type(error).__name__}: {str(error) or 'no message'}{place}"[:1000]
 
 
 def main() -> int:

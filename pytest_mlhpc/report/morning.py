@@ -434,10 +434,7 @@ def _again(record: Record, options: Sequence[str]) -> str:
     node_id = one_line(record.node_id, 10_000)
     if "::" not in node_id:
         return shlex.join(["mlhpc", "history", node_id, "--system", record.system, *options])
-    command = ["pytest", node_id, "--system", f"{record.system}:{record.partition}"]
-    # A record does not say which ones would be taken by themselves, so they are always named.
-    for option, value in (("--mlhpc-environment", record.environment), ("--mlhpc-preset", record.preset)):
-        command += [option, value] if value else []
+    command = ["pytest", node_id, "--system", f"{record.system}:{record.partition}", *record.options]
     command += [option.replace("--state-dir=", "--mlhpc-state=", 1) for option in options]
     return one_line(shlex.join(command), 10_000)
 

@@ -99,7 +99,7 @@ def throttled(seen: ProgramEvidence) -> list[ProgramFinding]:
         why = next(name for bit, name in bits.items() if device.held.get(bit, 0.0) == share)
         lost = share * (1.0 - device.clock) if device.clock is not None else 0.0
         others = sum(part >= LEAST for part, _ in held)
-        text = f"GPU {device.index} of {device.host} is held by {why} in {percent(share)} of looks ({_state(device)})"
+        text = f"GPU {device.index} of {device.host} is held by {why} in {percent(share)} of samples ({_state(device)})"
         text += f"; {others} of {len(held)} GPUs are" if others > 1 else ""
         advice = (
             "cooling, or another node"
@@ -164,7 +164,7 @@ def _demand(one: ProcessUsage) -> float:
 
 def _queueing(number: int, own: ProcessUsage) -> ProgramFinding:
     text = (
-        f"the first thread of rank {number} could run in {percent(own.running)} of looks, but ran {percent(own.main)} "
+        f"the first thread of rank {number} could run in {percent(own.running)} of samples, but ran {percent(own.main)} "
         "of the time: it waits for a core"
     )
     advice = "fewer threads or processes than cores, or a node of its own"
@@ -206,7 +206,7 @@ def _helpers(rank: RankProcess) -> str:
     text = f"its {many(len(workers), 'process', 'es')} of loading keep {sum(one.cores for one in workers):.1f} cores busy"
     disk = fmean(one.disk for one in workers)
     read = sum(one.read_rate or 0.0 for one in workers)
-    return f"{text}, {percent(disk)} of looks on storage, {bytes_text(read)}/s from it"
+    return f"{text}, {percent(disk)} of samples on storage, {bytes_text(read)}/s from it"
 
 
 def _loader_advice(rank: RankProcess) -> str:
@@ -227,7 +227,7 @@ def _outside(rank: RankProcess) -> list[ProgramFinding]:
     if own is None:
         return []
     if own.disk >= 0.2:
-        text = f"rank {rank.number} waits for storage in {percent(own.disk)} of looks, {bytes_text(own.read_rate or 0)}/s from it"
+        text = f"rank {rank.number} waits for storage in {percent(own.disk)} of samples, {bytes_text(own.read_rate or 0)}/s from it"
         return [
             ProgramFinding(
                 "waiting for data", own.disk, text, "load beside the training, or from nearer", certain=False

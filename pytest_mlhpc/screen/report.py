@@ -247,7 +247,7 @@ def _scale(what: str, seen: ProgramEvidence) -> str:
         text += f", {len(seen.devices)} x {seen.devices[0].model}"
     if steps:
         text += f", {seconds_text(sum(steps) / len(steps))} a step"
-    return f"{text}; looking took {100 * _cost(seen):.1f} % of a core"
+    return f"{text}; screening took {100 * _cost(seen):.1f} % of a core"
 
 
 def _line(number: int, finding: ProgramFinding) -> str:

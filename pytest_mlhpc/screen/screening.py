@@ -69,7 +69,7 @@ def screen_program(options: Options, program: Sequence[str]) -> int:
             try:
                 _report(options, _short(what), wrapped.samples, hook_output.read_traces(folder), missing)
             except Exception as error:  # noqa: BLE001 - the program would die with us, of a mistake of ours
-                say(f"nothing can be said: {type(error).__name__}: {error}")
+                say(f"no result: {type(error).__name__}: {error}")
             shutil.rmtree(folder, ignore_errors=True)  # the hook notices, and writes no more
             if ended is None:
                 ended = wrapped.stop() if options.stop else wrapped.wait()
@@ -141,7 +141,7 @@ def _report(
 ) -> None:
     if len(samples) < 2:
         page = "" if options.page is None else "; no page was written"
-        why = f"ended too soon to say what limits it ({len(samples)} looks)"
+        why = f"ended too soon to say what limits it ({len(samples)} samples)"
         say(f"{what} {why}{page}")
         if options.as_json:
             _print(report_data(what, None, (), [*missing, f"what limits it: it {why}"]))

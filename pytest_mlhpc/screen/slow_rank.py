@@ -76,7 +76,7 @@ def by_storage(ranks: Sequence[RankProcess]) -> Slow | None:
     if found is None:
         return None
     rank, share, others = found
-    text = f"rank {rank}{_where(ranks, rank)} waits for storage in {percent(share)} of looks, the others in {percent(others)}"
+    text = f"rank {rank}{_where(ranks, rank)} waits for storage in {percent(share)} of samples, the others in {percent(others)}"
     return Slow(rank, share - others, text, "its node's file system, its share of the data", certain=False)
 
 

@@ -24,9 +24,10 @@ from pytest_mlhpc.judge.judge import accept_command, entries_to_put, failure_of,
 from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.node.protocol.plan import VETTED
 from pytest_mlhpc.node.protocol.schema import Measurement, to_json
-from pytest_mlhpc.options import Settings, state_and_baselines
+from pytest_mlhpc.options import Settings, options_of_target, repeated_options, state_and_baselines
 from pytest_mlhpc.session.validate import check
 from pytest_mlhpc.store.definition import changed
+from pytest_mlhpc.store.files import default_state_dir
 from pytest_mlhpc.store.record import Epoch, Failure, JudgedBy, Provenance, Record, user_name
 from pytest_mlhpc.store.store import Store
 from pytest_mlhpc.store.verdict import WORSE, Judgement, Verdict
@@ -347,10 +348,18 @@ class JobFinisher:
             energy_j=attempt.energy_j,
             judged=spec.judged,
             judged_by=by,
+            options=self._options(spec),
             overrides=dict(self._settings.overrides),
             vetting=vetted_record(attempt, job.lost, self._readiness.excluded(spec)),
             measurement=measurement,
         )
+
+    def _options(self, spec: JobSpec) -> tuple[str, ...]:
+        settings = replace(
+            self._settings, state_dir=default_state_dir(os.environ)
+        )  # whoever reads it names it
+        root = Path(self._provenance.root) if self._provenance.root else Path.cwd()
+        return (*options_of_target(settings, spec.target), *repeated_options(settings, root))
 
     def _append(self, record: Record, spec: JobSpec, attempt: Attempt) -> None:
         """Store a record, unless the session that submitted its run was killed between this line and the ledger's."""

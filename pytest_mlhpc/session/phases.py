@@ -12,7 +12,7 @@ from _pytest._code.code import TerminalRepr
 
 from pytest_mlhpc.errors import InfrastructureError, RunFailure, SpecError
 from pytest_mlhpc.jobs.job import Outcome
-from pytest_mlhpc.options import repeated_options
+from pytest_mlhpc.options import options_of_target, repeated_options
 from pytest_mlhpc.session.bench import INFRA_ATTRIBUTE, Bench
 from pytest_mlhpc.session.live import live_of
 from pytest_mlhpc.session.run import WARNINGS, explain
@@ -152,9 +152,5 @@ def repeat_command(item: pytest.Item, bench: Bench) -> str:
     path, separator, rest = item.nodeid.partition("::")
     path = os.path.relpath(item.config.rootpath / path, item.config.invocation_params.dir)
     words = ["pytest", path + separator + rest, settings.system_option, target.partition.id]
-    if len(target.partition.environments) > 1 or settings.environment:
-        words += ["--mlhpc-environment", target.environment.name]
-    if target.node:
-        words.append(f"--mlhpc-each-node={target.node}")
-    words += repeated_options(settings, item.config.rootpath)
+    words += (*options_of_target(settings, target), *repeated_options(settings, item.config.rootpath))
     return shlex.join(words)

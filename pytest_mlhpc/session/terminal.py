@@ -184,7 +184,7 @@ def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, conf
         ("not ended; the same command, or with --mlhpc-resume, goes on", _queued(session)),
         ("measured beside another user of this machine", _other_users(session)),
         (
-            f"baseline entries that no test uses, in {os.path.relpath(session.settings.baselines_dir)}; delete what is over",
+            f"baseline entries that no test uses, in {os.path.relpath(session.settings.baselines_dir)}; delete those that are no longer needed",
             unused_baselines(reporter, session, config),
         ),
         ("baseline entries of places that the systems file does not have", _misplaced(session, config)),
@@ -268,7 +268,7 @@ def _doubtful(session: BenchmarkSession) -> str:
 
 def rows_of(job: Job) -> list[tuple[str, ...]]:
     """Return the table rows of one run: a row for each judged metric, or what kept it from being judged."""
-    outcome, name = job.outcome, job.spec.node_id.rpartition("::")[2]
+    outcome, name = job.outcome, job.spec.node_id.partition("::")[2]
     if outcome is None:
         return []
     judgement, measurement = outcome.judgement, outcome.measurement

@@ -197,6 +197,14 @@ class Index:
         """Return the identities of all tests that were recorded, by name."""
         return [row[0] for row in self._ask("SELECT DISTINCT benchmark FROM records ORDER BY benchmark", {})]
 
+    def identities_of(self, node_id: str) -> list[str]:
+        """Return the identities of the tests whose node id is *node_id* but for the brackets at its end, by name."""
+        query = (
+            "SELECT DISTINCT benchmark FROM records WHERE substr(node_id, 1, :n) = :text ORDER BY benchmark"
+        )
+        text = f"{node_id}["
+        return [row[0] for row in self._ask(query, {"n": len(text), "text": text})]
+
     def newest(self, *, session: str = "", test: str = "", limit: int = 50) -> Sequence[Record]:
         """Return the newest records, newest first, of a session or a test where given, by its node id or identity."""
         query = (

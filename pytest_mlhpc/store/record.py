@@ -93,6 +93,7 @@ class Record:
     owner: str = ""  #: who is asked about the test; several are one text with commas
     partition_owner: str = ""  #: who is asked about the nodes
     root: str = ""  #: pytest's root directory, to which ``node_id`` is relative, on the session's machine
+    options: tuple[str, ...] = ()  #: of pytest that chose how it ran, but for system and state directory
     overrides: Mapping[str, str] = field(default_factory=dict)  #: what --mlhpc-set changed of systems.yaml
     vetting: RecordedVetting | None = None  #: None: the nodes were not vetted
     measurement: Measurement | None = None

@@ -16,6 +16,7 @@ from pytest_mlhpc.node.vet.check import Check, LoadWatch
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.policy import Bound, built_in, floors
 from pytest_mlhpc.node.vet.workers import PAIR_S, WORKS
+from pytest_mlhpc.store.text import quantity
 
 _MARKED = re.compile(r"(<!-- (checks|rules|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -81,8 +82,7 @@ def _stage(bound: Bound, stage: float | None) -> str:
     if stage is None:
         return "-"
     comparison = "<=" if bound.better == "higher" else ""
-    unit = "" if bound.unit == "1" else bound.unit
-    return f"{comparison}{stage:.4g} {unit}".strip()
+    return f"{comparison}{quantity(stage, bound.unit)}".strip()
 
 
 def whole() -> str:
@@ -102,7 +102,7 @@ def whole() -> str:
         for one in built_in().bounds.values()
     ]
     lowest = [
-        [one.hardware, f"`{one.name}`", f"{one.fail:.4g} {one.unit}", one.confidence, one.source]
+        [one.hardware, f"`{one.name}`", quantity(one.fail, one.unit), one.confidence, one.source]
         for one in floors()
     ]
     return "\n".join(

@@ -6,16 +6,16 @@
 from pytest_mlhpc import train
 
 
-@train("resnet50", nodes=2, devices_per_node=16, launcher="srun", requires="cpu")
+@train("resnet50", nodes=2, devices_per_node=16, requires="cpu")
 def test_resnet50_with_16_ranks_a_node(run, baseline):
     assert run >= baseline
 
 
-@train("cosmoflow", nodes=2, devices_per_node=16, launcher="srun", requires="cpu")
+@train("cosmoflow", nodes=2, devices_per_node=16, requires="cpu")
 def test_cosmoflow_with_16_ranks_a_node(run, baseline):
     assert run >= baseline
 
 
-@train("deepcam", nodes=4, devices_per_node=8, launcher="srun", requires="cpu")
+@train("deepcam", nodes=4, devices_per_node=8, requires="cpu")
 def test_deepcam_with_8_ranks_a_node(run, baseline):
     assert run >= baseline

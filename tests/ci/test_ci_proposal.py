@@ -1,5 +1,6 @@
 """New accepted values, pushed to a real repository of git that records what GitLab would be told."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,8 @@ def test_nothing_but_baselines_is_pushed(project, server):
 
 def test_nothing_new_is_nothing_to_propose(unchanged, server, monkeypatch, mlhpc):
     monkeypatch.chdir(unchanged)
-    mlhpc("baseline", "propose", "--branch", "b", "--reason", "r")
+    data = json.loads(mlhpc("baseline", "propose", "--branch", "b", "--reason", "r", "--json").out)
+    assert (data["schema"], data["settled"], data["commit"]) == ("mlhpc/baseline-propose/1", [], None)
     assert git(server, "branch") == ""
 
 

@@ -1,5 +1,6 @@
 """The command `mlhpc ci`, on records as sessions write them."""
 
+import json
 import time
 
 import pytest
@@ -64,6 +65,9 @@ def test_generate_writes_a_pipeline_for_each_system(folder, monkeypatch, mlhpc):
     (folder / "mlhpc-ci.yaml").write_text(yaml.safe_dump({"systems": {"mine": inputs}}), encoding="utf-8")
     monkeypatch.setenv("CI_PIPELINE_SOURCE", "schedule")
     assert "out/mine.yml: schedule" in mlhpc("ci", "pipelines", "--output", "out").out
+    data = json.loads(mlhpc("ci", "pipelines", "--output", "out", "--json").out)
+    assert data["schema"] == "mlhpc/ci-pipelines/1"
+    assert data["pipelines"] == [{"system": "mine", "file": "out/mine.yml", "for": "schedule"}]
     found = yaml.safe_load((folder / "out/mine.yml").read_text(encoding="utf-8"))
     assert found["include"][0]["inputs"] == {"system": "mine", **inputs}
 

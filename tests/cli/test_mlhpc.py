@@ -122,6 +122,16 @@ def test_accepting_the_last_run_takes_the_median_of_its_attempts(mlhpc, state_di
     assert "82 samples/s" in mlhpc("baseline", "show")
 
 
+def test_a_test_is_accepted_by_its_node_id_without_the_target_where_its_identity_is_shorter(mlhpc, state_dir):
+    fill(
+        state_dir,
+        record(1, node_id="s/test_ci.py::test_ci[cirrus:standard]", benchmark="test_ci.py::test_ci"),
+    )
+    assert "accepted: test_ci.py::test_ci rate: " in mlhpc(
+        "baseline", "accept", "s/test_ci.py::test_ci", "--reason", "r"
+    )
+
+
 def test_a_record_is_accepted_by_the_start_of_its_id(mlhpc, state_dir):
     fill(state_dir, record(1, 70.0), record(2, 80.0))
     assert "rate: 70 samples/s (one run)" in mlhpc(
@@ -144,10 +154,19 @@ def test_diff_shows_what_changed_since(mlhpc, state_dir):
     assert json.loads(mlhpc("baseline", "diff", "--json"))["baselines"][0]["newest"] == 90.0
 
 
+def test_a_record_of_a_run_that_measured_nothing_is_shown(mlhpc, state_dir):
+    fill(state_dir, record(1, verdict="worker_exit", failure="worker_exit: died", measurement=None))
+    assert "failure: worker_exit: died" in mlhpc("records", "show", record(1).id).splitlines()
+
+
 def test_records_are_listed_shown_and_checked(mlhpc, state_dir):
     fill(state_dir, record(1))
     (path,) = state_dir.glob("records/*/*.jsonl")
     assert "rate 100 samples/s" in mlhpc("records", "list")
+    lines = mlhpc("records", "show", record(1).id).splitlines()
+    assert f"id: {record(1).id}" in lines
+    assert not [line for line in lines if line.endswith((": null", ": ", ": []", ": {}"))]
+    assert lines[-2].split() == ["metric", "value", "better"]
     shown = json.loads(mlhpc("records", "show", record(1).id, "--json"))
     assert (shown["schema"], shown["record"]["benchmark"]) == ("mlhpc/records-show/1", record(1).benchmark)
     assert "1 record in " in mlhpc("records", "check", "--rebuild-index")
@@ -191,12 +210,12 @@ def test_status_shows_five_problems_of_a_session_each_with_its_reason_and_a_comm
             record(4 + n, session="s1", verdict="worker_exit", node_id=f"t.py::broken[{n}]", **manual)
             for n in range(5)
         ),
-        record(9, explanation=("rate: 15% worse",), preset="large", **slow),
+        record(9, explanation=("rate: 15% worse",), options=("--mlhpc-preset", "large"), **slow),
         record(10, attempt=1, **slow),
     )
     lines = mlhpc("status").splitlines()
     assert "session s1: 1 passed, 1 improved, 5 worker_exit, 1 regressed" in lines[0]
-    rerun = "pytest t.py::slow --system cirrus:standard --mlhpc-environment default --mlhpc-preset large"
+    rerun = "pytest t.py::slow --system cirrus:standard --mlhpc-preset large"
     assert lines[1:4] == ["regressed: t.py::slow", "  rate: 15% worse", f"  next: {rerun}"]
     assert sum(line.startswith("worker_exit: ") for line in lines) == 4
     assert lines[-2] == "and 1 more: mlhpc records list --session s1 --limit 1000"
@@ -300,15 +319,16 @@ def test_there_are_at_most_sixteen_commands_and_all_are_on_the_page():
     assert [name for words, _ in commands() if (name := words[-1]) not in page] == []
 
 
-#: Commands that do something, or write what others read: what they print is what was done.
-ACTS = {
-    "init", "systems check", "systems add", "systems schema", "baseline accept", "baseline propose", "records push", "alert ack",
-    "alert mute", "report html", "report grafana", "report openmetrics", "vet drain", "vet undo", "data make", "ci pipelines",
-    "papers mlperf log",
-}  # fmt: skip
+#: Commands whose output is a file of a form of its own.
+DOCUMENTS = {"systems schema", "report html", "report grafana", "report openmetrics", "papers mlperf log"}
 
-#: All others print data: what is typed after the words, in a project with two nights of one test. `code`: another exit code.
+#: Commands of which the object is looked at where the server, the alert or the repository is that they need.
+ELSEWHERE = {"baseline propose", "records push", "alert ack", "vet drain", "vet undo", "ci pipelines"}
+
+#: All others: what is typed after the words, in a project with two nights of one test. `code`: another exit code.
 PRINTS = {
+    "init": {}, "systems check": {}, "systems add": {"after": "archer2"}, "baseline accept": {"after": f"{record(1).id} --reason r"},
+    "alert mute": {"after": "cirrus --until 2d"}, "data make": {"after": "cosmoflow set --samples 2 --preset smoke"},
     "status": {}, "check": {}, "systems list": {}, "systems show": {"after": "local"}, "baseline show": {}, "baseline diff": {},
     "history show": {"after": "test_a"}, "history changes": {}, "history sensitivity": {}, "history event add": {"after": "--system cirrus driver"},
     "history event list": {}, "history event remove": {"after": "EVENT"}, "compare": {"after": "cirrus"}, "records list": {},
@@ -321,15 +341,15 @@ PRINTS = {
 }  # fmt: skip
 
 
-def test_every_command_either_prints_data_or_acts():
+def test_every_command_but_those_that_write_documents_says_as_an_object_what_it_found_or_did():
     known = {" ".join(words[1:]) for words, command in commands() if not isinstance(command, click.Group)}
-    assert known == ACTS | {*PRINTS}
-    lacking = [words for words in PRINTS if not {"--json", "--output"} <= options_of(*words.split())]
-    assert lacking == []
+    assert known == DOCUMENTS | ELSEWHERE | {*PRINTS}
+    words = [*ELSEWHERE, *PRINTS]
+    assert [one for one in words if not {"--json", "--output"} <= options_of(*one.split())] == []
 
 
 @pytest.mark.parametrize("words", PRINTS)
-def test_every_command_that_prints_data_prints_one_object_with_its_schema(words, state_dir, project, mlhpc):
+def test_a_command_prints_one_object_with_its_schema(words, state_dir, project, mlhpc):
     fill(state_dir, record(1), record(2))
     (project / "log.txt").write_text("no log of MLPerf\n")
     typed = PRINTS[words]

@@ -1,6 +1,7 @@
 """`mlhpc records push`: what it says, its exit codes, and that `--since` loses nothing that waits."""
 
 import dataclasses
+import json
 import time
 
 import pytest
@@ -65,6 +66,9 @@ def test_the_first_push_sends_nothing_that_was_there_and_says_what_would(state_d
     assert push() == (0, "2 points sent\n", "")
     assert sink.values == [3.0]
     assert push() == (0, "0 points sent\n", "")
+    assert json.loads(push("--json")[1]) == {
+        "schema": "mlhpc/records-push/1", "points": 0, "rejected": 0, "unread": 0, "waiting": 0,
+    }  # fmt: skip
 
 
 def test_since_sends_all_since_then_each_time_it_is_asked(state_dir, push, sink):

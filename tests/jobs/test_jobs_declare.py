@@ -32,9 +32,6 @@ def test_parametrize_wins_over_marker_over_preset_over_default(declare):
     [
         ("cosmoflow", {}, {"preset": "smoke", "ranks": 1, "launcher": "plain", "exclusive": True}),
         ("cosmoflow", {"devices_per_node": 4}, {"ranks": 4, "launcher": "torchrun"}),
-        ("cosmoflow", {"devices_per_node": 4, "launcher": "torchrun"}, {"launcher": "torchrun"}),
-        ("cosmoflow", {"launcher": "torchrun"}, {"launcher": "torchrun"}),
-        ("cosmoflow", {"launcher": "ours"}, {"launcher": "site_tools.launch"}),  # a third party's payload module
         ("cosmoflow", {"data": "cosmo"}, {"data": "cosmo"}),
         ("cosmoflow", {"data": "/some/where"}, {"data": "/some/where"}),
         ("cosmoflow", {"judge": False}, {"judged": ()}),
@@ -64,6 +61,25 @@ def test_a_field_becomes_what_is_run(declare, workload, fields, attributes):
 )  # fmt: skip
 def test_a_field_becomes_a_parameter(declare, workload, fields, parameters):
     assert declare(workload, **fields).parameters.items() >= parameters.items()
+
+
+def test_the_preset_of_a_test_wins_over_that_of_the_session(declare):
+    spec = declare(params={"preset": "reference"}, preset="small")
+    assert (spec.preset, spec.parameters["input_size"]) == ("reference", 128)
+    assert " preset=reference " in spec.definition
+
+
+@pytest.mark.parametrize(
+    ("named", "devices", "launcher"),
+    [
+        ("auto", 1, "plain"), ("auto", 4, "torchrun"), ("plain", 4, "torchrun"), ("torchrun", 1, "plain"),
+        ("srun", 1, "srun"), ("ours", 4, "site_tools.launch"),  # a third party's payload module
+    ],
+)  # fmt: skip
+def test_a_partition_names_who_starts_the_ranks_of_a_training(declare, target, named, devices, launcher):
+    partition = replace(target.partition, launcher=named)
+    spec = declare(on=replace(target, partition=partition), devices_per_node=devices)
+    assert spec.launcher == launcher
 
 
 @pytest.mark.parametrize(

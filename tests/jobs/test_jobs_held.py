@@ -155,5 +155,5 @@ def test_two_tests_may_hold_the_same(declare):
 
 
 def test_fields_of_measured_runs_are_refused(problems):
-    found = problems("nodes", steps=3, launcher="torchrun", data="files")
-    assert [problem.split(": ")[1] for problem in found] == ["steps", "launcher", "data"]
+    found = problems("nodes", steps=3, cache="warm", data="files")
+    assert [problem.split(": ")[1] for problem in found] == ["steps", "cache", "data"]

@@ -55,18 +55,6 @@ def test_a_reference_of_two_metrics_says_of_which_it_is(problems):
         ),
         (
             "cosmoflow",
-            {"devices_per_node": 4, "launcher": "plain"},
-            "launcher: plain starts one process on one node, 4 ranks asked; name srun, mpirun or torchrun",
-        ),
-        (
-            "command",
-            {"command": ["x"], "metrics": RATE, "ranks_per_node": 2, "launcher": "plain"},
-            "plain starts one process on one node, 2 ranks asked",
-        ),
-        ("cosmoflow", {"launcher": "torchrum"}, "unknown launcher 'torchrum'"),
-        ("cosmoflow", {"launcher": "torchrum"}, "did you mean 'torchrun'"),
-        (
-            "cosmoflow",
             {"cuda_graphs": True},
             "t.py::test_it: cuda_graphs: cpu has no CUDA graphs; only cuda and rocm have",
         ),
@@ -319,9 +307,9 @@ def test_any_value_of_any_field_gives_a_job_or_is_refused_in_words(declare, fiel
         assert spec.benchmark
 
 
-def test_a_preset_is_chosen_for_the_session_and_not_by_a_test():
+def test_a_launcher_is_the_partitions_and_not_a_tests():
     workloads = {workload.name: workload for workload in WORKLOADS}
-    (problem,) = misdeclared("t.py:3", "train", "cosmoflow", workloads, {"preset": "small"})
+    (problem,) = misdeclared("t.py:3", "train", "cosmoflow", workloads, {"launcher": "srun"})
     assert str(problem).startswith(
-        "t.py:3: preset: a test has no preset; choose one for the session by --mlhpc-preset"
+        "t.py:3: launcher: a test has no launcher; name it in the partition's entry of systems.yaml"
     )

@@ -126,11 +126,6 @@ def test_a_run_in_a_pod_has_the_share_of_the_node_that_its_devices_are(spec, tar
         ("command", {"files": [Path(__file__).name]}, "files: sys:part has no agent in its pods (kubernetes: {agent: false}) that would take them; put them on a volume"),
         ("command", {"artifacts": "m.json"}, "artifacts: sys:part has no agent in its pods (kubernetes: {agent: false}) that would send them"),
         ("command", {"metrics": [Metric("rate", file="m.json", key="rate", unit="MB/s")]}, "artifacts: sys:part has no agent"),
-        (
-            "command",
-            {"ranks_per_node": 1, "launcher": "torchrun"},
-            "launcher: sys:part has no agent in its pods (kubernetes: {agent: false}): each starts its one process itself; leave launcher out",
-        ),
         ("command", {"env": {"A": "{numa_nodes}"}}, "that would read {numa_nodes} on the node"),
     ],
 )  # fmt: skip

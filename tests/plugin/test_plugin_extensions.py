@@ -16,8 +16,10 @@ def site(suite):
 
 
 def test_workload_launcher_and_receiver_of_a_third_party_take_part(site):
+    systems = (site.folder / "systems.yaml").read_text()
+    site.file("systems.yaml", systems.replace("cpu: {", "cpu: {launcher: nicely, ", 1))
     site.write("""
-    @workload("line", launcher="nicely")
+    @workload("line")
     def test_line(run):
         assert run["parameters"].value == 9
         assert run["loss"].last < run["loss"].first

@@ -1,6 +1,7 @@
 """What ``mlhpc status`` says to type next works where it is typed, whichever folder that is."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,26 @@ def test_the_next_command_runs_the_same_test_wherever_it_is_typed(suite, shell, 
     assert "1 failed" in again.stdout, again.stdout + again.stderr
     assert len({record["node_id"] for record in suite.records()}) == 1
     assert len(suite.records()) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ([], ["--mlhpc-environment", "first"]),
+        (["--mlhpc-environment", "second", "--mlhpc-preset", "small"], ["--mlhpc-environment", "second", "--mlhpc-preset", "small"]),
+    ],
+    ids=["what the partition says", "what was given"],
+)  # fmt: skip
+def test_the_next_command_names_what_the_failed_test_ran_with(suite, capfd, monkeypatch, given, named):
+    systems = (suite.folder / "systems.yaml").read_text()
+    suite.file("systems.yaml", systems.replace("cpu: {", "cpu: {environments: {first: {}, second: {}}, ", 1))
+    suite.write(BROKEN)
+    suite.run(*given).assert_outcomes(failed=1)
+    monkeypatch.chdir(suite.folder)
+    capfd.readouterr()
+    assert main(["status"]) == 0
+    command = shlex.split(capfd.readouterr().out.splitlines()[3])
+    assert command[command.index("--system") + 2 :] == named
 
 
 def test_a_folder_that_is_gone_is_not_gone_to(suite, capfd, monkeypatch):

@@ -61,7 +61,7 @@ def assert_found(kind, share, certain, text, *given):
             (),
             1.0,
             False,
-            "*100 % of looks, 50.0 MiB/s from it",
+            "*100 % of samples, 50.0 MiB/s from it",
         ),
     ],
     ids=[
@@ -211,7 +211,7 @@ def test_a_program_that_takes_long_to_end_hides_no_growth_of_its_training():
 @pytest.mark.parametrize(
     ("reasons", "kind", "text"),
     [
-        (0x4, "power limit", "held by its power limit in 100 % of looks (690 of 700 W, up to 62 C, clock at 80 %)"),
+        (0x4, "power limit", "held by its power limit in 100 % of samples (690 of 700 W, up to 62 C, clock at 80 %)"),
         (0x80, "power limit", "a power brake of the machine"),
         (0x20, "thermal limit", "heat (by the driver)"),
         (0x48, "thermal limit", "heat (by the board)"),
@@ -242,7 +242,7 @@ def test_clocks_that_are_held_down_have_their_reason(reasons, kind, text):
             False,
             "*7.2 of them with other programs, 0.8 with its own",
         ),
-        (alone(cores=0.3, main_state="R"), 0.7, False, "*could run in 100 % of looks, but ran 30 %*"),
+        (alone(cores=0.3, main_state="R"), 0.7, False, "*could run in 100 % of samples, but ran 30 %*"),
     ],
     ids=[
         "a quota that is used up",
@@ -309,7 +309,7 @@ def test_the_report_has_at_most_ten_lines_the_largest_share_first():
     text = report_lines("train.py", seen, findings, ["steps (no torch)"])
     assert len(findings) >= 5
     assert len(text) <= LINES
-    first = "screened train.py for 29 s: 2 ranks on 1 node, 2 x NVIDIA H100 80GB HBM3, 100 ms a step; looking took"
+    first = "screened train.py for 29 s: 2 ranks on 1 node, 2 x NVIDIA H100 80GB HBM3, 100 ms a step; screening took"
     assert text[0].startswith(first)
     assert text[-1] == "not seen: steps (no torch)"
     shares = [one.share for one in findings]

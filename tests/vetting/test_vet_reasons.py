@@ -1,5 +1,7 @@
 """Which nodes leave service, under which reason, and how an untouched one is known again."""
 
+import json
+
 import pytest
 
 from pytest_mlhpc.cli import main
@@ -178,3 +180,8 @@ def test_a_scheduler_that_fails_is_exit_code_1(tmp_path, monkeypatch, capsys):
     assert main(["vet", "drain", str(tmp_path / "vet")]) == 1
     assert main(["vet", "undo", "bad"]) == 1
     assert capsys.readouterr().err.count("bad: FAILED: Invalid user id (exit code 1 of scontrol") == 2
+    for verb, name in (("drain", str(tmp_path / "vet")), ("undo", "bad")):
+        assert main(["vet", verb, name, "--json"]) == 1
+        data = json.loads(capsys.readouterr().out)
+        assert data["schema"] == f"mlhpc/vet-{verb}/1"
+        assert [(one["node"], one["became"]) for one in data["nodes"]] == [("bad", "failed")]

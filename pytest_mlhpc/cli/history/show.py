@@ -22,7 +22,7 @@ from pytest_mlhpc.influx.choice import chosen, selection_of
 from pytest_mlhpc.judge.changes import find_all
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import iso, minutes, tell
+from pytest_mlhpc.store.text import from_to, iso, minutes, quantity, tell
 
 #: Names are looked for in records of so long, in ns; only if there is none in older ones.
 _RECENT_NS = 90 * 86_400 * 1_000_000_000
@@ -137,7 +137,7 @@ def text_of(watched: WatchedSeries, points: Sequence[Point], limit: int) -> str:
     values = [point.value for point in points]
     direction = "" if series.better == "none" else f", {series.better} is better"
     finite = [value for value in values if math.isfinite(value)]
-    span = f"{min(finite):.5g} to {max(finite):.5g} {series.unit}" if finite else "no figure"
+    span = from_to(min(finite), max(finite), series.unit, " to ") if finite else "no figure"
     count = "1 night" if len(points) == 1 else f"{len(points)} nights"
     # The test last, as it may be longer than a line.
     heading = f"{rendering.place(series.key)}  {series.key.metric} ({series.unit}{direction})  {series.key.benchmark}"
@@ -146,13 +146,14 @@ def text_of(watched: WatchedSeries, points: Sequence[Point], limit: int) -> str:
 
 
 def _table(watched: WatchedSeries, points: Sequence[Point], limit: int) -> str:
+    series = watched.series
     shown = points[len(points) - limit :] if 0 < limit < len(points) else points if limit else ()
     if not shown:
         return ""
     rows = [("night", "value", "of its level", "verdict", "nodes", "commit")]
     rows += [
         (
-            minutes(point.night.created_ns), f"{point.value:.5g}", _against_level(watched, point),
+            minutes(point.night.created_ns), quantity(point.value, series.unit), _against_level(watched, point),
             _verdict(point), rendering.where_of(point.night), point.night.commit[:12],
         )
         for point in shown

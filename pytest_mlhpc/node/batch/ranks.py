@@ -448,7 +448,7 @@ class RankBook:
             text = f"{self.who(number)} does not answer any more: {errno.errorcode.get(error or 0)}"
             self.fail("node_failure", text, number, quote=True)
         else:
-            self.fail("worker_exit", f"{self.who(number)} ended without a word", number, quote=True)
+            self.fail("worker_exit", f"{self.who(number)} ended without a message", number, quote=True)
 
     def _program(self) -> str:
         words = (
@@ -462,7 +462,7 @@ class RankBook:
         steps = ", ".join(
             f"{self.who(number)} at step {rank.step}" for number, rank in sorted(self.ranks.items())[:4]
         )
-        seen = f"last seen: {steps} of {self.run.steps}" if steps else "no rank had said anything"
+        seen = f"last seen: {steps} of {self.run.steps}" if steps else "no rank had reported"
         self.fail(
             "time_limit", f"the run did not end within {self.run.time_limit_s:g} s; {seen}", 0, quote=True
         )
@@ -472,7 +472,7 @@ class RankBook:
         missing = [number for number in range(self.run.started) if number not in self.ranks]
         silent = [number for number, rank in sorted(self.ranks.items()) if rank.report is None]
         if missing and len(missing) == self.run.started:
-            self.fail("no_result", "the run ended without a word from any rank", 0, quote=True)
+            self.fail("no_result", "the run ended before any rank reported", 0, quote=True)
         elif missing:
             some = ", ".join(map(str, missing[:8]))
             where = "".join(

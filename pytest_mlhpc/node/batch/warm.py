@@ -141,13 +141,13 @@ class WarmRanks:
         with contextlib.suppress(ValueError, RecursionError):
             said = read_json(line) if line else {"died": "it has ended"}
         if not isinstance(said, dict):
-            said = {"died": "it answers what cannot be read"}
+            said = {"died": "its answer cannot be read"}
         self.asked = None
         if isinstance(said.get("pid"), int):
             rank.pid, self._deaths = int(said["pid"]), 0
             return None
         if "refused" not in said:
-            return self._died(str(said.get("died", "it does not tell why")))
+            return self._died(str(said.get("died", "it gives no reason")))
         why = str(said["refused"])
         self._refused[self._key] = why
         say(f"ranks of this environment are not forked: {why}")

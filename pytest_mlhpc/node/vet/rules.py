@@ -219,7 +219,10 @@ def _by_floor(what: str, value: float, floor: Floor, *, agreed: bool) -> RuleRes
             )
         if floor.confidence == "low":
             return RuleResult(
-                Severity.UNKNOWN, "floor", f"{reason}: that is too little known to condemn a node", floor.fail
+                Severity.UNKNOWN,
+                "floor",
+                f"{reason}: too little is known of it to condemn a node",
+                floor.fail,
             )
         return RuleResult(Severity.CRITICAL, "floor", reason + _ADVICE[Severity.CRITICAL], floor.fail)
     if floor.warn is not None and value < floor.warn:

@@ -235,5 +235,5 @@ def spell(value: float, unit: str) -> str:
     if unit in {"FLOP/s", "B/s", "B", "Hz", "1/s"}:
         for factor, prefix in _PREFIXES.items():
             if value >= factor:
-                return f"{value / factor:.4g} {prefix}{unit}"
+                return f"{value / factor:.4g} {prefix}{unit.removeprefix('1')}"
     return f"{value:.4g} {unit}".rstrip()

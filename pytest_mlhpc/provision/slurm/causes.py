@@ -51,7 +51,7 @@ HINTS = {
     "Resources": "no nodes are free: give it more time (slurm: pending_limit), or another QoS or partition",
     "PartitionDown": "its partition does not start jobs at present",
     "PartitionInactive": "its partition does not start jobs at present",
-    "ReqNodeNotAvail": "nodes that it must have do not serve: see nodelist, reservation, maintenance",
+    "ReqNodeNotAvail": "nodes that it requires are out of service: see nodelist, reservation, maintenance",
     "Reservation": "its reservation has not begun, or has no nodes left",
     "Licenses": "licences that it needs are all in use",
 }

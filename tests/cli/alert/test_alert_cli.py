@@ -162,8 +162,10 @@ def test_another_alert_at_work_is_exit_code_75(sink, state_dir, alert, monkeypat
 def test_an_acknowledged_alert_is_silent_until_then(sink, store, alert, mlhpc):
     store(*range(46))
     alert(45)
-    told = mlhpc("alert", "ack", incident_of(sink)[:12], "--until", "3d", "--reason", "vendor knows").out
-    assert "is acknowledged until" in told
+    ack = ("alert", "ack", incident_of(sink)[:12], "--until", "3d", "--reason", "vendor knows")
+    assert "is acknowledged until" in mlhpc(*ack).out
+    data = json.loads(mlhpc(*ack, "--json").out)
+    assert (data["schema"], data["alert"], data["done"]) == ("mlhpc/alert-ack/1", incident_of(sink), True)
     assert "acknowledged by" in mlhpc("alert", "list").out
 
 

@@ -242,4 +242,4 @@ def test_consequences_of_a_lost_rank_are_not_what_is_named():
     book.say(0, "failed", {"outcome": "worker_exit", "text": "connection closed by peer"}, 0.0)
     assert book.trouble is None
     book.launcher_ended(1, "", is_rank=False)
-    assert book.trouble.text == "rank 1 on there ended without a word"
+    assert book.trouble.text == "rank 1 on there ended without a message"

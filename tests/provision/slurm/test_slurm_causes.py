@@ -133,7 +133,7 @@ def test_all_other_reasons_may_end(reason):
         pytest.param(
             "ReqNodeNotAvail, UnavailableNodes:node2", 61.2, 60, (SlurmNode("node2", "idle", frozenset({"drain"}), "fan"),),
             "never_scheduled: job 7 is pending: ReqNodeNotAvail, UnavailableNodes:node2 (node node2 is idle+drain: fan); "
-            "cancelled after 61 s, the pending limit is 60 s (slurm: pending_limit); nodes that it must have do not serve: "
+            "cancelled after 61 s, the pending limit is 60 s (slurm: pending_limit); nodes that it requires are out of service: "
             "see nodelist, reservation, maintenance",
             id="one that waited too long, with its nodes and what to do",
         ),

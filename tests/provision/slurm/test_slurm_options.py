@@ -46,6 +46,7 @@ def settings(folder, option, devices=0):
         ("tasks: sbacth", "tasks: 'sbacth' is not one of 'sbatch' or 'srun' (did you mean 'sbatch'?)"),
         ("exclusive: multinode", "exclusive: 'multinode' is not true, false or multi-node"),
         ("memory: lots", "memory: 'lots' is not a size; write it like 768GiB, 1.5TB or 4096B; or default, all"),
+        ("max_time: 30s", "max_time: is 30 s, and time_limit of its runs 3600 s: no run would fit"),
         ("max_time: 1 fortnight", "max_time: '1 fortnight' is not a duration; write it like 1h, 30m, 1h30m or 3600 (seconds)"),
         ("shared_directory: work", "shared_directory: 'work' is not an absolute path"),
         ("shared_directory: /a:b", "shared_directory: '/a:b' holds a ':', which PYTHONPATH cannot take"),

@@ -1,9 +1,10 @@
-"""The project's own suites on the real cluster: several nodes, both launchers, packed, judged against stored baselines."""
+"""The project's own suites on the real cluster: several nodes, by both launchers, packed, judged against stored baselines."""
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 7200.0
 
 
-def run_suites(tmp_path: Path, *arguments: str, limit_s: float = LIMIT_S) -> str:
-    """Run suites on `testcluster:cpu` and return what was printed; all must have passed."""
+def run_suites(
+    tmp_path: Path, *arguments: str, on: Sequence[str] = ("cpu",), limit_s: float = LIMIT_S
+) -> str:
+    """Run suites on partitions of `testcluster` and return what was printed; all must have passed."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", *arguments, "--system", "testcluster:cpu", "--mlhpc-pack"),
+            *(sys.executable, "-m", "pytest", *arguments, "--mlhpc-pack"),
+            *(word for name in on for word in ("--system", f"testcluster:{name}")),
             *("-o", f"mlhpc_baselines_dir={tmp_path / 'baselines'}", "-p", "no:cacheprovider"),
         ],
         cwd=ROOT,
@@ -54,14 +58,15 @@ def widen(baselines: Path) -> None:
 
 def test_two_nodes_by_srun_and_by_torchrun_are_judged_against_stored_baselines(slurm, tmp_path, state_dir):
     suite = ("suites/training/test_several_nodes.py", "-k", "cosmoflow")
-    first = run_suites(tmp_path, *suite, "--mlhpc-baseline=update")
+    first = run_suites(tmp_path, *suite, "--mlhpc-baseline=update", on=("cpu", "torchrun"))
     assert first.count(" new") == 4
     widen(tmp_path / "baselines")
-    assert "1 passed" in run_suites(tmp_path, suite[0], "-k", "cosmoflow and torchrun")
+    assert "1 passed" in run_suites(tmp_path, *suite, on=("torchrun",))
     stored = records(state_dir)
     assert [record["verdict"] for record in stored[:2]] == ["new", "new"]
     assert {record["verdict"] for record in stored[2:]} <= {"passed", "improved"}
-    assert len(stored) == 3
+    partitions = [record["partition"] for record in stored]
+    assert [*sorted(partitions[:2]), *partitions[2:]] == ["cpu", "torchrun", "torchrun"]
     for record in stored:
         assert sorted({rank["host"] for rank in record["measurement"]["per_rank"]}) == sorted(record["nodes"])
         assert len(record["nodes"]) == 2
@@ -69,7 +74,7 @@ def test_two_nodes_by_srun_and_by_torchrun_are_judged_against_stored_baselines(s
         assert record["job_id"]
         assert record["step_id"].isdigit()
         assert record["node_hours"] > 0
-    assert len({record["job_id"] for record in stored}) == 2  # both launchers of a session in one job
+    assert len({record["job_id"] for record in stored}) == 3
     assert not (state_dir / "payload").exists()  # the nodes use our own interpreter: nothing was shipped
 
 

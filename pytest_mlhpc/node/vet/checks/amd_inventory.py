@@ -101,7 +101,9 @@ def _judge_driver(exam: Examination, session: AmdSession) -> None:
         return
     if exam.wanted.accelerator == "rocm":
         for key in (key for key in NOT_OF_AMD if key in expect):
-            exam.unknown("amd.expectation", f"nobody can look at {key} of AMD devices, which is described")
+            exam.unknown(
+                "amd.expectation", f"no check can read {key} of AMD devices, which the partition expects"
+            )
     if not expect.get("driver", ""):
         return
     is_now = driver_version(session)
@@ -193,7 +195,7 @@ def _judge_rvs(exam: Examination, session: AmdSession) -> Optional[str]:
         text = f"rvs: {len(failed)} of {len(results)} tests failed, first: {''.join(failed[:1])[:200]}"
         if not exam.judge("amd.rvs", len(failed), text) and (done.code or not results):
             last = (done.errors.strip() or done.output.strip() or "nothing").splitlines()[-1]
-            text = f"rvs tested nothing (exit code {done.code}), it says: {last[:200]}"
+            text = f"rvs tested nothing (exit code {done.code}), its output: {last[:200]}"
             exam.unknown("amd.rvs", text)
         return f"rvs passed {len(results)} tests"
     if session.devices:

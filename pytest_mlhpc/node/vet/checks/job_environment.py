@@ -307,7 +307,7 @@ def _judge_time(exam: Examination) -> str:
     if hours <= 0:
         return "the length of the run is not known (--hours)"
     if context.hosts and context.host != context.hosts[0]:
-        return "the first node asks: a controller need not hear it from each"
+        return "only the first node asks, to spare the controller"
     left = _left(exam.machine)
     if left is None:
         return "the allocation has no end"

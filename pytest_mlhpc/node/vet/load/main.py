@@ -106,7 +106,7 @@ def _open(answers: Answers, accelerator: str) -> Any:
         answers.error(0, str(error), error.why)
         return None
     except Exception as error:  # noqa: BLE001 - an environment's torch may raise anything when it is loaded
-        text = f"torch cannot be imported or used by {sys.executable}: {type(error).__name__}: {error}"
+        text = f"torch cannot be used ({type(error).__name__}: {error}) by {sys.executable}; install it there, or vet without load: --no-load"
         answers.error(0, text, "no_torch")
         return None
     ready = {"torch": node.torch, "kind": node.kind, "models": list(node.models), "threads": node.threads}

@@ -30,7 +30,6 @@ _COMMAND = Workload(
             "words",
             identity=False,
         ),
-        "files_limit": Field(1 << 30, "most bytes of files", "size", identity=False, minimum=1),
         "artifacts": Field(
             (), "files of the run's folder that the test reads, names or globs", "words", identity=False
         ),
@@ -56,7 +55,7 @@ _COMMAND = Workload(
     presets={name: {"steps": 0, "warmup": 0} for name in ("smoke", "small", "reference")},
     judged=(),
     expected=(),
-    without=("steps", "warmup", "data", "cache"),
+    without=("preset", "steps", "warmup", "data", "cache"),
     sample="run",
 )
 
@@ -68,7 +67,7 @@ _NODES = Workload(
     presets={name: {"steps": 0, "warmup": 0} for name in ("smoke", "small", "reference")},
     judged=(),
     expected=(),
-    without=("steps", "warmup", "data", "cache", "launcher"),
+    without=("preset", "steps", "warmup", "data", "cache"),
     sample="run",
 )
 
@@ -92,7 +91,7 @@ _VET = Workload(
     presets={name: {"steps": 0, "warmup": 0} for name in ("smoke", "small", "reference")},
     judged=(),
     expected=(),
-    without=("steps", "warmup", "data", "cache", "launcher"),
+    without=("preset", "steps", "warmup", "data", "cache"),
     sample="run",
 )
 

@@ -71,7 +71,7 @@ def test_the_defaults_are_the_published_sizes(workload):
 def test_a_path_is_no_part_of_a_benchmarks_identity():
     outside = {f"{w.name}.{n}" for w in WORKLOADS for n, f in w.fields.items() if not f.identity}
     assert outside == {
-        "language_model.text_path", "command.command", "command.metrics", "command.cwd", "command.reference", "command.files", "command.files_limit", "command.artifacts", "command.sanity", "storage.path", "reading.path",
+        "language_model.text_path", "command.command", "command.metrics", "command.cwd", "command.reference", "command.files", "command.artifacts", "command.sanity", "storage.path", "reading.path",
         *(f"{workload.name}.{field}" for workload in TRAINING for field in ("staging_path", "telemetry")),
     }  # fmt: skip
 
