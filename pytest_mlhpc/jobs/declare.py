@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from pytest_mlhpc.config.model import Partition, Target
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.errors import Problem, SpecError, nearest
-from pytest_mlhpc.jobs.builds import Build, build_plan
+from pytest_mlhpc.jobs.builds import Build, Needed, Preparation, build_plan, fields_of_run
 from pytest_mlhpc.jobs.contradictions import contradictions, unknown_judged
 from pytest_mlhpc.jobs.programs import (
     FUNCTION,
@@ -125,9 +125,7 @@ class Declaration:
     line: str = ""  #: file:line of the test, for messages; unset: its node id
     identity: str = ""  #: of the test (pytest_mlhpc/session/collection.py); unset: its node id
     owner: str = ""  #: of the test's file
-    builds: Mapping[str, tuple[Build, Path]] = field(
-        default_factory=dict
-    )  #: name -> declaration, folder of its file
+    needs: Mapping[str, Needed] = field(default_factory=dict)  #: fixtures that must be there before it runs
 
     @property
     def where(self) -> str:
@@ -167,7 +165,17 @@ def resolve(
     asked = with_plain_values(declared.where, asked) if workload.name == COMMAND else asked
     values = _effective(workload, chosen, asked, partition.accelerator)
     _check_within(declared, workload, values)
-    spec = replace(_spec(declared, workload, chosen, values, asked), scheduler_options=options)
+    spec = replace(
+        _spec(declared, workload, chosen, values, asked),
+        scheduler_options=options,
+        needs={
+            name: _run_needed(
+                declared, name, one, lambda inner: resolve(inner, workloads, preset, launchers, schedulers)
+            )
+            for name, one in declared.needs.items()
+            if isinstance(one.declared, Preparation)
+        },
+    )
     together = [
         *contradictions(spec, values),
         *unknown_judged(spec, workload, values),
@@ -186,6 +194,35 @@ def resolve(
     if problems:
         raise SpecError(problems)
     return replace(spec, definition=definition_of(spec, workload))
+
+
+def _run_needed(
+    declared: Declaration, name: str, needed: Needed, resolve_inner: Callable[[Declaration], JobSpec]
+) -> JobSpec:
+    """Return the spec of a run that *declared* needs.
+
+    Raises:
+        SpecError: what is wrong with it; fields are called ``NAME: FIELD``.
+    """
+    assert isinstance(needed.declared, Preparation)  # noqa: S101 - builds are no runs
+    inner = Declaration(
+        node_id=f"{needed.node_id}[{declared.target.id}]",
+        function=name,
+        workload=COMMAND,
+        target=declared.target,
+        marked=fields_of_run(declared.where, name, needed.declared),
+        parametrized={},
+        folder=needed.folder,
+        decorator="program",
+        line=declared.where,
+        identity=needed.identity,
+        needs=needed.needs,
+    )
+    try:
+        return resolve_inner(inner)
+    except SpecError as error:
+        named = [replace(one, key=f"{name}: {one.key}" if one.key else name) for one in error.problems]
+        raise SpecError(named) from None
 
 
 def _effective(
@@ -371,8 +408,9 @@ def _program_fields(
         "artifacts": tuple(dict.fromkeys((*as_list(values["artifacts"]), *files_of_metrics))),
         **_found_by_functions(declared, values, metrics),
         "builds": tuple(
-            build_plan(where, name, one, place, declared.target)
-            for name, (one, place) in declared.builds.items()
+            build_plan(where, name, one.declared, one.folder, declared.target)
+            for name, one in declared.needs.items()
+            if isinstance(one.declared, Build)
         ),
         "metrics": metrics,
         "references": references_of(where, partition, values["reference"], metrics, judged),

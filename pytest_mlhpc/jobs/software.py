@@ -109,10 +109,19 @@ def files_of(given: Sequence[str], folder: Path, limit: str | int, partition: Pa
             "files",
             f"have {format_size(size)}, more than {format_size(most)}; raise files_limit, or name a folder of the nodes",
         )
-    if partition.scheduler == "kubernetes" and size > POD_FILES_BYTES:
+    check_size(found, partition)
+    return found
+
+
+def check_size(files: Mapping[str, str], partition: Partition) -> None:
+    """Check that *partition* can give a run so many bytes of *files* (path in its folder -> source).
+
+    Raises:
+        SoftwareError: it cannot, or one of them cannot be read.
+    """
+    if partition.scheduler == "kubernetes" and (size := _size(files.values())) > POD_FILES_BYTES:
         text = f"have {format_size(size)}, a pod gets {POD_FILES_BYTES >> 10}KiB at most; put them on a volume of {partition.id}"
         raise SoftwareError("files", text)
-    return found
 
 
 def _sources(pattern: str, folder: Path) -> Iterator[Path]:

@@ -25,6 +25,17 @@ ARCHIVE = "artifacts.tar"
 ARCHIVE_BYTES = 8 * 1024 * 1024
 
 
+#: Logs of a run: of a program, of its first rank, of its launcher, of its container.
+LOGS = ("output.log", "rank0.log", "launcher.log", "container.log")
+
+
+def place_of_run(directory: Path, run_id: str) -> Tuple[Path, Path]:
+    """Return the folder and the log of a run, both perhaps not there. *directory* is that of its attempt."""
+    inner = directory / run_id
+    logs = [place / name for place in (directory, inner) for name in LOGS]
+    return (inner if inner.is_dir() else directory), next((one for one in logs if one.is_file()), logs[0])
+
+
 def staged_name(files: Mapping[str, str]) -> str:
     """Return the folder of the plan's directory in which the copy of *files* lies: equal files share one copy."""
     text = json.dumps(sorted(files.items()))

@@ -1,6 +1,6 @@
 """Where programs start on a real cluster: as on this machine (tests/plugin/test_plugin_programs.py)."""
 
-from program_files import FAILS, TESTS, write_suite
+from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, write_suite
 from program_folders import write_programs
 
 
@@ -12,7 +12,9 @@ def test_a_program_starts_in_a_new_folder_and_finds_what_lies_beside_its_test(su
 
 def test_files_artifacts_variables_and_ranks_are_the_same_as_on_this_machine(suite):
     write_suite(suite.folder, nodes=2, ranks=2)
-    suite.run("test_files.py", "--mlhpc-pack").expect(1, *FAILS, passed=TESTS, failed=len(FAILS))
+    suite.run("test_files.py", "--mlhpc-pack").expect(
+        1, *FAILS, *ERRORS, passed=TESTS, failed=len(FAILS), error=WITH_ERRORS
+    )
     assert len(list(suite.state.glob("builds/*"))) == 1  # of two runs, and nothing of the one that failed
 
 
