@@ -38,7 +38,20 @@ def test_it_is_started_once_on_however_many_nodes(run):
 @program("work.sh 1", STARTS, files=["work.sh", "input", "table.csv"], nodes=NODES, ranks_per_node=RANKS)
 def test_ranks_are_started_on_every_node(run):
     assert run["starts"].value == NODES * RANKS
-    assert "a warning" in run.errors.splitlines()
+    assert run.errors.splitlines() == ["a warning"] * NODES * RANKS
+    assert [one.errors for one in run.ranks] == ["a warning\n"] * NODES * RANKS
+    assert all("start: 1\n" in one.output and one.output.count("\n") == 4 for one in run.ranks)
+
+
+@program("sh -c 'echo rank $RANK$SLURM_PROCID; echo no newline in $RANK$SLURM_PROCID >&2'", ranks_per_node=RANKS)
+def test_what_each_rank_printed(run):
+    told = [(one.output.splitlines()[0], one.errors) for one in run.ranks]
+    assert told == [(f"rank {rank}", f"no newline in {rank}\n") for rank in range(RANKS)]
+
+
+@program("sh -c 'echo out; echo err >&2'")
+def test_a_program_that_is_started_once_has_one_rank(run):
+    assert [(one.output, one.errors) for one in run.ranks] == [(run.output, "err\n")]
 
 
 @program("work.sh 1", files=["work.sh", "input", "table.csv"])
@@ -81,7 +94,7 @@ mesh = prepare(
     artifacts=["grid/*"], sanity="built", nodes=NODES, ranks_per_node=1,
 )
 halves = prepare("sh -c 'cat {mesh}/grid/cells; cp {mesh}/grid/cells halves'", artifacts=["halves"])
-torn = prepare("sh -c 'echo no such mesh >&2; exit 3'")
+torn = prepare("sh -c 'echo no such mesh >&2; exit 3'", artifacts=["mesh"])
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -122,13 +135,12 @@ echo all is well
 """
 
 #: How many tests the suite has.
-TESTS = 10
+TESTS = 12
 
 #: What a session says of those that fail, and of those whose needs do: two of them need the same run.
 FAILS = ("below_reference",)
 ERRORS = (
-    "prepare_failed: the run torn (sh -c echo no such mesh >&2; exit 3) that it needs: worker_exit: the program ended with exit code 3; "
-    "its last lines: no such mesh",
+    "prepare_failed: the run torn (sh -c echo no such mesh >&2; exit 3) that it needs: worker_exit: ",
     "build_failed: the build idle (true) wrote nothing into its folder",
     "build_failed: the build broken (sh -c echo no such library >&2; exit 3): ended with exit code 3; its last lines: no such library",
 )

@@ -48,6 +48,20 @@ def staged_sets(plan: Plan) -> Mapping[str, Mapping[str, str]]:
     return {staged_name(files): files for files in found if files}
 
 
+def packed_sets(plan: Plan) -> Mapping[str, Mapping[str, str]]:
+    """Return those sets that a pod gets as archives; the others lie on a volume."""
+    return {name: files for name, files in staged_sets(plan).items() if name not in plan.on_volume}
+
+
+def size_of(files: Mapping[str, str]) -> int:
+    """Return how many bytes *files* (path in a run's folder -> source) have together.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    return sum(path.stat().st_size for source in files.values() for path, _ in regular_files(Path(source)))
+
+
 def stage(plan: Plan) -> None:
     """Copy the files of all runs into the plan's directory.
 

@@ -15,7 +15,7 @@ from pytest_mlhpc.jobs.metrics import base_unit
 from pytest_mlhpc.judge.evidence import metric_lines
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.node.run_files import place_of_run
-from pytest_mlhpc.provision.search import RunFiles
+from pytest_mlhpc.provision.search import RankFiles, RunFiles
 from pytest_mlhpc.store.record import NEEDED_FAILED
 from pytest_mlhpc.store.text import quantity
 from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
@@ -155,6 +155,15 @@ class Run:
             RunFailure: the folder of the run is gone, or the program was its container's command: then nobody parts them.
         """
         return self._files().errors
+
+    @property
+    def ranks(self) -> tuple[RankFiles, ...]:
+        """What each rank of a program printed: ``run.ranks[3].output``, ``run.ranks[3].errors``.
+
+        Raises:
+            RunFailure: the folder of the run is gone, or its launcher does not say which rank printed a line.
+        """
+        return self._files().ranks
 
     @property
     def log(self) -> Path:

@@ -134,7 +134,7 @@ def test_builds_that_cannot_be_are_errors_of_their_tests(suite):
         [
             "*: quoted: no closing quotation in *",
             "*: nothing: the build names no program; write build('make bench')",
-            "*: nodes: {nodes} is a figure of the run; give the build another name",
+            "*: nodes: {nodes} is a figure of the run; give the fixture another name",
             "*: lost: files: there is no 'scr' in *",
             "*: named: env: 'A B' is no name of a variable",
             "*: placed: where 'logn' is not one of node, login (did you mean 'login'?)",

@@ -2,20 +2,62 @@
 
 Run as a module it is the process that starts them: ``python -m pytest_mlhpc.node.launch.spawn COUNT -- PROGRAM ...``.
 Exit code: that of the first rank that ends badly (128 + the signal's number), which ends the others; 0 where none does.
+With ``label`` in place of COUNT it is around one rank, whose number is in RANK, and ends as that does (``node/batch/podrun.py``).
+
+Each line is printed with its rank before it (:class:`RankLines` reads that), as by ``srun --label``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import signal
 import subprocess
 import sys
-from typing import Dict, List, Mapping, Sequence, Tuple
+import threading
+from typing import BinaryIO, Dict, List, Mapping, Sequence, Tuple
 
 from pytest_mlhpc.node.launch import step
+from pytest_mlhpc.node.processes import LONGEST_WAIT
 from pytest_mlhpc.node.protocol.plan import RunPlan
 
 #: Exit code where a rank cannot be started, as of a shell.
 NOT_STARTED = 127
+
+#: Launchers that print the rank before each line of a program.
+LABELLING = ("spawn", "srun", "podrun")
+
+#: In place of a number of ranks: the process is around one, which has its number already.
+LABEL = "label"
+
+#: What is before a line: the rank, then ``:`` as ``srun --label`` has it, or ``!`` for standard error.
+_LABEL = re.compile(rb" *(\d{1,7})([:!]) ?")
+
+#: How long output may come after its rank has ended, in seconds: from what the rank has left running.
+AFTER_END_S = 1.0
+
+
+class RankLines:
+    """Takes the labels off what a launcher prints. Bytes are *error* if they come from its standard error."""
+
+    def __init__(self, ranks: int, *, error: bool) -> None:
+        self._ranks, self._error = ranks, error
+        self._rest = b""
+
+    def feed(self, data: bytes, *, last: bool = False) -> List[Tuple[int, bool, bytes]]:
+        """Return (rank, whether it is of standard error, text) of each whole line; the rank is -1 where the launcher speaks."""
+        lines = re.findall(rb"[^\n]*\n|[^\n]+", self._rest + data)
+        self._rest = b""
+        if lines and not last and not lines[-1].endswith(b"\n") and len(lines[-1]) <= LONGEST_WAIT:
+            self._rest = lines.pop()
+        return [self._taken(line) for line in lines]
+
+    def _taken(self, line: bytes) -> Tuple[int, bool, bytes]:
+        found = _LABEL.match(line)
+        if found is None or int(found.group(1)) >= self._ranks:
+            return -1, self._error, line
+        return int(found.group(1)), self._error or found.group(2) == b"!", line[found.end() :]
 
 
 def launch(
@@ -34,17 +76,48 @@ def launch(
 
 def main(arguments: Sequence[str]) -> int:
     """Start the ranks, wait for all of them, and return the exit code."""
-    count, argv = int(arguments[0]), list(arguments[2:])
+    count, argv = arguments[0], list(arguments[2:])
+    signal.signal(
+        signal.SIGTERM, lambda *_: None
+    )  # ranks get it as well; what they print then is still passed on
+    if count == LABEL:
+        return _as_signal(_run(argv, [{}], [int(os.environ["RANK"])]))
+    places = [step.rank_variables(rank, rank, int(count)) for rank in range(int(count))]
+    return _run(argv, places, range(int(count)))
+
+
+def _run(argv: Sequence[str], places: Sequence[Mapping[str, str]], numbers: Sequence[int]) -> int:
     ranks: Dict[int, subprocess.Popen[bytes]] = {}
-    for rank in range(count):
-        place = step.rank_variables(rank, rank, count)
+    relays: List[threading.Thread] = []
+    lock = threading.Lock()
+    for number, place in zip(numbers, places):
         try:
-            process = subprocess.Popen(argv, env={**os.environ, **place}, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                list(argv),
+                env={**os.environ, **place},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
         except OSError as error:
             sys.stderr.write(f"cannot start {argv[0]!r}: {error.strerror}\n")
             _end(ranks)
             return NOT_STARTED
         ranks[process.pid] = process
+        for pipe, mark in ((process.stdout, b":"), (process.stderr, b"!")):
+            if pipe is not None:
+                relay = threading.Thread(
+                    target=_relay, args=(pipe, b"%d%s " % (number, mark), lock), daemon=True
+                )
+                relay.start()
+                relays.append(relay)
+    code = _wait(ranks)
+    for relay in relays:
+        relay.join(AFTER_END_S)
+    return code
+
+
+def _wait(ranks: Dict[int, subprocess.Popen[bytes]]) -> int:
     while ranks:
         pid, status = os.wait()
         ended = ranks.pop(pid, None)
@@ -55,6 +128,24 @@ def main(arguments: Sequence[str]) -> int:
                 _end(ranks)  # those that do not end by this are ended by the batch
                 return 128 - code if code < 0 else code
     return 0
+
+
+def _relay(pipe: BinaryIO, label: bytes, lock: threading.Lock) -> None:
+    """Print what comes from *pipe* by whole lines, each after *label*. A line that is longer than a pipe's buffer is cut."""
+    while line := pipe.readline(LONGEST_WAIT):
+        data = label + line if line.endswith(b"\n") else label + line + b"\n"
+        with lock, contextlib.suppress(OSError):  # nobody reads it any more; the rank goes on
+            while data:
+                data = data[os.write(1, data) :]
+
+
+def _as_signal(code: int) -> int:
+    """End as the only rank did: killed by the same signal."""
+    if code > 128 and code - 128 in set(signal.Signals):
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(code - 128, signal.SIG_DFL)
+        os.kill(os.getpid(), code - 128)
+    return code
 
 
 def _end(ranks: Mapping[int, subprocess.Popen[bytes]]) -> None:

@@ -209,6 +209,9 @@ class Plan:
     modules: Tuple[str, ...] = ()  #: that its tests load after the environment's own
     image: str = ""  #: of a container, instead of the environment's
     scheduler_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    on_volume: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: of a pod's plan: name of a set of files -> its folder on a volume
     protocol: int = PROTOCOL
     schema: int = SCHEMA
 

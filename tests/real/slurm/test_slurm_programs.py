@@ -106,16 +106,16 @@ def test_broken(run, broken): pass
 
 def test_a_run_that_others_need_is_left_to_a_later_session_with_them(suite):
     suite.tests(
-        """
+        f"""
 from pytest_mlhpc import prepare
 
-made = prepare("sh -c 'sleep 3; echo x >> {folder}/count; echo rate: 4 > made'")
+made = prepare("sh -c 'sleep 3; echo x >> {suite.folder}/count; echo rate: 4 > made'")
 
 @pytest.mark.parametrize("number", [1, 2])
 @program("cat {{made}}/made", RATE)
 def test_it(run, made, number):
     assert run.output == (made.folder / "made").read_text()
-""".format(folder=suite.folder)
+"""
     )
     suite.run("--mlhpc-wait=0").expect(75, skipped=2)
     suite.run("--mlhpc-pack").expect(0, "going on with 1 run", passed=2)
