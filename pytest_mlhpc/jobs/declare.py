@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -165,16 +166,13 @@ def resolve(
     asked = with_plain_values(declared.where, asked) if workload.name == COMMAND else asked
     values = _effective(workload, chosen, asked, partition.accelerator)
     _check_within(declared, workload, values)
+    inner = functools.partial(
+        resolve, workloads=workloads, preset=preset, launchers=launchers, schedulers=schedulers
+    )
     spec = replace(
         _spec(declared, workload, chosen, values, asked),
         scheduler_options=options,
-        needs={
-            name: _run_needed(
-                declared, name, one, lambda inner: resolve(inner, workloads, preset, launchers, schedulers)
-            )
-            for name, one in declared.needs.items()
-            if isinstance(one.declared, Preparation)
-        },
+        needs=_runs_needed(declared, inner),
     )
     together = [
         *contradictions(spec, values),
@@ -196,33 +194,37 @@ def resolve(
     return replace(spec, definition=definition_of(spec, workload))
 
 
-def _run_needed(
-    declared: Declaration, name: str, needed: Needed, resolve_inner: Callable[[Declaration], JobSpec]
-) -> JobSpec:
-    """Return the spec of a run that *declared* needs.
+def _runs_needed(
+    declared: Declaration, resolve_inner: Callable[[Declaration], JobSpec]
+) -> dict[str, JobSpec]:
+    """Return the specs of the runs that *declared* needs, by the name of their fixture.
 
     Raises:
-        SpecError: what is wrong with it; fields are called ``NAME: FIELD``.
+        SpecError: what is wrong with one; fields are called ``NAME: FIELD``.
     """
-    assert isinstance(needed.declared, Preparation)  # noqa: S101 - builds are no runs
-    inner = Declaration(
-        node_id=f"{needed.node_id}[{declared.target.id}]",
-        function=name,
-        workload=COMMAND,
-        target=declared.target,
-        marked=fields_of_run(declared.where, name, needed.declared),
-        parametrized={},
-        folder=needed.folder,
-        decorator="program",
-        line=declared.where,
-        identity=needed.identity,
-        needs=needed.needs,
-    )
-    try:
-        return resolve_inner(inner)
-    except SpecError as error:
-        named = [replace(one, key=f"{name}: {one.key}" if one.key else name) for one in error.problems]
-        raise SpecError(named) from None
+    found = {}
+    for name, needed in declared.needs.items():
+        if not isinstance(needed.declared, Preparation):
+            continue
+        inner = Declaration(
+            node_id=f"{needed.node_id}[{declared.target.id}]",
+            function=name,
+            workload=COMMAND,
+            target=declared.target,
+            marked=fields_of_run(declared.where, name, needed.declared),
+            parametrized={},
+            folder=needed.folder,
+            decorator="program",
+            line=declared.where,
+            identity=needed.identity,
+            needs=needed.needs,
+        )
+        try:
+            found[name] = resolve_inner(inner)
+        except SpecError as error:
+            problems = [replace(one, key=f"{name}: {one.key}" if one.key else name) for one in error.problems]
+            raise SpecError(problems) from None
+    return found
 
 
 def _effective(

@@ -89,7 +89,11 @@ class Supervisor:
         self._joined = JoinedLines()
         labelled = book.run.workload == "command" and book.run.launcher in LABELLING
         ranks = book.run.started if labelled else 0
-        self._labels = [RankLines(ranks, error=error) for error in (False, True)] if labelled else []
+        self._labels = (
+            [RankLines(ranks, error=error, srun=book.run.launcher == "srun") for error in (False, True)]
+            if labelled
+            else []
+        )
         self._indices = {OUTPUT_RANKS: RankIndex(), ERRORS_RANKS: RankIndex()}
 
     def execute(
