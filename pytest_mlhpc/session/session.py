@@ -287,8 +287,25 @@ class BenchmarkSession:
             self._drivers[job.spec.target.partition.id].release(job)
         elif job is not None and not job.taken and not job.done.is_set():
             self._drivers[job.spec.target.partition.id].cancel(
-                [job], "its test ended without taking the result"
+                self._without(job), "its test ended without taking the result"
             )
+
+    def _without(self, job: Job) -> list[Job]:
+        """Return *job*, and the jobs that no other unfinished one needs without it."""
+        found = [job]
+        for one in found:  # it grows
+            found += [
+                need
+                for need in one.needs.values()
+                if not need.done.is_set()
+                and need not in found
+                and all(
+                    user in found or user.done.is_set()
+                    for user in self.jobs.values()
+                    if need in user.needs.values()
+                )
+            ]
+        return found
 
     def stop(self, reason: str) -> None:
         """Cancel everything that no test has taken: the session is about to end."""

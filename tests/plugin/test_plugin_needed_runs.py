@@ -127,6 +127,28 @@ def test_a_test_that_declares_no_run_is_told_so(suite):
     suite.run().expect(1, "*this test declares no run: decorate it, as by @train('cosmoflow')", errors=1)
 
 
+def test_a_run_that_no_test_waits_for_any_more_is_cancelled(suite):
+    """With one job at a time, the second test would wait for it longer than a session may take."""
+    suite.write(
+        """
+        from pytest_mlhpc import prepare
+        first = prepare("sleep 6000")
+        made = prepare("cat {first}/x")
+
+        @pytest.fixture
+        def away():
+            pytest.skip("not today")
+
+        @job("x")
+        def test_away(away, run, made): pass
+
+        @job()
+        def test_other(run): pass
+        """
+    )
+    suite.run("-omlhpc_max_jobs=1").assert_outcomes(passed=1, skipped=1)
+
+
 SHARED = """
 from pytest_mlhpc import build, prepare
 tool = build("sh -c 'echo echo built > tool'")
