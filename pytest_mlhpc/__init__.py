@@ -14,7 +14,7 @@ command of ``mlhpc`` imports this file too.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Target as System
-    from pytest_mlhpc.jobs.builds import build
+    from pytest_mlhpc.jobs.builds import build, prepare
     from pytest_mlhpc.jobs.decorators import collective, nodes, program, roofline, storage, train, workload
     from pytest_mlhpc.jobs.metrics import Metric
     from pytest_mlhpc.session.allocation import Allocation, Vetting
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Allocation", "Baseline", "Metric", "Run", "System", "Vetting",
-    "build", "collective", "nodes", "program", "roofline", "storage", "train", "workload",
+    "build", "collective", "nodes", "prepare", "program", "roofline", "storage", "train", "workload",
 ]  # fmt: skip
 
 __version__ = "0.2.0"
@@ -33,6 +33,7 @@ _HOMES = {
     "Baseline": ("pytest_mlhpc.session.run", "Baseline"),
     "Metric": ("pytest_mlhpc.jobs.metrics", "Metric"),
     "build": ("pytest_mlhpc.jobs.builds", "build"),
+    "prepare": ("pytest_mlhpc.jobs.builds", "prepare"),
     "Run": ("pytest_mlhpc.session.run", "Run"),
     "System": ("pytest_mlhpc.config.model", "Target"),
     "Vetting": ("pytest_mlhpc.session.allocation", "Vetting"),

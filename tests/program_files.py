@@ -7,7 +7,7 @@ import yaml
 
 SUITE = r"""
 import pytest
-from pytest_mlhpc import Metric, build, program
+from pytest_mlhpc import Metric, build, prepare, program
 
 STARTS = Metric("starts", r"start: (\S+)", "1", better="none", reduce="sum")
 
@@ -38,7 +38,23 @@ def test_it_is_started_once_on_however_many_nodes(run):
 @program("work.sh 1", STARTS, files=["work.sh", "input", "table.csv"], nodes=NODES, ranks_per_node=RANKS)
 def test_ranks_are_started_on_every_node(run):
     assert run["starts"].value == NODES * RANKS
-    assert "a warning" in run.errors.splitlines()
+    assert run.errors.splitlines().count("a warning") == NODES * RANKS
+    assert [one.errors for one in run.ranks] == ["a warning\n"] * NODES * RANKS
+    assert all("start: 1\n" in one.output and one.output.count("\n") == 4 for one in run.ranks)
+
+
+LONG = "import os; print(os.environ.get('SLURM_PROCID', os.environ.get('RANK')) * 1024); print('y' * 70_001)"
+
+
+@program(["python3", "-c", LONG], ranks_per_node=RANKS)
+def test_long_lines_of_ranks_stay_whole(run):
+    assert [one.output for one in run.ranks] == [f"{str(rank) * 1024}\n{'y' * 70_001}\n" for rank in range(RANKS)]
+    assert run.output.splitlines().count("y" * 70_001) == RANKS
+
+
+@program("sh -c 'echo out; echo err >&2'")
+def test_a_program_that_is_started_once_has_one_rank(run):
+    assert [(one.output, one.errors) for one in run.ranks] == [(run.output, "err\n")]
 
 
 @program("work.sh 1", files=["work.sh", "input", "table.csv"])
@@ -74,6 +90,33 @@ def test_a_build_that_fails(run, broken): pass
 
 @program("{idle}/tool", STARTS)
 def test_a_build_that_writes_nothing(run, idle): pass
+
+
+mesh = prepare(
+    "sh -c '{tool}/tool; echo in $$ >&2; mkdir grid; echo {ranks} cells, $$ > grid/cells'",
+    artifacts=["grid/*"], sanity="built", nodes=NODES, ranks_per_node=1,
+)
+halves = prepare("sh -c 'cat {mesh}/grid/cells; cp {mesh}/grid/cells halves'", artifacts=["halves"])
+torn = prepare("sh -c 'echo no such mesh >&2; exit 3'", artifacts=["mesh"])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@program("sh -c 'echo start: 1; cat {mesh}/grid/cells'", STARTS)
+def test_a_program_that_needs_another_run(run, mesh, number):
+    assert run.output == "start: 1\n" + mesh.text("grid/cells")
+    assert mesh.text("grid/cells").startswith("NODES cells")
+    assert "built" in mesh.output
+    assert "in " in mesh.errors
+
+
+@program("cat {halves}/halves", files=["input/"])
+def test_a_run_that_needs_another(run, halves, mesh):
+    assert run.output == halves.text("halves") == halves.output == mesh.text("grid/cells")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@program("cat {torn}/mesh")
+def test_a_run_that_fails_is_an_error_of_what_needs_it(run, torn, number): pass
 """
 
 MAKE_TOOL = """\
@@ -95,14 +138,18 @@ echo all is well
 """
 
 #: How many tests the suite has.
-TESTS = 7
+TESTS = 12
 
-#: What a session says of those that fail.
-FAILS = (
-    "below_reference",
+#: What a session says of those that fail, and of those whose needs do: two of them need the same run.
+FAILS = ("below_reference",)
+ERRORS = (
+    "prepare_failed: the run torn (sh -c echo no such mesh >&2; exit 3) that it needs: worker_exit: ",
     "build_failed: the build idle (true) wrote nothing into its folder",
     "build_failed: the build broken (sh -c echo no such library >&2; exit 3): ended with exit code 3; its last lines: no such library",
 )
+
+#: How many tests it is that need what fails.
+WITH_ERRORS = 4
 
 
 def write_suite(folder: Path, nodes: int, ranks: int) -> None:

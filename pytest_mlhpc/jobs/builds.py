@@ -1,4 +1,4 @@
-"""`build(...)`: what a program needs to be built, declared as a fixture; from its declaration to the plan of the build."""
+"""What a program needs before it runs, declared as a fixture: a build (``build``), or a run that has ended (``prepare``)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 from pytest_mlhpc.config.build import DERIVED
 from pytest_mlhpc.config.model import Target
 from pytest_mlhpc.errors import Problem, SpecError, nearest
+from pytest_mlhpc.jobs.programs import conditions_of, names_in
 from pytest_mlhpc.jobs.software import SoftwareError, files_of, variables
 from pytest_mlhpc.jobs.spec import as_list
 from pytest_mlhpc.node.cores import ON_NODE
 from pytest_mlhpc.node.protocol.plan import BuildPlan
 from pytest_mlhpc.node.run_files import regular_files
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from pytest_mlhpc.jobs.decorators import ProgramFields
+
 #: Attribute of a fixture's function that holds its declaration.
-DECLARED = "mlhpc_build"
+DECLARED = "mlhpc_needed"
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,29 @@ class Build:
     files: str | Sequence[str] = ()
     env: Mapping[str, Any] = field(default_factory=dict, repr=False)
     where: str = "node"
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What :func:`prepare` was given."""
+
+    command: str | Sequence[Any]
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A fixture that a program takes, or that is named in the command of a run that it needs.
+
+    ``folder`` is that of the file that declares it, ``node_id`` and ``identity`` are those of a test in its place, without
+    the target; ``needs`` are the fixtures that its own command names.
+    """
+
+    declared: Build | Preparation
+    folder: Path
+    node_id: str = ""
+    identity: str = ""
+    needs: Mapping[str, Needed] = field(default_factory=dict)
 
 
 #: Where a build can be made.
@@ -59,13 +88,65 @@ def build(
         where: ``node``: by the first run that needs it. ``login``: where pytest runs, before anything is submitted, with the
             modules of the environment; for sites whose nodes have no compiler, or no network.
     """
-    declared = Build(command, files, env or {}, where)
+    return _fixture(Build(command, files, env or {}, where))
 
-    def built() -> Build:
-        return declared
 
-    setattr(built, DECLARED, declared)
-    return pytest.fixture(scope="session")(built)
+def prepare(command: str | Sequence[Any], **fields: Unpack[ProgramFields]) -> Any:
+    """Return a fixture: a run that has ended before a test that takes it is submitted. ``{NAME}`` in their commands is its folder.
+
+    It is made once for all tests of a session that take it, on each partition. The fixture has what it left: ``.output``,
+    ``.errors``, ``.log``, ``.folder``, and its artifacts by ``.json("m.json")``, ``.text()``, ``.path()``. If it fails, that is an
+    error of each test that takes it. Pods find its artifacts in ``{NAME}``, and nothing else of it.
+
+    Args:
+        command: a list of words, or a text that is split as a POSIX shell splits words. It may name builds and other such runs.
+        fields: those of :func:`pytest_mlhpc.program`, but for those of a test: ``judge``, ``reference``, ``requires``, functions.
+    """
+    return _fixture(Preparation(command, dict(fields)))
+
+
+def _fixture(declared: Build | Preparation) -> Any:
+    def needed(request: pytest.FixtureRequest) -> Any:
+        return request.getfixturevalue("run").needed(request.fixturename) or declared
+
+    setattr(needed, DECLARED, declared)
+    return pytest.fixture(needed)
+
+
+def named_fixtures(command: str | Sequence[Any]) -> list[str]:
+    """Return the names in braces in *command* that may be those of fixtures."""
+    texts = [command] if isinstance(command, str) else [str(word) for word in command]
+    return sorted(names_in(texts) - {*DERIVED, *ON_NODE})
+
+
+#: Fields of a program that only a test can have.
+_OF_TEST = ("judge", "reference", "requires")
+
+
+def fields_of_run(where: str, name: str, declared: Preparation) -> dict[str, Any]:
+    """Return the fields of a program by which the run *name* is declared.
+
+    Raises:
+        SpecError: it is called like a figure of the run, or has a field that only a test can have.
+    """
+    _check_name(where, name)
+    sanity = declared.fields.get("sanity", ())
+    functions = any(callable(one) for one in conditions_of(sanity))
+    wrong = [*(one for one in _OF_TEST if one in declared.fields), *(["sanity"] if functions else [])]
+    if wrong:
+        text = (
+            "only a test can have it"
+            if wrong[0] != "sanity"
+            else "only a test can have functions; give patterns"
+        )
+        raise SpecError([Problem(where, f"{name}: {wrong[0]}", text)])
+    return {**declared.fields, "command": declared.command, "metrics": (), "judge": False}
+
+
+def _check_name(where: str, name: str) -> None:
+    if name in {*DERIVED, *ON_NODE}:
+        text = f"{{{name}}} is a figure of the run; give the fixture another name"
+        raise SpecError([Problem(where, name, text)])
 
 
 def build_plan(where: str, name: str, declared: Build, folder: Path, target: Target) -> BuildPlan:
@@ -74,10 +155,7 @@ def build_plan(where: str, name: str, declared: Build, folder: Path, target: Tar
     Raises:
         SpecError: its command, files or variables cannot be.
     """
-    if name in {*DERIVED, *ON_NODE}:
-        raise SpecError(
-            [Problem(where, name, f"{{{name}}} is a figure of the run; give the build another name")]
-        )
+    _check_name(where, name)
     try:
         given = declared.command
         argv = tuple(shlex.split(given) if isinstance(given, str) else map(str, given))

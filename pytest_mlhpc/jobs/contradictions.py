@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import Problem, nearest
+from pytest_mlhpc.jobs.programs import names_in
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.cores import ON_NODE
 from pytest_mlhpc.node.worker.workloads.definitions import Workload
@@ -124,6 +125,10 @@ def _without_agent(spec: JobSpec) -> list[tuple[str, str]]:
     if spec.artifacts:
         text = f"{place} that would send them, or files of metrics; write to a volume, or print"
         found.append(("artifacts", text))
+    if named := sorted(names_in((*spec.argv, *spec.env.values())) & spec.needs.keys()):
+        found.append(
+            (named[0], f"{place} that would take its artifacts; write to a volume, and name the path there")
+        )
     if spec.builds:
         found.append((spec.builds[0].name, f"{place} that would build; build it into the image"))
     texts = (*spec.argv, *spec.env.values())
@@ -147,4 +152,20 @@ def _wrong_command(spec: JobSpec) -> list[tuple[str, str]]:
         )
     if spec.cwd is not None and spec.files:
         found.append(("files", "are put into the run's own folder; leave out cwd"))
+    if spec.target.partition.scheduler == "kubernetes" and not spec.agentless:
+        found += _not_for_pods(spec)
+    return found
+
+
+def _not_for_pods(spec: JobSpec) -> list[tuple[str, str]]:
+    """Return what a pod cannot have of the runs that its program names: it finds their artifacts among its files."""
+    found = []
+    for name in sorted(names_in((*spec.argv, *spec.env.values())) & spec.needs.keys()):
+        if not spec.needs[name].artifacts:
+            text = (
+                "pods find its artifacts in that folder, and it has none; add artifacts=[...] to prepare(...)"
+            )
+            found.append((name, text))
+        if spec.cwd is not None:
+            found.append((name, "pods find its artifacts in the run's own folder; leave out cwd"))
     return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from pytest_mlhpc.config.model import Partition, Target
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.errors import Problem, SpecError, nearest
-from pytest_mlhpc.jobs.builds import Build, build_plan
+from pytest_mlhpc.jobs.builds import Build, Needed, Preparation, build_plan, fields_of_run
 from pytest_mlhpc.jobs.contradictions import contradictions, unknown_judged
 from pytest_mlhpc.jobs.programs import (
     FUNCTION,
@@ -125,9 +126,7 @@ class Declaration:
     line: str = ""  #: file:line of the test, for messages; unset: its node id
     identity: str = ""  #: of the test (pytest_mlhpc/session/collection.py); unset: its node id
     owner: str = ""  #: of the test's file
-    builds: Mapping[str, tuple[Build, Path]] = field(
-        default_factory=dict
-    )  #: name -> declaration, folder of its file
+    needs: Mapping[str, Needed] = field(default_factory=dict)  #: fixtures that must be there before it runs
 
     @property
     def where(self) -> str:
@@ -167,7 +166,14 @@ def resolve(
     asked = with_plain_values(declared.where, asked) if workload.name == COMMAND else asked
     values = _effective(workload, chosen, asked, partition.accelerator)
     _check_within(declared, workload, values)
-    spec = replace(_spec(declared, workload, chosen, values, asked), scheduler_options=options)
+    inner = functools.partial(
+        resolve, workloads=workloads, preset=preset, launchers=launchers, schedulers=schedulers
+    )
+    spec = replace(
+        _spec(declared, workload, chosen, values, asked),
+        scheduler_options=options,
+        needs=_runs_needed(declared, inner),
+    )
     together = [
         *contradictions(spec, values),
         *unknown_judged(spec, workload, values),
@@ -183,6 +189,39 @@ def resolve(
     if not module.startswith("pytest_mlhpc.node.launch."):
         spec = replace(spec, launcher=module)
     return replace(spec, definition=definition_of(spec, workload))
+
+
+def _runs_needed(
+    declared: Declaration, resolve_inner: Callable[[Declaration], JobSpec]
+) -> dict[str, JobSpec]:
+    """Return the specs of the runs that *declared* needs, by the name of their fixture.
+
+    Raises:
+        SpecError: what is wrong with one; fields are called ``NAME: FIELD``.
+    """
+    found = {}
+    for name, needed in declared.needs.items():
+        if not isinstance(needed.declared, Preparation):
+            continue
+        inner = Declaration(
+            node_id=f"{needed.node_id}[{declared.target.id}]",
+            function=name,
+            workload=COMMAND,
+            target=declared.target,
+            marked=fields_of_run(declared.where, name, needed.declared),
+            parametrized={},
+            folder=needed.folder,
+            decorator="program",
+            line=declared.where,
+            identity=needed.identity,
+            needs=needed.needs,
+        )
+        try:
+            found[name] = resolve_inner(inner)
+        except SpecError as error:
+            problems = [replace(one, key=f"{name}: {one.key}" if one.key else name) for one in error.problems]
+            raise SpecError(problems) from None
+    return found
 
 
 def _effective(
@@ -368,8 +407,9 @@ def _program_fields(
         "artifacts": tuple(dict.fromkeys((*as_list(values["artifacts"]), *files_of_metrics))),
         **_found_by_functions(declared, values, metrics),
         "builds": tuple(
-            build_plan(where, name, one, place, declared.target)
-            for name, (one, place) in declared.builds.items()
+            build_plan(where, name, one.declared, one.folder, declared.target)
+            for name, one in declared.needs.items()
+            if isinstance(one.declared, Build)
         ),
         "metrics": metrics,
         "references": references_of(where, partition, values["reference"], metrics, judged),

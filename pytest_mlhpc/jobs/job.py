@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, ProvisionError, RunFailure
 from pytest_mlhpc.jobs.provisioner import Handle
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.node.protocol.lines import Message
-from pytest_mlhpc.node.protocol.plan import HELD, VETTED, Plan, RunPlan
+from pytest_mlhpc.node.protocol.plan import HELD, VETTED, FinishedRun, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, SchemaError, from_json
+from pytest_mlhpc.node.run_files import place_of_run
 from pytest_mlhpc.node.vet.finding import VetVerdict
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Failure
 from pytest_mlhpc.store.verdict import Judgement
@@ -49,6 +51,13 @@ class Outcome:
     vetting: VetVerdict | None = None  #: instead of a measurement: what was found of the nodes
     held: GrantedNodes | None = None  #: instead of a measurement: nodes that are the test's while it runs
     artifacts: tuple[str, ...] = ()  #: names or globs of files in the run's folder that the test may read
+    needed: Mapping[str, FinishedRun] = field(default_factory=dict)  #: what the runs that it needed have left
+
+    @property
+    def finished_run(self) -> FinishedRun:
+        """Where it left its files."""
+        folder, log = place_of_run(Path(self.directory), self.record_id)
+        return FinishedRun(str(folder), str(log), self.artifacts)
 
 
 #: Outcomes that the infrastructure causes. The attempt is retried, away from failed nodes.
@@ -216,14 +225,45 @@ class Job:
     done: threading.Event = field(default_factory=threading.Event)
     taken: bool = False  #: its test has read the outcome
     previous: Job | None = None  #: the one before it in test order
+    needs: Mapping[str, Job] = field(default_factory=dict)  #: jobs that end before it is submitted
+
+    @property
+    def needed(self) -> Mapping[str, FinishedRun]:
+        """What the runs that it needs have left: of a further attempt, the same as of the first."""
+        for attempt in (*self.lost, *self.attempts):
+            return attempt.run.needed
+        return {name: job.outcome.finished_run for name, job in self.needs.items() if job.outcome}
+
+    @property
+    def blocked(self) -> Failure | None:
+        """Why it cannot run: a build was not made, or a run that it needs has failed. Known once it is ready."""
+        if self.unbuilt or self.lost or self.attempts:
+            return self.unbuilt
+        for name, job in self.needs.items():
+            failure = job.outcome.failure if job.outcome else None
+            if failure is None:
+                continue
+            if failure.infrastructure or failure.given_up:
+                return replace(failure, text=f"the run {name} that it needs: {failure.text}")
+            text = f"the run {name} ({' '.join(job.spec.argv)[:200]}) that it needs: {failure.outcome}: {failure.text}"
+            return replace(failure, outcome="prepare_failed", text=text)
+        return None
+
+    def take(self) -> None:
+        """Note that its test has read the outcome, for which that of each run that it needs was read, too."""
+        self.taken = True
+        for job in self.needs.values():
+            job.take()
 
     @property
     def ready(self) -> bool:
-        """Whether it may be submitted.
+        """Whether it may be submitted: what it needs has ended.
 
         Nodes that a test holds are requested once no earlier job can be re-run. Otherwise the nodes would wait idle for
         their test, the test for earlier tests, and these for re-runs that wait for the nodes.
         """
+        if not (self.lost or self.attempts or all(job.done.is_set() for job in self.needs.values())):
+            return False
         before = self.previous if self.spec.holds_nodes else None
         while before is not None and before.done.is_set():
             before = before.previous

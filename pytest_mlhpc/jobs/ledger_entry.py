@@ -23,7 +23,18 @@ if TYPE_CHECKING:
 #: Fields of a spec that do not change what is run: where the test stands, what was asked before defaults were filled in,
 #: what is looked at afterwards, who is asked about it.
 _NOT_COUNTED = frozenset(
-    {"node_id", "asked", "target", "judged", "expected_metrics", "folder", "owner", "functions"}
+    {
+        "node_id",
+        "asked",
+        "target",
+        "judged",
+        "expected_metrics",
+        "folder",
+        "owner",
+        "functions",
+        "needs",
+        "needed",
+    }
 )
 #: Fields of a partition that change how a job is submitted or run there. Not its limits for whole sessions.
 _PARTITION_FIELDS = (
@@ -135,6 +146,7 @@ def spec_digest(spec: JobSpec) -> str:
     content = {
         **{name.name: getattr(spec, name.name) for name in fields(spec) if name.name not in _NOT_COUNTED},
         "argv": resolved_argv(spec),
+        **({"needs": {name: spec_digest(one) for name, one in spec.needs.items()}} if spec.needs else {}),
         "partition": {name: getattr(target.partition, name) for name in _PARTITION_FIELDS},
         "environment": target.environment,
         "dataset": target.datasets.get(spec.data),

@@ -24,6 +24,7 @@ from pytest_mlhpc.jobs.job import (
     may_retry,
     used_nodes,
 )
+from pytest_mlhpc.jobs.programs import with_needed
 from pytest_mlhpc.jobs.provisioner import (
     AllocationEnded,
     Event,
@@ -145,13 +146,13 @@ class PartitionQueue:
     def _take_next(self, first: Job) -> list[Job]:
         """Remove and return *first*, if it still has to run, with the jobs that share its allocation."""
         self._waiting.remove(first)
-        if first.done.is_set() or not self._possible(first):
+        if first.done.is_set() or self._left_out(first) or not self._possible(first):
             return []
         packed = [first]
-        if may_share(first.spec, pack=self._pack) and not first.unbuilt:
+        if may_share(first.spec, pack=self._pack) and not first.blocked:
             longest_s = self._provisioner.longest()
             for job in list(self._waiting):
-                if job.done.is_set() or job.unbuilt:
+                if job.done.is_set() or not job.ready or job.blocked:
                     continue
                 if not fits_into([one.spec for one in packed], job.spec, longest_s):
                     continue
@@ -160,6 +161,14 @@ class PartitionQueue:
                     packed.append(job)
         return packed
 
+    def _left_out(self, job: Job) -> bool:
+        """End a job without a record whose need was given up: nobody waits for it, or a later session runs both."""
+        blocked = job.blocked
+        if blocked is None or not blocked.given_up:
+            return False
+        self._fail(job, blocked.outcome, blocked.text)
+        return True
+
     def _possible(self, job: Job) -> bool:
         reason = self._provisioner.validate(job.spec)
         if reason:
@@ -167,16 +176,16 @@ class PartitionQueue:
         return not reason
 
     def _submit(self, jobs: list[Job]) -> None:
+        blocked = jobs[0].blocked
         try:
-            self._submit_plan(jobs)
+            self._submit_plan(jobs, blocked)
         except InfrastructureError as error:
             self._refused(jobs, Failure(error.outcome, str(error).removeprefix(f"{error.outcome}: ")))
         except (OSError, StoreError) as error:
             self._refused(jobs, Failure(unwritten(error), str(error)))
         except RunFailure as error:
-            log = jobs[0].unbuilt.log if jobs[0].unbuilt else ""
             text = str(error).removeprefix(f"{error.outcome}: ")
-            self._refused(jobs, Failure(error.outcome, text, log))
+            self._refused(jobs, Failure(error.outcome, text, blocked.log if blocked else ""))
         except MlhpcError as error:
             self._refused(jobs, Failure("launch_failed", str(error)))
 
@@ -195,12 +204,13 @@ class PartitionQueue:
             if job.pending == 0 and not job.done.is_set():
                 self._conclude(job)
 
-    def _submit_plan(self, jobs: list[Job]) -> None:
+    def _submit_plan(self, jobs: list[Job], blocked: Failure | None) -> None:
         numbered: list[tuple[JobSpec, int]] = []
-        for job in jobs:  # several re-runs of one job may be packed together
-            ahead = sum(spec is job.spec for spec, _ in numbered)
+        for index, job in enumerate(jobs):  # several re-runs of one job may be packed together
+            ahead = sum(one is job for one in jobs[:index])
             last = max((attempt.number for attempt in job.attempts), default=-1)
-            numbered.append((job.spec, last + 1 + ahead))
+            spec = job.spec if blocked else with_needed(job.spec, job.needed)
+            numbered.append((spec, last + 1 + ahead))
         excluded = sorted({node for job in jobs for node in job.excluded})
         plan = self._callbacks.plan(numbered, excluded)
         runs = {}
@@ -210,9 +220,9 @@ class PartitionQueue:
             attempt = Attempt(run, number, directory=folder, submitted_ns=time.time_ns(), shared=shared)
             job.attempts.append(attempt)
             runs[run.run_id] = (job, attempt)
-        if unbuilt := jobs[0].unbuilt:
-            raise RunFailure(unbuilt.outcome, unbuilt.text)
-        self._callbacks.submitted([spec for spec, _ in numbered], plan)
+        if blocked:
+            raise RunFailure(blocked.outcome, blocked.text)
+        self._callbacks.submitted([job.spec for job in jobs], plan)
         try:
             handle = self._provisioner.submit(plan)
         except MlhpcError:

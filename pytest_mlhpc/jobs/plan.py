@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_mlhpc.config.build import derived_values, fill, with_values
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.jobs.job import Attempt
-from pytest_mlhpc.jobs.programs import resolved_argv
+from pytest_mlhpc.jobs.programs import folders_of, resolved_argv
 from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec, allocation_time_s, path_kind, uuid7
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.protocol.plan import (
@@ -78,14 +78,16 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
     """Return the run of one attempt with a new id and nonce."""
     partition, environment = spec.target.partition, spec.target.environment
     source, path, kind = _data_source(spec)
-    node = partition.nodes
-    derived = derived_values(
-        cores=spec.node_cores,
-        memory=spec.node_memory,
-        devices=node.devices,
-        nodes=spec.nodes,
-        ranks=spec.started,
-    )
+    derived: dict[str, object] = {
+        **derived_values(
+            cores=spec.node_cores,
+            memory=spec.node_memory,
+            devices=partition.nodes.devices,
+            nodes=spec.nodes,
+            ranks=spec.started,
+        ),
+        **folders_of(spec),
+    }
     return RunPlan(
         run_id=uuid7(),
         nonce=secrets.token_hex(8),
@@ -115,6 +117,7 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
         functions=spec.functions,
         checks=spec.checks,
         builds=spec.builds,
+        needed=spec.needed,
         metrics={name: MetricPattern(**rule) for name, rule in spec.metrics.items()},
         exclusive=spec.exclusive,
         device_ids=_device_ids(spec),

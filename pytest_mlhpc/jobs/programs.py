@@ -6,15 +6,19 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.config.model import Partition
-from pytest_mlhpc.errors import Problem, SpecError, nearest
+from pytest_mlhpc.errors import Problem, RunFailure, SpecError, nearest
 from pytest_mlhpc.jobs.metrics import base_unit, wrong_function, wrong_metrics, wrong_pattern
-from pytest_mlhpc.jobs.software import SoftwareError, check_artifacts, files_of, is_staged
+from pytest_mlhpc.jobs.software import SoftwareError, check_artifacts, check_size, files_of, is_staged
 from pytest_mlhpc.jobs.spec import JobSpec, as_list
+from pytest_mlhpc.node.protocol.plan import FinishedRun
+from pytest_mlhpc.node.run_files import ARCHIVE, artifacts_of, unpack
 
 
 def with_plain_values(where: str, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,6 +64,43 @@ def resolved_argv(spec: JobSpec) -> tuple[str, ...]:
         return spec.argv
     path = os.path.normpath(Path(spec.folder).absolute() / name)
     return (path, *spec.argv[1:]) if os.path.isfile(path) else spec.argv  # noqa: PTH113 - Path's raises for a name too long
+
+
+def folders_of(spec: JobSpec) -> dict[str, str]:
+    """Return what ``{name}`` is of each run that *spec* needs: its folder, in a pod that of the artifacts among its files."""
+    pods = spec.target.partition.scheduler == "kubernetes"
+    return {name: f"./{name}" if pods else one.folder for name, one in spec.needed.items()}
+
+
+def with_needed(spec: JobSpec, needed: Mapping[str, FinishedRun]) -> JobSpec:
+    """Return *spec* with what the runs that it needs have left. Pods, which see no folder of ours, find the artifacts among their files.
+
+    Raises:
+        RunFailure: artifacts cannot be read, or are larger than what a pod gets.
+    """
+    found = replace(spec, needed=needed)
+    if spec.target.partition.scheduler != "kubernetes":
+        return found
+    files = dict(spec.files)
+    try:
+        for name in names_in((*spec.argv, *spec.env.values())) & needed.keys():
+            folder = Path(needed[name].folder)
+            if (archive := folder / ARCHIVE).is_file():
+                unpack(archive, folder, needed[name].artifacts)
+            for inside in artifacts_of(folder, needed[name].artifacts):
+                files[f"{name}/{inside}"] = str(folder / inside)
+        check_size(files, spec.target.partition)
+    except (OSError, tarfile.TarError, SoftwareError) as error:
+        raise RunFailure("prepare_failed", f"artifacts of {', '.join(needed)}: {error}") from None
+    return replace(found, files=files)
+
+
+def names_in(texts: Iterable[str]) -> set[str]:
+    """Return the names that stand in braces in *texts*."""
+    return {name for text in texts for name in _BRACES.findall(text)}
+
+
+_BRACES = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
 def _text(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ from pytest_mlhpc.config.model import Environment, Partition, Target
 from pytest_mlhpc.config.quantities import format_size
 from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.node.files import may_be_secret
-from pytest_mlhpc.node.run_files import regular_files, safe
+from pytest_mlhpc.node.run_files import safe, size_of
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _MODULE: Final = re.compile(r"[^\s\x00-\x1f\x7f]{1,200}\Z")
@@ -113,10 +113,28 @@ def files_of(
             "files",
             f"have {format_size(size)}, more than {format_size(most)}; name a folder that the nodes see, by cwd or in the command",
         )
-    if partition.scheduler == "kubernetes" and size > POD_FILES_BYTES:
-        text = f"have {format_size(size)}, a pod gets {POD_FILES_BYTES >> 10}KiB at most; put them on a volume of {partition.id}"
-        raise SoftwareError("files", text)
+    check_size(found, partition)
     return found
+
+
+def check_size(files: Mapping[str, str], partition: Partition) -> None:
+    """Check that *partition* can give a run so many bytes of *files* (path in its folder -> source).
+
+    Raises:
+        SoftwareError: it cannot, or one of them cannot be read.
+    """
+    if partition.scheduler != "kubernetes" or (size := _size(files.values())) <= POD_FILES_BYTES:
+        return
+    text = f"have {format_size(size)}, a pod gets {POD_FILES_BYTES >> 10}KiB at most without a volume"
+    volumes = [one for one in partition.scheduler_options.get("volumes") or () if one.get("here")]
+    if not volumes:
+        example = "{name: scratch, claim: scratch, mount: /scratch, here: /mnt/scratch}"
+        raise SoftwareError(
+            "files", f"{text}; say where this machine sees a volume of {partition.id}: {example}"
+        )
+    if not os.path.isdir(volumes[0]["here"]):  # noqa: PTH112 - Path's raises for a closed folder
+        seen = f"the volume {volumes[0]['name']} of {partition.id} is not seen in {volumes[0]['here']}"
+        raise SoftwareError("files", f"{text}, and {seen}, which is no folder here")
 
 
 def _sources(pattern: str, folder: Path) -> Iterator[Path]:
@@ -155,16 +173,11 @@ def _place(source: Path, folder: Path) -> str:
     return source.relative_to(folder).as_posix() if source.is_relative_to(folder) else source.name
 
 
-def _size(sources: Iterator[str] | Any) -> int:
-    total = 0
-    for source in sources:
-        try:
-            total += sum(path.stat().st_size for path, _ in regular_files(Path(source)))
-        except OSError as error:
-            raise SoftwareError(
-                "files", f"cannot read {error.filename or source}: {error.strerror}"
-            ) from error
-    return total
+def _size(sources: Iterable[str]) -> int:
+    try:
+        return size_of({source: source for source in sources})
+    except OSError as error:
+        raise SoftwareError("files", f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def check_artifacts(names: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from pytest_mlhpc.config.model import MOST_OWNER, Environment, Partition, Target
 from pytest_mlhpc.config.quantities import parse_duration, parse_size
 from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.node.files import may_be_secret
-from pytest_mlhpc.node.protocol.plan import HELD, VETTED, BuildPlan
+from pytest_mlhpc.node.protocol.plan import HELD, VETTED, BuildPlan, FinishedRun
 from pytest_mlhpc.node.worker.data.dataset_files import DataError, read_manifest
 from pytest_mlhpc.node.worker.workloads.definitions import Field, Workload
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import MANNER
@@ -92,6 +92,10 @@ class JobSpec:
     checks: bool = False  #: functions of the test say, too, whether the run is sound
     functions: str = ""  #: ``file::test`` in which functions of metrics and sanity stand; no part of the job
     builds: tuple[BuildPlan, ...] = ()  #: what has to be built before it runs
+    needs: Mapping[str, JobSpec] = field(default_factory=dict)  #: runs that end before it is submitted
+    needed: Mapping[str, FinishedRun] = field(
+        default_factory=dict
+    )  #: what they left, once they have ended; no part of the job
     cwd: str | None = None  #: folder that a program starts in; None: a new one of its run
     folder: str = (
         ""  #: of the test's file, as the controller sees it; empty: not known, or nodes do not see it
@@ -392,7 +396,18 @@ def _program(spec: JobSpec) -> dict[str, Any]:
         "command": command,
         **({"reduce": reduced} if reduced else {}),
         **({"build": built} if built else {}),
+        **({"needs": {name: one.definition for name, one in spec.needs.items()}} if spec.needs else {}),
     }
+
+
+def with_needs(specs: Iterable[JobSpec]) -> list[JobSpec]:
+    """Return *specs* with all that they need: each once, before the first that needs it."""
+    found: dict[str, JobSpec] = {}
+    for spec in specs:
+        for one in with_needs(spec.needs.values()):
+            found.setdefault(one.node_id, one)
+        found.setdefault(spec.node_id, spec)
+    return list(found.values())
 
 
 def data_kind(spec: JobSpec) -> str:

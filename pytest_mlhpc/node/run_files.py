@@ -25,6 +25,17 @@ ARCHIVE = "artifacts.tar"
 ARCHIVE_BYTES = 8 * 1024 * 1024
 
 
+#: Logs of a run: of a program, of its first rank, of its launcher, of its container.
+LOGS = ("output.log", "rank0.log", "launcher.log", "container.log")
+
+
+def place_of_run(directory: Path, run_id: str) -> Tuple[Path, Path]:
+    """Return the folder and the log of a run, both perhaps not there. *directory* is that of its attempt."""
+    inner = directory / run_id
+    logs = [place / name for place in (directory, inner) for name in LOGS]
+    return (inner if inner.is_dir() else directory), next((one for one in logs if one.is_file()), logs[0])
+
+
 def staged_name(files: Mapping[str, str]) -> str:
     """Return the folder of the plan's directory in which the copy of *files* lies: equal files share one copy."""
     text = json.dumps(sorted(files.items()))
@@ -35,6 +46,20 @@ def staged_sets(plan: Plan) -> Mapping[str, Mapping[str, str]]:
     """Return the different sets of files that runs and builds of *plan* have, by the name of their folder."""
     found = [files for run in plan.runs for files in (run.files, *(build.files for build in run.builds))]
     return {staged_name(files): files for files in found if files}
+
+
+def packed_sets(plan: Plan) -> Mapping[str, Mapping[str, str]]:
+    """Return those sets that a pod gets as archives; the others lie on a volume."""
+    return {name: files for name, files in staged_sets(plan).items() if name not in plan.on_volume}
+
+
+def size_of(files: Mapping[str, str]) -> int:
+    """Return how many bytes *files* (path in a run's folder -> source) have together.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    return sum(path.stat().st_size for source in files.values() for path, _ in regular_files(Path(source)))
 
 
 def stage(plan: Plan) -> None:

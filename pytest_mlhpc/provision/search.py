@@ -100,6 +100,33 @@ def _column(text: str, key: str) -> list[object]:
 
 
 @dataclass(frozen=True)
+class RankFiles:
+    """What one rank printed, standard output and error line by line, and standard error alone; as far as the logs have it."""
+
+    output: str
+    errors: str
+
+
+def _index(path: Path) -> list[tuple[int, int]] | None:
+    """Return (rank, bytes) of each part of a log, as the batch noted them (``RankIndex`` in node/batch/output.py); None: there is none."""
+    if not path.is_file():
+        return None
+    found = re.findall(r"^(-?\d{1,7}) (\d{1,10})$", path.read_text("ascii", "replace"), re.MULTILINE)
+    return [(int(rank), int(size)) for rank, size in found]
+
+
+def _parts(log: Path, index: Sequence[tuple[int, int]], count: int) -> list[str]:
+    """Return what *log* has of each of *count* ranks."""
+    data, at = log.read_bytes() if log.is_file() else b"", 0
+    parts = [bytearray() for _ in range(count)]
+    for rank, size in index:
+        if rank >= 0:
+            parts[rank] += data[at : at + size]
+        at += size
+    return [bytes(part).decode("utf-8", "replace") for part in parts]
+
+
+@dataclass(frozen=True)
 class RunFiles:
     """What a run left: ``output``, ``errors``, and its *artifacts* in *folder*. *log* has its output.
 
@@ -129,6 +156,31 @@ class RunFiles:
             raise RunFailure("no_result", f"{text}; look into run.output")
         log = self.log.with_name("errors.log")
         return log.read_bytes().decode("utf-8", "replace") if log.is_file() else ""
+
+    @property
+    def ranks(self) -> tuple[RankFiles, ...]:
+        """What each rank printed, in their order: ``run.ranks[3].output``, ``.errors``.
+
+        Raises:
+            RunFailure: nobody knows, as the launcher does not say which rank printed a line.
+        """
+        from pytest_mlhpc.errors import RunFailure
+
+        of_output, of_errors = (
+            _index(self.log.with_name(f"{name}-ranks.log")) for name in ("output", "errors")
+        )
+        if of_output is not None and of_errors is not None:
+            count = 1 + max((rank for rank, _ in (*of_output, *of_errors)), default=-1)
+            errors = self.log.with_name("errors.log")
+            outputs, errors_of = _parts(self.log, of_output, count), _parts(errors, of_errors, count)
+            return tuple(map(RankFiles, outputs, errors_of))
+        own = sorted(self.log.parent.glob("rank*.log"), key=lambda path: (len(path.name), path.name))
+        if self.log.name in {"launcher.log", "container.log"} and not own:
+            text = f"nobody knows which rank printed a line of {self.log.name}: its launcher does not say"
+            raise RunFailure("no_result", f"{text}; look into run.output")
+        if len(own) > 1 or self.log.name == "launcher.log":
+            return tuple(RankFiles(path.read_bytes().decode("utf-8", "replace"), "") for path in own)
+        return (RankFiles(self.output, self.errors),)
 
     def path(self, name: str) -> Path:
         """Return where the artifact *name* lies, a path in the folder of the run.

@@ -13,11 +13,11 @@ import pytest
 from pytest_mlhpc.builtin import make_manager
 from pytest_mlhpc.config.model import Target
 from pytest_mlhpc.errors import MlhpcError, Problem, SpecError, nearest
-from pytest_mlhpc.jobs.builds import DECLARED, Build
+from pytest_mlhpc.jobs.builds import DECLARED, Build, Needed, Preparation, named_fixtures
 from pytest_mlhpc.jobs.contradictions import duplicates, lacking, unfulfilled
 from pytest_mlhpc.jobs.declare import Declaration, misdeclared, resolve
 from pytest_mlhpc.jobs.decorators import Declared, declared_of
-from pytest_mlhpc.jobs.spec import JobSpec, as_list, field_names
+from pytest_mlhpc.jobs.spec import JobSpec, as_list, field_names, with_needs
 from pytest_mlhpc.node.worker.workloads.definitions import Workload
 from pytest_mlhpc.session.bench import Bench, workloads_of
 from pytest_mlhpc.session.preflight import too_large
@@ -138,7 +138,7 @@ def declare(session: pytest.Session, bench: Bench) -> list[JobSpec]:
             reason := _not_required(item, declared) or _elsewhere(item, declared, bench)
         ):
             spec = _spec(item, declared, bench)
-            reason = lacking(spec) if spec is not None else ""
+            reason = next(filter(None, map(lacking, with_needs([spec]))), "") if spec is not None else ""
         if reason:
             gone.append(item)
             if (line := f"{_without_node(item)}: {reason}") not in bench.deselected:
@@ -210,7 +210,8 @@ def _too_much_here(spec: JobSpec) -> list[Problem]:
     """Return what the allocation around us cannot give."""
     from pytest_mlhpc.provision.slurm.inside_job import beyond_job
 
-    reason = beyond_job(spec, spec.target.partition.scheduler_options["here"], time.time_ns())
+    here, now_ns = spec.target.partition.scheduler_options["here"], time.time_ns()
+    reason = next(filter(None, (beyond_job(one, here, now_ns) for one in with_needs([spec]))), "")
     return [Problem(spec.node_id, "", reason)] if reason else []
 
 
@@ -289,31 +290,56 @@ def _resolve(item: pytest.Function, declared: Declared, target: Target, bench: B
         line=_line(item),
         identity=identity_of(item, target.id),
         owner=bench.owner_of(item.path),
-        builds=_builds(item),
+        needs=_needs(item, item.fixturenames),
     )
     return resolve(declaration, bench.workloads, bench.settings.preset, bench.launchers, bench.models)
 
 
-def _builds(item: pytest.Function) -> dict[str, tuple[Build, Path]]:
-    """Return the builds among the fixtures of *item*, each with the folder of the file that declares it."""
+def _needs(item: pytest.Function, names: Sequence[str], above: tuple[str, ...] = ()) -> dict[str, Needed]:
+    """Return the builds and runs among the fixtures *names* of *item*, and what these need. *above* are those that need them.
+
+    Raises:
+        SpecError: one needs itself.
+    """
     found = {}
-    for name in item.fixturenames:
-        definitions = item._fixtureinfo.name2fixturedefs.get(name)  # noqa: SLF001 - pytest has no public way
-        function = definitions[-1].func if definitions else None
-        declared = getattr(function, DECLARED, None)
-        if isinstance(declared, Build) and definitions:
-            found[name] = (declared, _folder_of(definitions[-1], item))
+    for name in names:
+        # pytest has no public way to ask for the definitions of a fixture.
+        own = item._fixtureinfo.name2fixturedefs.get(name)  # noqa: SLF001
+        definitions = own or (item.session._fixturemanager.getfixturedefs(name, item) if above else ())  # noqa: SLF001
+        declared = getattr(definitions[-1].func, DECLARED, None) if definitions else None
+        if not isinstance(declared, (Build, Preparation)) or not definitions:
+            continue
+        if name in above:
+            text = f"the run needs itself: {' needs '.join((*above[above.index(name) :], name))}"
+            raise SpecError([Problem(_line(item), name, text)])
+        inner = named_fixtures(declared.command) if isinstance(declared, Preparation) else ()
+        file, names_within = _file_of(definitions[-1], item)
+        found[name] = Needed(
+            declared,
+            file.parent,
+            f"{_relative(file, item.config.rootpath)}::{names_within}{name}",
+            f"{file.relative_to(suite_root(file)).as_posix()}::{names_within}{name}",
+            _needs(item, inner, (*above, name)),
+        )
     return found
 
 
-def _folder_of(definition: Any, item: pytest.Function) -> Path:
-    """Return the folder of the file in which a fixture is declared: that of its base, a file or a folder below the root."""
-    base = item.session.config.rootpath / str(definition.baseid).partition("::")[0]
-    return base if base.is_dir() else base.parent
+def _file_of(definition: Any, item: pytest.Function) -> tuple[Path, str]:
+    """Return the file in which a fixture is declared, and its class as ``TestA::``. Its base is a file, or the folder of a conftest.py."""
+    path, _, names = str(definition.baseid).partition("::")
+    base = item.config.rootpath / path
+    return base / "conftest.py" if base.is_dir() else base, f"{names}::" if names else ""
+
+
+def _relative(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 def _wrong_fixture(item: pytest.Function, spec: JobSpec, declared: Declared) -> Sequence[Problem]:
-    """Return whether the test holds nodes and does not use them, or the other way round."""
+    """Return whether the test holds nodes and does not use them, or the other way round, or takes what only programs can have."""
+    if spec.workload != "command" and (needs := _needs(item, item.fixturenames)):
+        text = f"builds and runs that go before are for programs: @program(...), not @{declared.decorator}"
+        return [Problem(_line(item), next(iter(needs)), text)]
     asks = "allocation" in item.fixturenames
     if spec.holds_nodes and not asks:
         text = "the test holds nodes and does not use them: take the fixture `allocation` (or `vetting`, with vet='quick')"

@@ -294,6 +294,7 @@ class JobFinisher:
             directory=first.directory,
             vetting=node_verdict(first) if job.spec.workload == VETTED else None,
             artifacts=job.spec.artifacts,
+            needed=first.run.needed,
         )
 
     def _record(

@@ -14,7 +14,9 @@ from pytest_mlhpc.jobs.job import Outcome
 from pytest_mlhpc.jobs.metrics import base_unit
 from pytest_mlhpc.judge.evidence import metric_lines
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
-from pytest_mlhpc.provision.search import RunFiles
+from pytest_mlhpc.node.run_files import place_of_run
+from pytest_mlhpc.provision.search import RankFiles, RunFiles
+from pytest_mlhpc.store.record import NEEDED_FAILED
 from pytest_mlhpc.store.text import quantity
 from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 
@@ -155,6 +157,15 @@ class Run:
         return self._files().errors
 
     @property
+    def ranks(self) -> tuple[RankFiles, ...]:
+        """What each rank of a program printed: ``run.ranks[3].output``, ``run.ranks[3].errors``.
+
+        Raises:
+            RunFailure: the folder of the run is gone, or its launcher does not say which rank printed a line.
+        """
+        return self._files().ranks
+
+    @property
     def log(self) -> Path:
         """The file with what the program printed.
 
@@ -192,14 +203,19 @@ class Run:
         folder = Path(self.outcome.directory)
         if not folder.is_dir():
             raise RunFailure("no_result", f"the run's output was removed with its folder {folder}")
-        inner = folder / self.measurement.run_id
-        logs = [
-            place / name
-            for place in (folder, inner)
-            for name in ("output.log", "rank0.log", "launcher.log", "container.log")
-        ]
-        log = next((one for one in logs if one.is_file()), logs[0])
-        return RunFiles(inner if inner.is_dir() else folder, log, self.outcome.artifacts)
+        return RunFiles(*place_of_run(folder, self.measurement.run_id), self.outcome.artifacts)
+
+    def needed(self, name: str) -> RunFiles | None:
+        """Return what the run of the fixture *name* (``prepare``) has left; None of a build, which lies on nodes.
+
+        Raises:
+            RunFailure: it failed, or a build did; the run was not made.
+        """
+        failure = self.outcome.failure
+        if failure is not None and failure.outcome in NEEDED_FAILED:
+            raise RunFailure(failure.outcome, failure.text)
+        found = self.outcome.needed.get(name)
+        return RunFiles(Path(found.folder), Path(found.log), found.artifacts) if found else None
 
     def __getitem__(self, name: str) -> MeasuredMetric:
         """Return a metric; KeyError names the nearest and lists all."""

@@ -8,7 +8,7 @@ import os
 import signal
 import termios
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
 from pytest_mlhpc.jobs.job import AdoptedAllocation, Job, Outcome
 from pytest_mlhpc.jobs.partition_queue import Callbacks
 from pytest_mlhpc.jobs.queue import Driver
-from pytest_mlhpc.jobs.spec import JobSpec, run_root, uuid7
+from pytest_mlhpc.jobs.spec import JobSpec, run_root, uuid7, with_needs
 from pytest_mlhpc.judge.accepting import WAITING, recorded_line, written_line
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.session.ledger_writer import LedgerWriter
@@ -145,6 +145,7 @@ class BenchmarkSession:
         """
         if self.jobs or not specs or self._closed:
             return
+        specs = with_needs(specs)
         from pytest_mlhpc.session.conclude import JobFinisher
         from pytest_mlhpc.session.preflight import build_before, check
 
@@ -179,6 +180,8 @@ class BenchmarkSession:
         for job, previous in zip(jobs[1:], jobs, strict=False):
             job.previous = previous
         self.jobs = {job.spec.node_id: job for job in jobs}
+        for job in jobs:
+            job.needs = {name: self.jobs[one.node_id] for name, one in job.spec.needs.items()}
         self._begin_records()
         self._make_drivers(adopted, spending)
         self._books.note({"node_hours_at_most": spending.bounds, "budget": self.settings.budget})
@@ -203,7 +206,11 @@ class BenchmarkSession:
         for partition, jobs in _by_partition(self.jobs.values()):
             self._drivers[partition.id] = driver = self._driver(partition, spending)
             driver.adopt(adopted.get(partition.id, ()))
-            new = [job for job in jobs if id(job) not in going_on]
+            unneeded = _without_user(jobs, going_on)
+            for job in unneeded:
+                job.fail("cancelled", "all runs that need it are those of an earlier session")
+                spending.ended(job)
+            new = [job for job in jobs if id(job) not in going_on and job not in unneeded]
             if self.settings.resume is None:
                 driver.add(new)
             for job in new if self.settings.resume is not None else ():
@@ -263,7 +270,7 @@ class BenchmarkSession:
             if tick:
                 tick(job)
         assert job.outcome is not None  # noqa: S101 - `done` is set after it
-        job.taken = True
+        job.take()
         return job.outcome
 
     def lost(self, node_id: str) -> Failure | None:
@@ -280,8 +287,25 @@ class BenchmarkSession:
             self._drivers[job.spec.target.partition.id].release(job)
         elif job is not None and not job.taken and not job.done.is_set():
             self._drivers[job.spec.target.partition.id].cancel(
-                [job], "its test ended without taking the result"
+                self._without(job), "its test ended without taking the result"
             )
+
+    def _without(self, job: Job) -> list[Job]:
+        """Return *job*, and the jobs that no other unfinished one needs without it."""
+        found = [job]
+        for one in found:  # it grows
+            found += [
+                need
+                for need in one.needs.values()
+                if not need.done.is_set()
+                and need not in found
+                and all(
+                    user in found or user.done.is_set()
+                    for user in self.jobs.values()
+                    if need in user.needs.values()
+                )
+            ]
+        return found
 
     def stop(self, reason: str) -> None:
         """Cancel everything that no test has taken: the session is about to end."""
@@ -458,6 +482,20 @@ class BenchmarkSession:
     def _terminate(self) -> None:
         """A runner's time-out leaves jobs elsewhere to a later session; what runs on this machine is cancelled."""
         self._detaching = self.terminated = True
+
+
+def _without_user(jobs: Sequence[Job], going_on: Collection[int]) -> list[Job]:
+    """Return those of *jobs*, in test order, that only runs need which are *going_on* (ids of jobs) since an earlier session."""
+    users: dict[int, list[Job]] = {}
+    for job in jobs:
+        for one in job.needs.values():
+            users.setdefault(id(one), []).append(job)
+    found: list[Job] = []
+    for job in reversed(jobs):
+        mine = users.get(id(job), [])
+        if mine and id(job) not in going_on and all(id(one) in going_on or one in found for one in mine):
+            found.append(job)
+    return found
 
 
 def _by_partition(jobs: Iterable[Job]) -> list[tuple[Partition, list[Job]]]:

@@ -150,6 +150,7 @@ FAILURES: dict[str, str] = {
     "data_exhausted": "the data set ended before the steps that were asked for",
     "data_unusable": "the data set is missing, damaged or of another shape than the workload takes",
     "build_failed": "what a program needs could not be built",
+    "prepare_failed": "a run that a program needs failed",
     "sanity_failed": "the program's output does not match what its test wants in it",
     "target_missed": "the training ended before the quality that was asked for was reached",
     "clock_backwards": "a clock went backwards during the run",
@@ -163,6 +164,9 @@ FAILURES: dict[str, str] = {
     "cancelled": "this session cancelled the run",
     "detached": "the run is still queued or running; a later session judges it",
 }
+
+#: Failures of what a run needs. The run was not made: a setup error.
+NEEDED_FAILED = frozenset({"build_failed", "prepare_failed"})
 
 #: Not the test's fault: a setup error, and mlhpc_infra_exit_code.
 INFRASTRUCTURE: dict[str, str] = {
@@ -208,6 +212,11 @@ class Failure:
     def infrastructure(self) -> bool:
         """Whether this is the machine's fault (setup error) rather than the run's."""
         return self.outcome in INFRASTRUCTURE
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the session gave the run up, or left it to a later one: that says nothing of the run."""
+        return self.outcome in {"cancelled", "detached"}
 
     def __str__(self) -> str:
         """Return ``outcome: text``, and where it happened and the log's path on lines of their own."""

@@ -82,7 +82,10 @@ def test_files_that_cannot_be_are_named(folder, target, given, limit, text):
 def test_a_pod_gets_no_more_than_an_object_of_the_server_holds(folder, target):
     (folder / "large").write_bytes(b"x" * (software.POD_FILES_BYTES + 1))
     pods = replace(target, partition=replace(target.partition, scheduler="kubernetes"))
-    with pytest.raises(software.SoftwareError, match="a pod gets 900KiB at most; put them on a volume of"):
+    with pytest.raises(
+        software.SoftwareError,
+        match="a pod gets 900KiB at most without a volume; say where this machine sees a volume of",
+    ):
         files_of(["large"], folder, pods)
     assert files_of(["large"], folder, target)
 

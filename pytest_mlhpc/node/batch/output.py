@@ -11,9 +11,9 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
-from pytest_mlhpc.node.batch.ranks import ERRORS, LAUNCHER, PODRUN, RankBook
+from pytest_mlhpc.node.batch.ranks import ERRORS, ERRORS_RANKS, LAUNCHER, OUTPUT_RANKS, PODRUN, RankBook
 from pytest_mlhpc.node.files import NO_ROOM, open_private, read_json, unwritten
 from pytest_mlhpc.node.processes import ERRORS_CAP, CappedLog, say
 from pytest_mlhpc.node.protocol.lines import Message, encode
@@ -172,7 +172,29 @@ def _link(name: str, target: Path, content: Mapping[str, Any]) -> None:
 LOG_CAP = 16 * 1024 * 1024
 
 #: Logs that are no rank's; ``provision/local_process.py`` and ``session/run.py`` use these names, too.
-_LOG_NAMES = {LAUNCHER: "launcher.log", ERRORS: "errors.log"}
+_LOG_NAMES = {
+    LAUNCHER: "launcher.log",
+    ERRORS: "errors.log",
+    OUTPUT_RANKS: "output-ranks.log",
+    ERRORS_RANKS: "errors-ranks.log",
+}
+
+
+class RankIndex:
+    """Which rank printed what of a log: runs of bytes, in the order of the log, as lines ``RANK BYTES``."""
+
+    def __init__(self) -> None:
+        self._runs: List[Tuple[int, int]] = []
+
+    def add(self, rank: int, size: int) -> None:
+        """Note *size* more bytes of a *rank*."""
+        if self._runs and self._runs[-1][0] == rank:
+            size += self._runs.pop()[1]
+        self._runs.append((rank, size))
+
+    def content(self) -> bytes:
+        """Return the file's content."""
+        return b"".join(b"%d %d\n" % one for one in self._runs)
 
 
 class RunLogs:
@@ -197,7 +219,8 @@ class RunLogs:
             with contextlib.suppress(OSError):  # of a first start; who reads that one goes on reading it
                 path.unlink()
             try:
-                log = self._logs[number] = CappedLog(path, ERRORS_CAP if number == ERRORS else LOG_CAP)
+                capped = ERRORS_CAP if number in (ERRORS, OUTPUT_RANKS, ERRORS_RANKS) else LOG_CAP
+                log = self._logs[number] = CappedLog(path, capped)
                 if self._opened is not None:
                     self._opened(number, log)
             except OSError as error:

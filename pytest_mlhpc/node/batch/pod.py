@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -61,7 +62,7 @@ from pytest_mlhpc.node.processes import (
 )
 from pytest_mlhpc.node.protocol.plan import HELD, Plan, RunPlan, read_plan
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.node.run_files import link_files, staged_sets, unpack
+from pytest_mlhpc.node.run_files import link_files, packed_sets, unpack
 
 EXIT_LEADER_GONE = 69
 
@@ -318,7 +319,8 @@ def _do_part(  # noqa: PLR0917 - from the plan to the environment
         path = _prepare(plan, place, config)
         sockets = _sockets(place)
     except OSError as error:
-        say(f"cannot write {error.filename or place.work}: {error.strerror}")
+        doing = "find" if error.errno == errno.ENOENT else "write"
+        say(f"cannot {doing} {error.filename or place.work}: {error.strerror}")
         return EXIT_CANNOT_WRITE
     environ.update(MLHPC_SOCKETS=sockets, MLHPC_PLAN=str(path), MLHPC_NODE=place.label, MLHPC_OWN_DISK="1")
     try:
@@ -391,8 +393,13 @@ def _prepare(plan: Plan, place: PodPlace, config: Path) -> Path:
     place.work.mkdir(parents=True, exist_ok=True)
     path = path_of(place)
     path.write_text(json.dumps(to_json(plan)), encoding="utf-8")
-    for name in staged_sets(plan):
+    for name in packed_sets(plan):
         unpack(config / f"{name}.tar", place.work / name)
+    for name, folder in plan.on_volume.items():
+        if not Path(folder).is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the files of the tests are not on this volume", folder)
+        if not (place.work / name).is_symlink():
+            (place.work / name).symlink_to(folder)
     return path
 
 

@@ -11,7 +11,7 @@ import time
 from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from pytest_mlhpc.node.batch.output import LOG_CAP, CannotWrite
-from pytest_mlhpc.node.batch.ranks import ERRORS
+from pytest_mlhpc.node.batch.ranks import ERRORS, ERRORS_RANKS, OUTPUT_RANKS
 from pytest_mlhpc.node.processes import CappedLog
 from pytest_mlhpc.node.protocol.lines import Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
@@ -27,6 +27,14 @@ FLOOD, SHORT = 64 * 1024, 16
 
 #: Number of the stream in which a run's artifacts are sent.
 ARTIFACTS = -2
+
+#: Streams that are no rank's and not the launcher's.
+_NAMES = {
+    ARTIFACTS: "artifacts",
+    ERRORS: "errors",
+    OUTPUT_RANKS: "output-ranks",
+    ERRORS_RANKS: "errors-ranks",
+}
 
 #: Fewest characters of a run's id that name it in the stream.
 TAG = 8
@@ -49,9 +57,9 @@ def tags(run_ids: Sequence[str]) -> Dict[str, str]:
 
 
 def stream_name(number: int) -> str:
-    """Return the name of a rank's stream, of the launcher's (-1), of standard error alone, or of the run's artifacts."""
-    if number in (ARTIFACTS, ERRORS):
-        return "artifacts" if number == ARTIFACTS else "errors"
+    """Return the name of a rank's stream, of the launcher's (-1), of standard error alone, of the run's artifacts, or of an index of ranks."""
+    if number in _NAMES:
+        return _NAMES[number]
     return "launcher" if number < 0 else str(number)
 
 

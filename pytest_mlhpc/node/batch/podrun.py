@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import os
 import selectors
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 from pytest_mlhpc.node.agents.wire import Wire
 from pytest_mlhpc.node.batch.main import BatchSignals
 from pytest_mlhpc.node.batch.ranks import PODRUN
-from pytest_mlhpc.node.launch import step
+from pytest_mlhpc.node.launch import spawn, step
 from pytest_mlhpc.node.processes import (
     EXIT_TERMINATED,
     GrowthWatch,
@@ -40,6 +42,20 @@ class Share:
     ranks: bool
     argv: Tuple[str, ...]
     keep_going: bool = False  #: one that ends badly ends no other
+
+    def command(self, environment: Mapping[str, str], cwd: str) -> List[str]:
+        """Return the words of one process; around a rank is what prints its number before each line.
+
+        Raises:
+            FileNotFoundError: there is no such program.
+        """
+        if not self.ranks:
+            return list(self.argv)
+        name = self.argv[0]
+        path = os.path.join(cwd, name) if os.sep in name else name  # noqa: PTH118 - may be absolute
+        if shutil.which(path, path=environment.get("PATH")) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return [sys.executable, "-m", spawn.__name__, spawn.LABEL, "--", *self.argv]
 
     def variables(self, local: int) -> Dict[str, str]:
         """Return what tells a process its place; torchrun's agents tell their ranks themselves."""
@@ -76,7 +92,7 @@ class Tasks:
         for local in range(share.per_pod):
             try:
                 process = subprocess.Popen(
-                    list(share.argv),
+                    share.command(environment, cwd),
                     env={**environment, **share.variables(local)},
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,

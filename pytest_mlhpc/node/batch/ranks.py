@@ -173,6 +173,9 @@ LAUNCHER = -1
 #: Number of the log that has a program's standard error alone.
 ERRORS = -3
 
+#: Numbers of the files that say which rank printed what of the launcher's log, and of standard error.
+OUTPUT_RANKS, ERRORS_RANKS = -4, -5
+
 #: Least time between two progress lines of a run, in seconds.
 PROGRESS_EVERY_S = 1.0
 

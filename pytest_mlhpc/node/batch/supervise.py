@@ -10,12 +10,20 @@ import selectors
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from pytest_mlhpc.node.batch.output import ControllerLost, Lines, RunLogs
-from pytest_mlhpc.node.batch.ranks import ERRORS, LAUNCHER, LauncherOutput, RankBook
+from pytest_mlhpc.node.batch.output import ControllerLost, Lines, RankIndex, RunLogs
+from pytest_mlhpc.node.batch.ranks import (
+    ERRORS,
+    ERRORS_RANKS,
+    LAUNCHER,
+    OUTPUT_RANKS,
+    LauncherOutput,
+    RankBook,
+)
 from pytest_mlhpc.node.batch.server import RankConnection, RankMessage, RankServer, RemoteServer, open_pidfd
 from pytest_mlhpc.node.batch.warm import ForkedRank, WarmRanks
+from pytest_mlhpc.node.launch.spawn import LABELLING, RankLines
 from pytest_mlhpc.node.processes import (
     MOST_STRANGERS,
     JoinedLines,
@@ -79,6 +87,14 @@ class Supervisor:
         self._warm = warm
         self._early: Dict[int, int] = {}  # exits before the pid of a forked rank was known
         self._joined = JoinedLines()
+        labelled = book.run.workload == "command" and book.run.launcher in LABELLING
+        ranks = book.run.started if labelled else 0
+        self._labels = (
+            [RankLines(ranks, error=error, srun=book.run.launcher == "srun") for error in (False, True)]
+            if labelled
+            else []
+        )
+        self._indices = {OUTPUT_RANKS: RankIndex(), ERRORS_RANKS: RankIndex()}
 
     def execute(
         self, argv: List[str], environment: Mapping[str, str], server: Server, *, behind: bool
@@ -271,11 +287,28 @@ class Supervisor:
             else:
                 self._selector.unregister(fd)
 
-    def _read_from(self, data: bytes, *, error: bool) -> None:
+    def _read_from(self, data: bytes, *, error: bool, last: bool = False) -> None:
+        if self._labels:
+            self._take_lines(self._labels[error].feed(data, last=last))
+            return
         if error:
             self.logs.write(ERRORS, data)
         if joined := self._joined.feed(data, error=error):
             self._printed(joined)
+
+    def _take_lines(self, lines: Sequence[Tuple[int, bool, bytes]]) -> None:
+        """Log what ranks printed, and which of them it was."""
+        errors = [(rank, line) for rank, error, line in lines if error]
+        for number, some in (
+            (OUTPUT_RANKS, [(rank, line) for rank, _, line in lines]),
+            (ERRORS_RANKS, errors),
+        ):
+            for rank, line in some:
+                self._indices[number].add(rank, len(line))
+        if errors:
+            self.logs.write(ERRORS, b"".join(line for _, line in errors))
+        if lines:
+            self._printed(b"".join(line for _, _, line in lines))
 
     def _printed(self, data: bytes) -> None:
         self.logs.write(self.logs.own, data)
@@ -360,6 +393,8 @@ class Supervisor:
         ended, stuck = end_descendants(os.getpid(), GRACE_S, self._wakeup, spared)
         self._note_exits(ended)
         self._listen_to_all()
+        for index in (OUTPUT_RANKS, ERRORS_RANKS) if self._labels else ():
+            self.logs.write(index, self._indices[index].content())
         self.book.settle()
         if self.logs.own == LAUNCHER:
             self.book.learn(self.words, "")
@@ -381,6 +416,8 @@ class Supervisor:
                     self._read_from(data, error=error)
         if rest := self._joined.finish():
             self._printed(rest)
+        for error in (False, True) if self._labels else ():
+            self._read_from(b"", error=error, last=True)
 
     def _close(self) -> None:
         self._selector.close()

@@ -18,7 +18,10 @@ def launch(
     """
     each = step.ranks_per_node(run, nodes)
     argv = step.srun(run, nodes, environment, per_node=each, cores=run.cores_per_rank)
-    return argv + step.worker_argv(run), {
+    label = (
+        ["--label"] if run.workload == "command" else []
+    )  # ranks of ours have a channel for what they print
+    return [*argv, *label, *step.worker_argv(run)], {
         **step.with_threads(run, environment),
         "MLHPC_RANKS_FROM": "slurm",
     }

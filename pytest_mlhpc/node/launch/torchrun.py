@@ -18,7 +18,7 @@ import sys
 import tempfile
 from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, Sequence, Tuple
 
-from pytest_mlhpc.node.launch import plain, step
+from pytest_mlhpc.node.launch import plain, spawn, step
 from pytest_mlhpc.node.protocol.plan import RunPlan
 
 #: This module, as an agent is started and known by.
@@ -53,7 +53,7 @@ def launch(
 def _ranks(run: RunPlan, each: int) -> List[str]:
     argv = [f"--nproc_per_node={each}", "--max_restarts=0"]
     if run.workload == "command":
-        return [*argv, "--no_python", *run.argv]
+        return [*argv, "--no_python", run.python, "-m", spawn.__name__, spawn.LABEL, "--", *run.argv]
     return [*argv, "-m", "pytest_mlhpc.node.worker.main"]  # torchrun starts its own interpreter
 
 

@@ -108,6 +108,15 @@ class BuildPlan:
 
 
 @dataclass(frozen=True)
+class FinishedRun:
+    """Where a run that has ended left its files, as the controller sees them: its folder, its log, and the names of its artifacts."""
+
+    folder: str
+    log: str
+    artifacts: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """One attempt of one run.
 
@@ -118,6 +127,7 @@ class RunPlan:
     folder -> where it lies for the controller), ``artifacts`` (names or globs of files that the test may read), and
     ``sanity``, regular expressions that must match in the output. ``functions`` says in which test (``/path/test_a.py::test_a``)
     the functions stand that the controller asks for metrics and, with ``checks``, for sanity; empty: there are none.
+    ``needed`` are runs that ended before this one was submitted, by the name of their fixture; ``argv`` has their folders.
     ``data_source`` is memory, device or files; with files, ``data_path`` is where they lie, or None: a synthetic set is
     made below the plan's directory. ``data_kind`` is real or synthetic; ``cache`` is cold, warm or unknown.
     ``launcher`` is the name of a module below ``pytest_mlhpc.node.launch``, or the full name of another payload module.
@@ -152,6 +162,7 @@ class RunPlan:
     functions: str = ""
     checks: bool = False
     builds: Tuple[BuildPlan, ...] = ()
+    needed: Mapping[str, FinishedRun] = field(default_factory=dict)
     device_ids: Tuple[str, ...] = ()
     data_source: str = "memory"
     data_path: Optional[str] = None
@@ -198,6 +209,9 @@ class Plan:
     modules: Tuple[str, ...] = ()  #: that its tests load after the environment's own
     image: str = ""  #: of a container, instead of the environment's
     scheduler_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    on_volume: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: of a pod's plan: name of a set of files -> its folder on a volume
     protocol: int = PROTOCOL
     schema: int = SCHEMA
 

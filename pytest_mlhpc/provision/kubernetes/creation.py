@@ -6,8 +6,12 @@ Open it to see what happens if a creation gets no answer, is refused, or exceeds
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import shutil
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +20,12 @@ from typing import Any, Final
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import ProvisionError, UsageError
 from pytest_mlhpc.jobs.ledger_entry import user_name
+from pytest_mlhpc.jobs.software import POD_FILES_BYTES
 from pytest_mlhpc.node.files import outcome_of, read_json, read_private, unwritten
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.node.run_files import copy_files, regular_files, size_of, staged_sets
 from pytest_mlhpc.provision.kubernetes.allocation import Phase, PodAllocation
 from pytest_mlhpc.provision.kubernetes.errors import (
     Conflict,
@@ -40,6 +46,7 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     dropped_fields,
 )
 from pytest_mlhpc.provision.kubernetes.reap import LOCATION_FILE, location_json, location_of
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
 from pytest_mlhpc.provision.kubernetes.verdict import MUST_SPECIFY
 from pytest_mlhpc.provision.payload import (
     cannot_write,
@@ -92,6 +99,7 @@ class ManifestMaker:
             raise ProvisionError(outcome_of(error, "rejected"), text) from error
         excluded = tuple(dict.fromkeys((*plan.excluded_nodes, *allocation.excluded)))
         environment = environment_of(plan, self._partition)
+        plan = _on_volume(plan, settings)
         try:
             rendered = render(
                 settings,
@@ -111,6 +119,72 @@ class ManifestMaker:
         location = location_of(settings, allocation.namespace, allocation.api, rendered.kind)
         _write_files(plan, made, location_json(location))
         return made
+
+
+#: Folder of a volume in which this package puts files of tests, and the age of a set there from which on no allocation can need
+#: it any more, in seconds: its time is renewed by each allocation that uses it.
+FILES_FOLDER, OLD_S = "mlhpc-files", 7 * 86400.0
+
+
+def _on_volume(plan: Plan, settings: KubernetesSettings) -> Plan:
+    """Return *plan* with its sets of files on the volume that this machine sees, where they are too large for a Secret.
+
+    Raises:
+        ProvisionError: one cannot be read, or the volume cannot be written.
+    """
+    sets = staged_sets(plan)
+    volume = next((one for one in settings.volumes if one.here), None)
+    if volume is None or not settings.agent:
+        return plan
+    root = Path(volume.here) / FILES_FOLDER
+    try:
+        if sum(map(size_of, sets.values())) <= POD_FILES_BYTES:
+            return plan
+        root.mkdir(mode=0o755, exist_ok=True)
+        _remove_old(root)
+        found = {
+            name: f"{volume.mount}/{FILES_FOLDER}/{_staged(files, root)}" for name, files in sets.items()
+        }
+    except OSError as error:
+        raise cannot_write(error, root) from error
+    return replace(plan, on_volume=found)
+
+
+def _staged(files: Mapping[str, str], root: Path) -> str:
+    """Return the name of the folder below *root* that has *files*: it is made unless equal ones lie there."""
+    digest = hashlib.sha256()
+    for place, source in sorted(files.items()):
+        for path, inside in regular_files(Path(source)):
+            status = path.stat()
+            known = [
+                place,
+                inside,
+                str(path),
+                status.st_size,
+                status.st_mtime_ns,
+                status.st_ino,
+                status.st_mode,
+            ]
+            digest.update(json.dumps(known).encode("utf-8", "surrogateescape"))
+    name = digest.hexdigest()[:24]
+    if not (root / name).is_dir():
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=root))
+        try:
+            copy_files(files, folder)
+            folder.chmod(0o755)  # pods may run as another user
+            with contextlib.suppress(OSError):  # another session was first
+                folder.rename(root / name)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    os.utime(root / name)
+    return name
+
+
+def _remove_old(root: Path) -> None:
+    for folder in root.iterdir():
+        with contextlib.suppress(OSError):  # another user's, or another session removes it
+            if time.time() - folder.stat().st_mtime > OLD_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_files(plan: Plan, made: AllocationManifests, location: str) -> None:

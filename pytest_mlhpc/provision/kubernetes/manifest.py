@@ -16,7 +16,7 @@ from pytest_mlhpc.config.model import Environment, Partition
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.node.run_files import staged_archive, staged_sets
+from pytest_mlhpc.node.run_files import packed_sets, staged_archive
 from pytest_mlhpc.provision.kubernetes.causes import PROBE
 from pytest_mlhpc.provision.kubernetes.kinds import TemplateRule, WorkloadKind, kind_of
 from pytest_mlhpc.provision.kubernetes.objects import (
@@ -119,7 +119,7 @@ def render(  # noqa: PLR0917 - from settings to content
     inside = replace(plan, directory=WORK, scheduler_options={})
     return RenderedObjects(
         secret=_secret(job, inside, payload),
-        files=_files(job) if staged_sets(plan) and settings.agent else None,
+        files=_files(job) if packed_sets(plan) and settings.agent else None,
         service=_service(job) if job.leader and not kind.own_service else None,
         workloads=workloads,
         kind=kind,
@@ -166,13 +166,15 @@ def _files(job: RenderContext) -> dict[str, Any]:
         UsageError: they cannot be read, or are too large together.
     """
     try:
-        content = {f"{name}.tar": staged_archive(files) for name, files in staged_sets(job.plan).items()}
+        content = {f"{name}.tar": staged_archive(files) for name, files in packed_sets(job.plan).items()}
     except OSError as error:
         raise UsageError(f"files of a test: cannot read {error.filename}: {error.strerror}") from error
     size = sum(map(len, content.values()))
     if size > MAX_SECRET_BYTES:
         text = f"the files of the tests have {size} bytes together, packed; a Secret takes {MAX_SECRET_BYTES}"
-        raise UsageError(f"{job.partition.id}: {text}; pack fewer runs, or put files on a volume")
+        raise UsageError(
+            f"{job.partition.id}: {text}; pack fewer runs, or name a volume for files (`here` of an entry of `volumes`)"
+        )
     data = {name: base64.b64encode(archive).decode("ascii") for name, archive in content.items()}
     metadata = {**_metadata(job), "name": files_secret(job.name)}
     return {

@@ -34,7 +34,8 @@ SAVED_OUTPUT_FILE: Final = "worker_lines.jsonl"
 _SAVED_SCHEMA: Final = 1
 
 _OUTPUT_LINE = re.compile(
-    rb"\[(\S{1,128}) (launcher|artifacts|errors|\d{1,6}|pod\d{1,6}) (\d{1,10})\] (.*)", re.DOTALL
+    rb"\[(\S{1,128}) (launcher|artifacts|(?:output-ranks|errors-ranks|errors)|\d{1,6}|pod\d{1,6}) (\d{1,10})\] (.*)",
+    re.DOTALL,
 )
 _LINE_NUMBER = re.compile(rb'\{"n":(\d{1,12}),')
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -207,7 +208,7 @@ class PodOutput:
             size, dropped, sha = data.get("bytes"), data.get("dropped"), data.get("sha256")
             stream = str(data.get("stream"))
             known = re.fullmatch(
-                r"launcher|artifacts|errors|\d{1,6}|pod\d{1,6}", stream
+                r"launcher|artifacts|(?:output-ranks|errors-ranks|errors)|\d{1,6}|pod\d{1,6}", stream
             ) and _SHA256.fullmatch(str(sha))
             if known and type(size) is int and type(dropped) is int and 0 <= size <= MAX_OUTPUT_BYTES:
                 out = self._output_file(data["run"], stream)

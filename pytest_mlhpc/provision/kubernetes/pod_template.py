@@ -14,7 +14,7 @@ from typing import Any, Final
 from pytest_mlhpc.config.model import Environment, Partition
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.protocol.plan import Plan
-from pytest_mlhpc.node.run_files import staged_sets
+from pytest_mlhpc.node.run_files import packed_sets
 from pytest_mlhpc.node.worker.workloads.fields.compiled_devices import IPU, ipus_of_rank
 from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.objects import ALLOCATION, RANK, FixedValue
@@ -274,7 +274,7 @@ def _volumes(pods: RenderContext) -> list[Any]:
     settings = pods.settings
     info = {"path": "annotations", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.annotations"}}
     shared = settings.shared_memory or max(1 << 20, pods.shape.memory // 2)
-    secrets = [pods.name, *([files_secret(pods.name)] if staged_sets(pods.plan) else [])]
+    secrets = [pods.name, *([files_secret(pods.name)] if packed_sets(pods.plan) else [])]
     config: dict[str, Any] = {"projected": {"sources": [{"secret": {"name": name}} for name in secrets]}}
     if len(secrets) == 1:
         config = {"secret": {"secretName": pods.name}}

@@ -301,15 +301,22 @@ class VolumeModel(_Closed):
     secret: DnsName | None = None
     read_only: bool = False
     sub_path: SubPath | None = None
+    here: AbsolutePath | None = Field(
+        None, description="where this machine sees the volume; files that are too large for a Secret go there"
+    )
 
     def model_post_init(self, context: Any, /) -> None:
-        """Require exactly one source."""
+        """Require exactly one source, and one that this machine may see where it says so."""
         del context
         sources = ("claim", "template", "host_path", "empty_dir", "config_map", "secret")
         given = [name for name in sources if getattr(self, name) is not None]
         if len(given) != 1:
             found = f"both {' and '.join(given)}" if given else "no source"
             raise ValueError(f"volume {self.name!r} says {found}; give one of {', '.join(sources)}")
+        if self.here is not None and given[0] not in {"claim", "host_path"}:
+            raise ValueError(
+                f"volume {self.name!r} says here, and {given[0]} is seen by its pod alone; only claim and host_path may"
+            )
 
 
 class Toleration(_Closed):

@@ -52,6 +52,7 @@ class Volume:
     source: Mapping[str, Any]
     read_only: bool = False
     sub_path: str = ""
+    here: str = ""  #: where this machine sees it: files that are too large for a Secret go there
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ def _volume(option: Mapping[str, Any]) -> Volume:
         _source(option),
         bool(option.get("read_only")),
         option.get("sub_path") or "",
+        option.get("here") or "",
     )
 
 

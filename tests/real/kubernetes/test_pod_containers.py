@@ -29,6 +29,20 @@ PROGRAMS = """
         assert run.output.splitlines() == ["rate: 0 of 2, it", "/mlhpc/work", "rate: 1 of 2, it", "/mlhpc/work"]
 """
 
+#: In the form of EPCC's check of its GPU service: a vendor's image (nvcr.io/nvidia/k8s/cuda-sample:nbody) whose program prints
+#: its rate, on one GPU. No registry is reached from these tests: a bare image prints what the vendor's does.
+N_BODY = """
+    @program(
+        ["echo", "number of bodies = 512000\\n512000 bodies, total time for 10 iterations: 10570.778 ms\\n"
+         "= 247.989 billion interactions per second\\n= 4959.774 single-precision GFLOP/s at 20 flops per interaction"],
+        Metric("compute", r"= (\\S+) single-precision GFLOP/s at", "GFLOP/s"),
+        image="mlhpc.test/busybox:1", kubernetes={"agent": False, "resources": {"limits": {"nvidia.com/gpu": "1"}}},
+        sanity=["number of bodies = 512000", "GFLOP/s"], reference={"cluster": (4900, -0.05, None)}, time_limit="5m",
+    )
+    def test_n_body(run):
+        assert run["compute"].to("GFLOP/s") == pytest.approx(4959.774)
+"""
+
 BROKEN = """
     RATE = Metric("rate", r"rate: (\\S+)", "MB/s")
 
@@ -75,6 +89,16 @@ def test_a_program_of_an_image_without_python_is_measured(bare_suite):
     assert len(pods) == 4
     assert "not for manifests" not in str(pods)
     assert all("initContainers" not in pod["spec"] and pod["spec"]["activeDeadlineSeconds"] for pod in pods)
+
+
+def test_a_vendors_program_on_a_gpu_is_measured_in_its_own_image(pod_suite):
+    pod_suite.partition(kind="job")
+    pod_suite.tests(N_BODY)
+    pod_suite.run().expect(0, passed=1)
+    (record,) = pod_suite.records()
+    assert record["measurement"]["metrics"][0]["unit"] == "FLOP/s"
+    (sent,) = [json.loads(path.read_text()) for path in pod_suite.state.glob("runs/*/*/manifests.json")]
+    assert '"nvidia.com/gpu": "1"' in json.dumps(sent)
 
 
 def test_how_a_program_without_agent_ends_is_what_its_container_says(bare_suite):

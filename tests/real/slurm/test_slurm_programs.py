@@ -1,6 +1,6 @@
 """Where programs start on a real cluster: as on this machine (tests/plugin/test_plugin_programs.py)."""
 
-from program_files import FAILS, TESTS, write_suite
+from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, write_suite
 from program_folders import write_programs
 
 
@@ -12,7 +12,9 @@ def test_a_program_starts_in_a_new_folder_and_finds_what_lies_beside_its_test(su
 
 def test_files_artifacts_variables_and_ranks_are_the_same_as_on_this_machine(suite):
     write_suite(suite.folder, nodes=2, ranks=2)
-    suite.run("test_files.py", "--mlhpc-pack").expect(1, *FAILS, passed=TESTS, failed=len(FAILS))
+    suite.run("test_files.py", "--mlhpc-pack").expect(
+        1, *FAILS, *ERRORS, passed=TESTS, failed=len(FAILS), error=WITH_ERRORS
+    )
     assert len(list(suite.state.glob("builds/*"))) == 1  # of two runs, and nothing of the one that failed
 
 
@@ -100,3 +102,21 @@ def test_broken(run, broken): pass
     assert sorted(result.verdicts()) == ["build_failed", "new", "new"]
     assert len(list(suite.state.glob("builds/*/.complete"))) == 1
     assert "on this machine" not in suite.run("-k", "test_it").text
+
+
+def test_a_run_that_others_need_is_left_to_a_later_session_with_them(suite):
+    suite.tests(
+        f"""
+from pytest_mlhpc import prepare
+
+made = prepare("sh -c 'sleep 3; echo x >> {suite.folder}/count; echo rate: 4 > made'")
+
+@pytest.mark.parametrize("number", [1, 2])
+@program("cat {{made}}/made", RATE)
+def test_it(run, made, number):
+    assert run.output == (made.folder / "made").read_text()
+"""
+    )
+    suite.run("--mlhpc-wait=0").expect(75, skipped=2)
+    suite.run("--mlhpc-pack").expect(0, "going on with 1 run", passed=2)
+    assert (suite.folder / "count").read_text() == "x\n"
