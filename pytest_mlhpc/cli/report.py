@@ -17,7 +17,6 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command, NounGroup
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.history.events import events
 from pytest_mlhpc.influx.choice import chosen, selection_of, store_text
 from pytest_mlhpc.store.files import page, replace_file
 from pytest_mlhpc.store.index import Index
@@ -90,7 +89,7 @@ def html(
     )
     entries = _entries(baselines_dir, state_dir, system)
     with chosen(source, state_dir) as opened:
-        page = gather(opened, wanted, entries, events(state_dir, tell))
+        page = gather(opened, wanted, entries, options.site_events(state_dir))
         if page and not (system or benchmark or metrics):
             asked = MorningQuery(wanted.now_ns, store_text(source, state_dir))
             morning = read_morning(opened, state_dir, asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from pytest_mlhpc.config.build import (
     Findings,
     InstalledTypes,
     check_partition,
+    maintenance_of,
     make_dataset,
     make_partition,
     put_variables,
@@ -20,8 +21,8 @@ from pytest_mlhpc.config.build import (
 )
 from pytest_mlhpc.config.files import BUILT_IN, Tree, read_tree
 from pytest_mlhpc.config.machine import LocalMachine, fingerprint, read_machine
-from pytest_mlhpc.config.model import Dataset, NodeType, Partition, System, Target
-from pytest_mlhpc.config.schema import DatasetModel, PartitionModel, SystemsFile
+from pytest_mlhpc.config.model import Dataset, Maintenance, NodeType, Partition, System, Target
+from pytest_mlhpc.config.schema import DatasetModel, MaintenanceModel, PartitionModel, SystemsFile
 from pytest_mlhpc.config.validation import validate
 from pytest_mlhpc.config.yaml import YamlNode
 from pytest_mlhpc.errors import ConfigError, Problem, UsageError, did_you_mean, nearest
@@ -93,6 +94,16 @@ class Systems:
     def known(self) -> Mapping[str, SystemEntry]:
         """All systems that can be named."""
         return {**self.entries, **self.built_in}
+
+    def maintenances(self) -> Iterator[tuple[str, str, Maintenance]]:
+        """Yield each maintenance that the file tells of, with its system and partition."""
+        for entry in self.entries.values():
+            for name, partition in entry.partitions.items():
+                node = partition.get("maintenance")
+                items = node.value if node is not None else ()
+                found = [validate(MaintenanceModel, item, lenient=True)[0] for item in items]
+                for one in maintenance_of(filter(None, found)):
+                    yield entry.name, name, one
 
     def select(self, name: str, environment: str | None = None) -> tuple[Target, ...]:
         """Return where tests run for ``--system NAME[:PARTITION]`` and ``--mlhpc-environment NAME|all``.

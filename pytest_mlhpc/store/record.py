@@ -337,16 +337,21 @@ class Provenance:
     root: str = ""
 
 
+def purpose_of(environ: Mapping[str, str]) -> str:
+    """Return nightly, change or manual, from ``$MLHPC_PURPOSE`` or the variables of a pipeline."""
+    if (given := environ.get("MLHPC_PURPOSE", "")) in PURPOSES:
+        return given
+    event = environ.get("CI_PIPELINE_SOURCE") or environ.get("GITHUB_EVENT_NAME", "")
+    return _PURPOSE_OF.get(event, "change" if event else "manual")
+
+
 def provenance_of(root: Path, environ: Mapping[str, str] = os.environ) -> Provenance:
     """Return it from ``$MLHPC_PURPOSE``, the variables of GitLab CI or GitHub Actions, else from git itself.
 
     A pipeline that a person started is neither a night nor a change. A pipeline of a merge request is on no branch: the one that
     it merges is meant.
     """
-    event = environ.get("CI_PIPELINE_SOURCE") or environ.get("GITHUB_EVENT_NAME", "")
-    purpose = _PURPOSE_OF.get(event, "change" if event else "manual")
-    if (given := environ.get("MLHPC_PURPOSE", "")) in PURPOSES:
-        purpose = given
+    purpose = purpose_of(environ)
     commit = _first(environ, "CI_COMMIT_SHA", "GITHUB_SHA") or _git(root, "rev-parse", "HEAD")
     branch = _first(
         environ,

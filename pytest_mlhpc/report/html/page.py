@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from pytest_mlhpc.history.series import Night
 from pytest_mlhpc.report.html.model import KINDS, BenchmarkNights, BenchmarkRow, Page, kind_of
-from pytest_mlhpc.report.morning import NodeOut, Target, as_html
+from pytest_mlhpc.report.morning import NodeOut, Place, as_html
 
 _UPLOT = "vendor/uplot"
 
@@ -244,7 +244,7 @@ def _morning(page: Page) -> str:
         return ""
     ids = {bench.key: bench.id for bench in page.benches}
 
-    def address(target: Target) -> str:
+    def address(target: Place) -> str:
         if isinstance(target, NodeOut):
             return f"#{urlencode({'view': 'nodes', 'q': target.node, 'system': target.system})}"
         if target in ids:
