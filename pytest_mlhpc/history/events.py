@@ -49,6 +49,11 @@ class Event:
         """Whether it ends, and no epoch begins with it."""
         return self.until_ns > 0
 
+    @property
+    def label(self) -> str:
+        """What a chart says of it."""
+        return f"maintenance: {self.text}" if self.is_maintenance else self.text
+
     def explains(self, at_ns: int) -> bool:
         """Return whether what should have run at *at_ns* did not because of this maintenance."""
         return self.is_maintenance and self.at_ns - REACH_NS <= at_ns < self.until_ns + REACH_NS

@@ -328,6 +328,7 @@ class JobFinisher:
             commit=commit,
             owner=spec.owner,
             partition_owner=partition.owner,
+            pipeline=self._provenance.pipeline,
             root=self._provenance.root,
             preset=spec.preset,
             asked=to_json(spec.asked),

@@ -92,6 +92,7 @@ class Record:
     judged_by: JudgedBy | None = None  #: of first attempts that were judged
     owner: str = ""  #: who is asked about the test; several are one text with commas
     partition_owner: str = ""  #: who is asked about the nodes
+    pipeline: str = ""  #: id of the CI pipeline in which the session ran
     root: str = ""  #: pytest's root directory, to which ``node_id`` is relative, on the session's machine
     overrides: Mapping[str, str] = field(default_factory=dict)  #: what --mlhpc-set changed of systems.yaml
     vetting: RecordedVetting | None = None  #: None: the nodes were not vetted
@@ -335,6 +336,7 @@ class Provenance:
     commit: str = ""
     default_branch: str = "main"
     root: str = ""
+    pipeline: str = ""  #: its id in GitLab CI or GitHub Actions
 
 
 def purpose_of(environ: Mapping[str, str]) -> str:
@@ -360,7 +362,8 @@ def provenance_of(root: Path, environ: Mapping[str, str] = os.environ) -> Proven
         "GITHUB_HEAD_REF",
         "GITHUB_REF_NAME",
     ) or _git(root, "rev-parse", "--abbrev-ref", "HEAD")
-    return Provenance(purpose, branch, commit, default_branch_of(root, environ), str(root))
+    pipeline = _first(environ, "CI_PIPELINE_ID", "GITHUB_RUN_ID")
+    return Provenance(purpose, branch, commit, default_branch_of(root, environ), str(root), pipeline)
 
 
 def default_branch_of(root: Path, environ: Mapping[str, str] = os.environ) -> str:
