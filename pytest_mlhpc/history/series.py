@@ -129,6 +129,15 @@ class NightFigure(NamedTuple):
     better: str
 
 
+#: A night belongs to the day on which it ends: it begins at 18:00 UTC the evening before.
+_EVENING_NS, _DAY_NS = 6 * 3600 * 10**9, 86_400 * 10**9
+
+
+def day_of(created_ns: int) -> int:
+    """Return the number of the day, since 1970, to whose night a record belongs."""
+    return (created_ns + _EVENING_NS) // _DAY_NS
+
+
 def night_of(record: Record) -> Night:
     """Return *record* without its figures."""
     measurement = record.measurement

@@ -31,7 +31,7 @@ from pytest_mlhpc.alert.observe import (
     unfit,
 )
 from pytest_mlhpc.history.events import Event
-from pytest_mlhpc.history.series import Night
+from pytest_mlhpc.history.series import Night, day_of
 from pytest_mlhpc.jobs.budget import hours_text
 from pytest_mlhpc.report.morning import (
     Morning,
@@ -196,7 +196,7 @@ def _tonight(nights: Iterable[Night], asked: MorningQuery) -> _Tonight | None:
 
 def _nights(past: Sequence[Night], now_ns: int) -> str:
     """Return how many nights have records; those of the whole window are the last of more."""
-    number = len({(one.created_ns + 6 * _HOUR_NS) // DAY_NS for one in past})
+    number = len({day_of(one.created_ns) for one in past})
     full = past[0].created_ns < now_ns - LEARNT_NS + 2 * DAY_NS
     return f"more than {number - 1} nights" if full else counted(number, "night")
 
