@@ -181,7 +181,7 @@ def site_events(state_dir: Path) -> tuple[Event, ...]:
     with contextlib.suppress(ConfigError):  # false_alarms() names what is wrong
         for system, partition, one in chosen_systems(None).maintenances():
             event = planned(system, partition, one.reason, one.start_ns, one.end_ns, by="systems.yaml")
-            found.setdefault(event.id, event)
+            found[event.id] = event
     return tuple(sorted(found.values(), key=lambda event: (event.at_ns, event.made_ns, event.id)))
 
 

@@ -96,34 +96,35 @@ def new_event(
 
 
 def planned(system: str, partition: str, reason: str, at_ns: int, until_ns: int, *, by: str) -> Event:
-    """Return a maintenance that a scheduler or systems.yaml announces; its id follows from what it says."""
-    content = "\0".join((system, partition, reason, str(at_ns), str(until_ns)))
+    """Return a maintenance that a scheduler or systems.yaml announces; its id stays where only its end changes."""
     words = " ".join(reason.split())[:_MOST_TEXT]
+    content = "\0".join((system, partition, words, str(at_ns)))
     name = hashlib.sha256(content.encode()).hexdigest()[:8]
     return Event(name, system, words, at_ns, partition, by, at_ns, until_ns)
 
 
-def record_planned(state_dir: Path, found: Iterable[Event]) -> None:
-    """Store each maintenance of *found* that is not stored. One whose end has changed replaces the earlier one.
+def record_planned(state_dir: Path, found: Iterable[Event], now_ns: int) -> None:
+    """Store what is announced now, in place of what was announced before of the same maintenance.
+
+    One with another beginning is the same if the earlier beginning is still to come: it was moved. What a user removed stays
+    removed.
 
     Raises:
         StoreError: it cannot be stored.
     """
-    planned_now = tuple(found)
-    known = events(state_dir) if planned_now else ()
-    for one in planned_now:
-        for other in known:
-            same = (other.system, other.partition, other.text, other.at_ns) == (
-                one.system, one.partition, one.text, one.at_ns
-            )  # fmt: skip
-            if same and other.is_maintenance and other.id != one.id:
-                remove(state_dir, Removal(other.id, one.by, one.made_ns))
-        if not (_folder(state_dir) / f"{one.id}.json").exists():
-            try:
-                add(state_dir, one)
-            except StoreError:  # another session of this moment has stored the same one
-                if not (_folder(state_dir) / f"{one.id}.json").exists():
-                    raise
+    announced = {one.id: one for one in found}
+    if not announced:
+        return
+    places = {(one.system, one.partition, one.text) for one in announced.values()}
+    known = {one.id: one for one in events(state_dir)}
+    for one in known.values():
+        moved = one.is_maintenance and one.at_ns > now_ns and one.id not in announced
+        if moved and (one.system, one.partition, one.text) in places:
+            remove(state_dir, Removal(one.id, one.by, now_ns))
+    for one in announced.values():
+        removed = (_folder(state_dir) / f"{one.id}.removed.json").exists()
+        if not removed and known.get(one.id) != one:
+            _put(state_dir, f"{one.id}.json", one, replace=True)
 
 
 def add(state_dir: Path, event: Event) -> Path:
@@ -192,7 +193,7 @@ def _names(folder: Path) -> Iterator[str]:
         raise StoreError(f"{folder}: cannot be listed: {error.strerror}") from error
 
 
-def _put(state_dir: Path, name: str, content: Event | Removal) -> Path:
+def _put(state_dir: Path, name: str, content: Event | Removal, *, replace: bool = False) -> Path:
     folder = _folder(state_dir)
     path = folder / name
     draft = folder / f".{name}.{secrets.token_hex(4)}"
@@ -205,7 +206,7 @@ def _put(state_dir: Path, name: str, content: Event | Removal) -> Path:
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
-        if path.exists():
+        if path.exists() and not replace:
             raise FileExistsError(17, "it is there already", str(path))
         draft.rename(path)
         sync_folder(folder)

@@ -247,9 +247,10 @@ def _refuse_maintenance(specs: Sequence[JobSpec], settings: Settings) -> None:
     """End the session where jobs would run into a maintenance; record all that are announced, for the morning page."""
     from pytest_mlhpc.session.sweep import client_of
 
-    delay, announced = maintenance_delay(specs, client_of, time.time_ns())
+    now_ns = time.time_ns()
+    delay, announced = maintenance_delay(specs, client_of, now_ns)
     try:
-        record_planned(settings.state_dir, announced)
+        record_planned(settings.state_dir, announced, now_ns)
     except StoreError as error:
         tell(f"{error}; the morning page will not know of this maintenance")
     if delay:

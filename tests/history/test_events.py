@@ -157,17 +157,28 @@ def test_a_maintenance_explains_what_was_due_in_it_and_six_hours_around(partitio
     assert (maintenance_of([event(), pumps()], "cirrus", partition, at_ns) is not None) is explained
 
 
-def test_an_announced_maintenance_is_stored_once_and_its_new_end_replaces_the_old_one(state_dir):
+def test_an_announced_maintenance_is_stored_once_with_its_newest_end(state_dir):
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: record_planned(state_dir, [pumps()]), range(8)))
+        list(pool.map(lambda _: record_planned(state_dir, [pumps()], 0), range(8)))
     assert events(state_dir) == (pumps(),)
-    other = pumps(partition="cpu")
-    record_planned(state_dir, [pumps(3 * REACH_NS), other])
-    assert {one.id for one in events(state_dir)} == {pumps(3 * REACH_NS).id, other.id}
+    for until_ns in (3 * REACH_NS, 2 * REACH_NS):  # longer, then as it was
+        record_planned(state_dir, [pumps(until_ns), pumps(partition="cpu")], 0)
+        assert set(events(state_dir)) == {pumps(until_ns), pumps(partition="cpu")}
+
+
+@pytest.mark.parametrize(
+    ("now_ns", "left"), [(0, 1), (REACH_NS, 2)], ids=["moved", "another one of that name"]
+)
+def test_a_maintenance_that_is_moved_before_it_begins_replaces_the_earlier_one(state_dir, now_ns, left):
+    record_planned(state_dir, [pumps()], 0)
+    later = planned("cirrus", "gpu", "new pumps", 9 * REACH_NS, 10 * REACH_NS, by="Slurm")
+    record_planned(state_dir, [later], now_ns)
+    assert len(events(state_dir)) == left
+    assert later in events(state_dir)
 
 
 def test_a_maintenance_that_a_user_removed_is_not_stored_again(state_dir):
-    record_planned(state_dir, [pumps()])
+    record_planned(state_dir, [pumps()], 0)
     remove(state_dir, Removal(pumps().id, "me", 8))
-    record_planned(state_dir, [pumps()])
+    record_planned(state_dir, [pumps(3 * REACH_NS)], 0)
     assert events(state_dir) == ()
