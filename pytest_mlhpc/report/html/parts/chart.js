@@ -164,7 +164,7 @@ function makeChart(place, bench, row, days, width) {
   const options = {
     width: Math.max(width, 200), height: CHART_HEIGHT, legend: { show: false },
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-    padding: [6, 8, 0, 0],
+    padding: [6, 22, 0, 0], // half of the last date stands right of the plot
     cursor: { sync: { key: "nights", setSeries: false, scales: ["x", null] }, y: false, points: { size: 7 }, focus: { prox: 1e6 } },
     scales: { x: { time: true, range: (u, low, high) => (low === null ? period(days) : [low, high]) }, y: { range: valueRange(row) } },
     axes: axes(row.unit),

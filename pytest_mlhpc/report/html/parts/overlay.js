@@ -67,7 +67,7 @@ function drawOverlay(place) {
   });
   const data = uPlot.join(tables);
   place.plot = new uPlot({
-    width: Math.max(place.clientWidth, 200), height: 220, legend: { show: false }, padding: [10, 16, 0, 0],
+    width: Math.max(place.clientWidth, 200), height: 220, legend: { show: false }, padding: [10, 22, 0, 0],
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
     cursor: { y: false, drag: { x: true, y: false } },
     scales: { x: { time: true, range: (u, low, high) => (low === null ? period(0) : [low, high]) }, y: { range: (u, low, high) => { const room = Math.max((high - low) * 0.1, 2); return [low - room, high + room]; } } },
