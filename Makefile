@@ -11,7 +11,7 @@ WORKERS ?= 4
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: bench test servers coverage features test-fast test-slow fuzz mutants mutants-tenth lint types benchmarks old-torch cerebras docs house messages architecture clean help
+.PHONY: bench test servers coverage features test-fast test-slow fuzz mutants mutants-tenth lint types benchmarks old-torch cerebras docs house messages architecture pictures clean help
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -106,6 +106,9 @@ house:           ## print how many modules there are, how large, and what import
 
 architecture:    ## draw docs/architecture.svg
 	$(BIN)/python tests/architecture_picture.py
+
+pictures:        ## draw the pictures of docs/report.md in Chromium
+	$(BIN)/python tests/report_pictures.py
 
 messages:        ## list every text that a user may read, to be read for plain English
 	@$(PYTHON) tests/messages.py

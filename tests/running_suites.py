@@ -194,8 +194,12 @@ class Suite:
 
     def reap(self, code: int | None = 0) -> str:
         """Run ``mlhpc reap``; it ends with this code (None: any). Return its output."""
+        return self.mlhpc("reap", code=code)
+
+    def mlhpc(self, *command: str, code: int | None = 0) -> str:
+        """Run a command on the state directory; it ends with this code (None: any). Return its output."""
         done = subprocess.run(
-            [sys.executable, "-m", "pytest_mlhpc.cli", "reap", "--state-dir", self.state],
+            [sys.executable, "-m", "pytest_mlhpc.cli", *command, "--state-dir", self.state],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
         )  # fmt: skip
         assert code in {None, done.returncode}, done.stdout + done.stderr

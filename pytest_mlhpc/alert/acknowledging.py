@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_mlhpc.alert.book import BusyError, locked, read_book, write_book
-from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Incident, Mute
+from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Incident, KnownIssue, Mute
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.config.systems_files import find_systems_file
 from pytest_mlhpc.config.yaml import read_file
@@ -20,8 +21,8 @@ from pytest_mlhpc.store.text import minutes, nanoseconds, one_line, tell
 
 #: Exit code: another command writes the book.
 LATER = 75
-#: Longest reason; it stands in messages.
-MOST_REASON = 300
+#: Longest reason and ticket; they stand in messages.
+MOST_REASON, MOST_TICKET = 300, 200
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,45 @@ class BookChange:
     text: str
 
 
-def acknowledge(state_dir: Path, name: str, until_ns: int, reason: str) -> BookChange | None:
-    """Send nothing of an alert until then; if it is still bad then, it is sent again. As :func:`mute`."""
+def acknowledge(
+    state_dir: Path, name: str, until_ns: int, reason: str, *, ticket: str = "", known: bool = False
+) -> BookChange | None:
+    """Send nothing of an alert until then; if it is still bad then, it is sent again. As :func:`mute`.
+
+    With *known*, what comes back of the same tests or nodes until then begins acknowledged. An empty *ticket* leaves that
+    of the alert as it is.
+    """
 
     def change(book: Book) -> tuple[Book, BookChange]:
         incident = _find(book, name)
         ack = Ack(until_ns, reason, user_name(), time.time_ns())
-        after = tuple(replace(one, ack=ack) if one is incident else one for one in book.incidents)
-        text = f"{incident.id} is acknowledged until {minutes(until_ns)}"
-        return replace(book, incidents=after), BookChange(incident.id, text)
+        changed = replace(incident, ack=ack, ticket=ticket or incident.ticket)
+        issues = tuple(one for one in book.issues if one.name != incident.id)
+        if known:
+            subjects = tuple(sorted(member.now.subject for member in incident.members if member.open))
+            issues += (KnownIssue(incident.id, subjects, ack, changed.ticket),)
+        after = tuple(changed if one is incident else one for one in book.incidents)
+        what = "a known issue" if known else "acknowledged"
+        text = f"{incident.id} is {what} until {minutes(until_ns)}"
+        return replace(book, incidents=after, issues=issues), BookChange(incident.id, text)
+
+    return _change(state_dir, change)
+
+
+def end_acknowledgement(state_dir: Path, name: str) -> BookChange | None:
+    """End an acknowledgement or known issue now. As :func:`mute`."""
+
+    def change(book: Book) -> tuple[Book, BookChange]:
+        acknowledged = {one.id for one in book.incidents if one.ack}
+        found = _match(name, acknowledged | {one.name for one in book.issues}, "acknowledged alert")
+        after = tuple(
+            replace(one, ack=replace(one.ack, until_ns=0)) if one.id == found and one.ack else one
+            for one in book.incidents
+        )
+        issues = tuple(one for one in book.issues if one.name != found)
+        return replace(book, incidents=after, issues=issues), BookChange(
+            found, f"{found} is no longer acknowledged"
+        )
 
     return _change(state_dir, change)
 
@@ -133,16 +164,36 @@ def until(text: str, now_ns: int) -> int:
     return moment_ns
 
 
+def checked_ticket(text: str) -> str:
+    """Return the ticket as it is written into messages: an address, or a key such as ``HPC-4711``.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if not text or (len(text) <= MOST_TICKET and text.isprintable() and not re.search(r"[\s<>\"]", text)):
+        return text
+    raise UsageError(
+        f"--ticket {text!r:.80} is no address like https://example.org/issues/7 nor a key like HPC-4711"
+    )
+
+
 def _find(book: Book, text: str) -> Incident:
-    found = [one for one in book.incidents if one.id == text]
-    found = found or [one for one in book.incidents if one.id.startswith(text)]
+    incidents = {one.id: one for one in book.incidents}
+    return incidents[_match(text, incidents, "open alert")]
+
+
+def _match(text: str, names: Collection[str], what: str) -> str:
+    """Return the one of *names* that is or begins with *text*.
+
+    Raises:
+        UsageError: there is none, or several.
+    """
+    found = [text] if text in names else sorted(name for name in names if name.startswith(text))
     if len(found) == 1:
         return found[0]
-    names = [one.id for one in book.incidents]
     if found:
-        raise UsageError(f"{text!r} is the beginning of {', '.join(one.id for one in found)}: say which")
-    meant = did_you_mean(text, names)
-    raise UsageError(f"no open alert {text!r}{meant}; `mlhpc alert list` shows all")
+        raise UsageError(f"{text!r} is the beginning of {', '.join(found)}: say which")
+    raise UsageError(f"no {what} {text!r}{did_you_mean(text, names)}; `mlhpc alert list` shows all")
 
 
 def _change(state_dir: Path, change: Callable[[Book], tuple[Book, BookChange]]) -> BookChange | None:

@@ -12,7 +12,17 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from pytest_mlhpc.alert.channels.base import IncidentState, Kind
-from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Book, Incident, Member, Observation, Subject
+from pytest_mlhpc.alert.model import (
+    DAY_NS,
+    NIGHT_NS,
+    Bad,
+    Book,
+    Incident,
+    KnownIssue,
+    Member,
+    Observation,
+    Subject,
+)
 
 #: Change points of one cause are found up to so far apart: the night before or after. Nights begin at other hours, too.
 TOLERANCE_NS = DAY_NS * 3 // 2
@@ -245,6 +255,7 @@ def advance(
     incidents = [_stepped(incident, seen) for incident in book.incidents]
     known = {member.now.subject for incident in incidents for member in incident.members if member.open}
     new = [bad for subject, bad in sorted(seen.bad.items()) if subject not in known]
+    expected, new = _split_known(new, book, incidents, now_ns)
     incidents, rest = _joined(incidents, new)
     more = [bad for bad in companions(rest) if bad.subject not in known and bad.subject not in seen.bad]
     taken = {*book.closed, *(incident.id for incident in incidents)}
@@ -253,6 +264,19 @@ def advance(
             taken.add(begun.id)
             old = book.last_ns == 0 and begun.last_ns < now_ns - NIGHT_NS
             incidents.append(replace(begun, announced=True, state=IncidentState.CONTINUING) if old else begun)
+    for issue, bads in expected:
+        for group in groups(bads, seen.measured, seen.losses_a_night):
+            if begun := _begun(group, seen, taken, now_ns):
+                taken.add(begun.id)
+                incidents.append(
+                    replace(
+                        begun,
+                        announced=True,
+                        state=IncidentState.ACKNOWLEDGED,
+                        ack=issue.ack,
+                        ticket=issue.ticket,
+                    )
+                )
     kept: list[Incident] = []
     changes: list[IncidentChange] = []
     closed = {name: at_ns for name, at_ns in book.closed.items() if at_ns > now_ns - REMEMBERED_NS}
@@ -268,9 +292,11 @@ def advance(
             recovered += [after] if after.announced else []
     mutes = {system: mute for system, mute in book.mutes.items() if mute.until_ns > now_ns}
     accepted = tuple(one for one in book.accepted if one.at_ns > now_ns - REMEMBERED_NS)
+    issues = tuple(one for one in book.issues if one.ack.until_ns > now_ns)
     last_ns = max(now_ns, book.last_ns)
     after_tonight = replace(
-        book, incidents=tuple(kept), recovered=tuple(recovered), closed=closed, accepted=accepted, mutes=mutes, last_ns=last_ns
+        book, incidents=tuple(kept), recovered=tuple(recovered), closed=closed, accepted=accepted, mutes=mutes,
+        issues=issues, last_ns=last_ns,
     )  # fmt: skip
     return after_tonight, tuple(changes)
 
@@ -289,6 +315,21 @@ def _step(member: Member, seen: Observation) -> Member:
     if subject in seen.gone:
         return replace(member, open=False, reason=seen.gone[subject])
     return replace(member, open=False) if subject in seen.known else member
+
+
+def _split_known(
+    new: Sequence[Bad], book: Book, incidents: Sequence[Incident], now_ns: int
+) -> tuple[list[tuple[KnownIssue, list[Bad]]], list[Bad]]:
+    """Return what is new of each known issue, and the rest, with what comes back to an incident that is open."""
+    found: dict[str, tuple[KnownIssue, list[Bad]]] = {}
+    rest: list[Bad] = []
+    for bad in new:
+        issue = book.issue_of(bad.subject, now_ns)
+        if issue is None or any(one.open and _had(one, bad) for one in incidents):
+            rest.append(bad)
+        else:
+            found.setdefault(issue.name, (issue, []))[1].append(bad)
+    return list(found.values()), rest
 
 
 def _joined(incidents: Sequence[Incident], new: Sequence[Bad]) -> tuple[list[Incident], list[Bad]]:
@@ -367,11 +408,9 @@ def _announced(incident: Incident, book: Book, now_ns: int) -> tuple[Incident, I
     """Return the incident after what is told of it tonight, and what that is."""
     muted = all(book.muted(system, now_ns) for system in incident.systems)
     if not incident.open:
-        return (
-            _with_message(incident, IncidentState.RESOLVED, now_ns)
-            if incident.announced
-            else (incident, None)
-        )
+        # What began as a known issue and was never told ends without a word.
+        untold = not incident.announced or (incident.ack is not None and not incident.messages)
+        return (incident, None) if untold else _with_message(incident, IncidentState.RESOLVED, now_ns)
     if not incident.announced:
         return (incident, None) if muted else _with_message(incident, IncidentState.NEW, now_ns)
     if incident.ack is not None and incident.ack.until_ns <= now_ns:

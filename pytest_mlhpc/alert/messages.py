@@ -33,6 +33,8 @@ HEADS = {
 }
 #: A commit's whole name; its first letters are enough to find it.
 _COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,52}\b")
+#: How the line that names a ticket begins.
+_TICKET = "Ticket: "
 _WHAT = {"io": "input and output", "communication": "communication"}
 
 
@@ -64,6 +66,7 @@ def message_of(incident: Incident, state: IncidentState, now_ns: int, report: st
         ended_ns=max(now_ns, incident.started_ns + 1) if state is IncidentState.RESOLVED else None,
         problems=tuple(_affected(member, incident) for member in incident.members),
         owners=owner_names(incident.owners),
+        ticket=incident.ticket,
     )
 
 
@@ -153,6 +156,8 @@ def _facts(incident: Incident, state: IncidentState) -> list[str]:
     if incident.ack:
         until = minutes(incident.ack.until_ns)
         facts.append(one_line(f"Acknowledged by {incident.ack.by} until {until}: {incident.ack.reason}", 400))
+    if incident.ticket:
+        facts.append(f"{_TICKET}{incident.ticket}")
     if incident.kind is Kind.REGRESSION:
         cause = cause_text(incident)
         facts.append(f"{cause[0].upper()}{cause[1:]}.")
@@ -296,13 +301,31 @@ def _html(
 ) -> str:
     """Return a fragment; everything in it is escaped."""
     parts = [f"<h3>{html.escape(title)}</h3>"]
-    parts += [f"<p>{html.escape(clean(fact))}</p>" for fact in facts]
+    parts += [f"<p>{_html_of_fact(clean(fact))}</p>" for fact in facts]
     parts.append("<ul>" + "".join(f"<li>{html.escape(clean(line))}</li>" for line in lines) + "</ul>")
     if commands:
         parts.append(f"<pre>{html.escape(chr(10).join(commands))}</pre>")
-    if report.startswith(("https://", "http://")):
-        parts.append(f'<p><a href="{html.escape(report, quote=True)}">report</a></p>')
+    if is_address(report):
+        parts.append(f"<p>{anchor('report', report)}</p>")
     return "\n".join(parts)
+
+
+def _html_of_fact(fact: str) -> str:
+    ticket = fact.removeprefix(_TICKET)
+    if ticket == fact or not is_address(ticket):
+        return html.escape(fact)
+    return _TICKET + anchor(ticket, ticket)
+
+
+def is_address(text: str) -> bool:
+    """Return whether *text* may be the target of a link."""
+    return text.startswith(("https://", "http://"))
+
+
+def anchor(text: str, href: str) -> str:
+    """Return *text* as a link to *href*, escaped; without an address only the text."""
+    shown = html.escape(text)
+    return f'<a href="{html.escape(href, quote=True)}">{shown}</a>' if href else shown
 
 
 def _node(bads: Sequence[Bad]) -> str:

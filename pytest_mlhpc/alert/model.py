@@ -94,6 +94,7 @@ class Incident:
     ack: Ack | None = None
     messages: int = 0  #: of it so far
     message_id: str = ""  #: of the newest one
+    ticket: str = ""  #: where people work on it, an address or a key
     changed_ns: int = 0  #: when that was made
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -137,6 +138,24 @@ class Mute:
 
 
 @dataclass(frozen=True)
+class KnownIssue:
+    """A problem that people know and live with until then: what comes back of it begins acknowledged."""
+
+    name: str  #: of the incident that it was
+    subjects: tuple[Subject, ...]
+    ack: Ack
+    ticket: str = ""
+
+    def covers(self, subject: Subject) -> bool:
+        """Return whether *subject* is the same test or node with the same kind of problem, whatever its metric."""
+        return any(_alike(one) == _alike(subject) for one in self.subjects)
+
+
+def _alike(subject: Subject) -> Subject:
+    return replace(subject, environment="", fingerprint="", metric="")
+
+
+@dataclass(frozen=True)
 class AcceptedSubject:
     """Somebody said that a subject shall stay as it was then: what is older is not bad any more, and no history of it."""
 
@@ -155,11 +174,17 @@ class Book:
     mutes: Mapping[str, Mute] = field(default_factory=dict)
     outbox: tuple[Pending, ...] = ()
     accepted: tuple[AcceptedSubject, ...] = ()
+    issues: tuple[KnownIssue, ...] = ()
     closed: Mapping[str, int] = field(default_factory=dict)  #: ids of ended incidents, and when they ended
     last_ns: int = 0
     recovered: tuple[Incident, ...] = ()  #: whose end was announced within the last night
     morning_ns: int = 0  #: when the newest page of a night was made for channels
     schema: int = SCHEMA
+
+    def issue_of(self, subject: Subject, now_ns: int) -> KnownIssue | None:
+        """Return the known issue that *subject* is part of now, or None."""
+        found = (one for one in self.issues if one.ack.until_ns > now_ns and one.covers(subject))
+        return next(found, None)
 
     def muted(self, system: str, now_ns: int) -> bool:
         """Whether *system* is muted now."""

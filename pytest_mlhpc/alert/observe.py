@@ -10,7 +10,7 @@ from pytest_mlhpc.alert.channels.base import Kind
 from pytest_mlhpc.alert.incidents import Companions, open_subjects
 from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Book, Observation, Subject
 from pytest_mlhpc.alert.slower import KnownIncidents, Rules, elsewhere, regressions, subject_of
-from pytest_mlhpc.history.events import Event
+from pytest_mlhpc.history.events import Event, maintenance_of
 from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, watch
 from pytest_mlhpc.history.series import Night, Series, Source, feeds
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, SeriesKey
@@ -94,6 +94,26 @@ def stale(seen: dict[Subject, NightlyRecords], now_ns: int, limit_ns: int = NIGH
         elif not did_run(one.newest) and one.newest.verdict != _NODES:
             bad[subject] = _not_run(subject, one)
     return Missing(bad, frozenset(expected), gone)
+
+
+def explanation(events: Sequence[Event], newest: Night, now_ns: int) -> Event | None:
+    """Return the maintenance because of which a benchmark did not run in the last night, or None.
+
+    The benchmark is taken to be due each 24 h after its *newest* record.
+    """
+    due_ns = newest.created_ns + max(0, now_ns - newest.created_ns) // DAY_NS * DAY_NS
+    return maintenance_of(events, newest.system, newest.partition, due_ns)
+
+
+def unexplained(missing: Missing, seen: Mapping[Subject, NightlyRecords], question: Question) -> Missing:
+    """Return *missing* without what a maintenance explains: of that nothing is known tonight."""
+    explained = {
+        subject
+        for subject in missing.bad
+        if explanation(question.events, seen[subject].newest, question.now_ns)
+    }
+    bad = {subject: one for subject, one in missing.bad.items() if subject not in explained}
+    return replace(missing, bad=bad, known=missing.known - explained)
 
 
 def broken(seen: dict[Subject, NightlyRecords]) -> Missing:
@@ -254,7 +274,7 @@ def observe(source: Source, book: Book, question: Question) -> Observed:
     seen = nightly(nights, question.branch)
     parts = [broken(seen), unfit(nights, now_ns)]
     if question.expect:
-        parts.append(stale(seen, now_ns, question.stale_ns))
+        parts.append(unexplained(stale(seen, now_ns, question.stale_ns), seen, question))
     for part in parts:
         bad.update(part.bad)
         gone.update(part.gone)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pytest_mlhpc.alert import acknowledging
-from pytest_mlhpc.alert.acknowledging import MOST_REASON, acknowledge, until
+from pytest_mlhpc.alert.acknowledging import MOST_REASON, acknowledge, checked_ticket, until
 from pytest_mlhpc.alert.book import (
     BusyError,
     Delivery,
@@ -27,13 +27,13 @@ from pytest_mlhpc.alert.book import (
 from pytest_mlhpc.alert.channels.base import AlertMessage, as_json
 from pytest_mlhpc.alert.incidents import advance
 from pytest_mlhpc.alert.messages import message_of, owners_text
-from pytest_mlhpc.alert.model import Book, Incident
+from pytest_mlhpc.alert.model import Book, Incident, KnownIssue
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice, NounGroup
 from pytest_mlhpc.errors import StoreError, UsageError
-from pytest_mlhpc.history.events import events
 from pytest_mlhpc.history.nightly import cache_path
 from pytest_mlhpc.influx.choice import chosen, store_text
+from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.record import provenance_of
 from pytest_mlhpc.store.table import table
 from pytest_mlhpc.store.text import iso, minutes, nanoseconds, one_line, tell
@@ -41,6 +41,7 @@ from pytest_mlhpc.store.text import iso, minutes, nanoseconds, one_line, tell
 if TYPE_CHECKING:
     from pytest_mlhpc.alert.config import Config
     from pytest_mlhpc.alert.observe import Question
+    from pytest_mlhpc.history.events import Event
     from pytest_mlhpc.history.series import Source
 
 
@@ -119,7 +120,7 @@ def _night(night: _Night) -> CommandReport:
 
     question = Question(
         now_ns, branch, config.rules, options.false_alarms(), night.stale, config.stale_ns,
-        events(state_dir, tell), cache_path(state_dir),
+        options.site_events(state_dir), cache_path(state_dir),
     )  # fmt: skip
     unread = False
     messages: tuple[AlertMessage, ...] = ()
@@ -221,7 +222,7 @@ def _moment(text: str) -> int:
 @command.command(
     "list",
     cls=DataCommand,
-    help="List open alerts and muted systems.",
+    help="List open alerts, known issues, muted systems, and maintenance that is not over.",
     example="mlhpc alert list",
 )
 @options.state_dir
@@ -232,24 +233,60 @@ def list_(state_dir: Path) -> CommandReport:
     mutes = {name: mute for name, mute in sorted(book.mutes.items()) if mute.until_ns > now_ns}
     rows = [(name, minutes(mute.until_ns), mute.by, mute.reason) for name, mute in mutes.items()]
     muted = table([("muted system", "until", "by", "reason"), *rows]) if rows else ""
+    issues = [one for one in book.issues if one.ack.until_ns > now_ns]
+    windows = [one for one in options.site_events(state_dir) if one.until_ns > now_ns]
     data = {
         "alerts": [as_json(message_of(one, one.state, one.changed_ns)) for one in book.incidents],
         "muted": [
             {"system": name, "until": iso(mute.until_ns), "by": mute.by, "reason": mute.reason}
             for name, mute in mutes.items()
         ],
+        "known_issues": [_issue_data(one) for one in issues],
+        "maintenance": [to_json(one) for one in windows],
     }
-    return CommandReport(_alerts(book) + muted, data)
+    return CommandReport(_alerts(book) + _issues(issues) + muted + _maintenance(windows), data)
+
+
+def _issues(issues: Sequence[KnownIssue]) -> str:
+    rows = [
+        (one.name, minutes(one.ack.until_ns), one.ack.by, one.ticket or "-", one.ack.reason) for one in issues
+    ]
+    return table([("known issue", "until", "by", "ticket", "reason"), *rows]) if rows else ""
+
+
+def _issue_data(issue: KnownIssue) -> dict[str, object]:
+    subjects = {(one.system, one.partition, one.benchmark or one.node) for one in issue.subjects}
+    return {
+        "alert": issue.name,
+        "of": [":".join(one) for one in sorted(subjects)],
+        "until": iso(issue.ack.until_ns),
+        "by": issue.ack.by,
+        "reason": issue.ack.reason,
+        "ticket": issue.ticket,
+    }
+
+
+def _maintenance(windows: Sequence[Event]) -> str:
+    """Return a row for each maintenance; partitions that share one stand together."""
+    places: dict[tuple[str, str, str, str], list[str]] = {}
+    for one in windows:
+        when = minutes(one.at_ns), minutes(one.until_ns)
+        places.setdefault((*when, one.system, one.text), []).append(one.partition)
+    rows = [
+        (":".join(filter(None, (system, ",".join(filter(None, names))))), since, until, text)
+        for (since, until, system, text), names in places.items()
+    ]
+    return table([("maintenance", "from", "until", "reason"), *rows]) if rows else ""
 
 
 def _alerts(book: Book) -> str:
     if not book.incidents:
         return "no alert is open\n"
-    rows = [("alert", "since", "state", "owner", "what")]
+    rows = [("alert", "since", "state", "owner", "ticket", "what")]
     for one in book.incidents:
         title = message_of(one, one.state, one.changed_ns).title.partition(": ")[2]
         owner = owners_text(one.owners) or "-"
-        rows.append((one.id, minutes(one.started_ns), _state(one), owner, title))
+        rows.append((one.id, minutes(one.started_ns), _state(one), owner, one.ticket or "-", title))
     return table(rows)
 
 
@@ -266,17 +303,39 @@ def _state(incident: Incident) -> str:
     example='mlhpc alert ack cirrus-3f2a --until 7d --reason "fan replaced on Tuesday"',
 )
 @click.argument("name", metavar="ID")
-@click.option("--until", "end", required=True, metavar="TIME", help="7d, 12h or 2026-12-24.")
-@click.option("--reason", required=True, metavar="TEXT", help="For those who read it later.")
+@click.option("--until", "end", default="", metavar="TIME", help="7d, 12h or 2026-12-24.")
+@click.option("--reason", default="", metavar="TEXT", help="For those who read it later.")
+@click.option("--ticket", default="", metavar="URL", help="Where people work on it: an address or a key.")
+@click.option(
+    "--known", is_flag=True, help="A known issue: what comes back of it until then is acknowledged, too."
+)
+@click.option("--off", is_flag=True, help="End it now.")
 @options.state_dir
-def ack(name: str, end: str, reason: str, state_dir: Path) -> CommandReport:
+def ack(
+    *, name: str, end: str, reason: str, ticket: str, known: bool, off: bool, state_dir: Path
+) -> CommandReport:
     """Do it."""
+    if off:
+        if end or reason or ticket or known:
+            raise UsageError("--off goes with no other option")
+        done = acknowledging.end_acknowledgement(state_dir, name)
+        return _changed(done, {"alert": done.subject if done else None, "until": None})
+    if not end:
+        raise UsageError("Missing option '--until', a time such as 7d; or say --off")
     reason = one_line(reason, MOST_REASON)
     if not reason:
-        raise UsageError("--reason is empty: say why, for those who read it later")
+        raise UsageError("Missing option '--reason': whoever reads it next month wants to know")
     until_ns = until(end, time.time_ns())
-    done = acknowledge(state_dir, name, until_ns, reason)
-    return _changed(done, {"alert": done.subject if done else None, "until": iso(until_ns)})
+    done = acknowledge(state_dir, name, until_ns, reason, ticket=checked_ticket(ticket), known=known)
+    return _changed(
+        done,
+        {
+            "alert": done.subject if done else None,
+            "until": iso(until_ns),
+            "ticket": ticket or None,
+            "known": known,
+        },
+    )
 
 
 @command.command(
@@ -301,6 +360,6 @@ def mute(system: str, end: str, reason: str, off: bool, state_dir: Path) -> Comm
     return _changed(done, {"system": system, "until": iso(until_ns)})
 
 
-def _changed(done: acknowledging.BookChange | None, data: Mapping[str, str | None]) -> CommandReport:
+def _changed(done: acknowledging.BookChange | None, data: Mapping[str, str | bool | None]) -> CommandReport:
     text = f"{done.text}\n" if done else ""
     return CommandReport(text, {**data, "done": done is not None}, 0 if done else LATER)

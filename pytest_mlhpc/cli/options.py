@@ -13,6 +13,7 @@ import click
 
 from pytest_mlhpc.cli.commands import NearestChoice
 from pytest_mlhpc.errors import ConfigError, UsageError
+from pytest_mlhpc.history.events import Event, events, planned
 from pytest_mlhpc.store.files import default_state_dir
 from pytest_mlhpc.store.text import tell
 
@@ -172,6 +173,16 @@ def false_alarms() -> float:
     except ConfigError as error:
         tell(f"{error}\nfalse_alarms: 1 per month is taken")
         return 1.0
+
+
+def site_events(state_dir: Path) -> tuple[Event, ...]:
+    """Return the events that are stored, and the maintenances of the systems file; what is wrong there is told."""
+    found = {one.id: one for one in events(state_dir, tell)}
+    with contextlib.suppress(ConfigError):  # false_alarms() names what is wrong
+        for system, partition, one in chosen_systems(None).maintenances():
+            event = planned(system, partition, one.reason, one.start_ns, one.end_ns, by="systems.yaml")
+            found[event.id] = event
+    return tuple(sorted(found.values(), key=lambda event: (event.at_ns, event.made_ns, event.id)))
 
 
 def _merged(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

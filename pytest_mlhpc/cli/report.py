@@ -17,7 +17,6 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command, NounGroup
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.history.events import events
 from pytest_mlhpc.influx.choice import chosen, selection_of, store_text
 from pytest_mlhpc.store.files import page, replace_file
 from pytest_mlhpc.store.index import Index
@@ -54,6 +53,14 @@ def command() -> None:
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME", help="Only this metric; may be given again."
 )
+@click.option(
+    "--link",
+    "links",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Where a commit, job or pipeline is shown, such as commit=https://git.example.org/hpc/-/commit/{commit}; may be "
+    "given again.  [default: in GitLab CI and GitHub Actions, those of the project]",
+)
 @click.option("--title", default="Benchmarks", show_default=True, help="What stands above it.")
 @options.baselines_dir
 @options.system
@@ -65,6 +72,7 @@ def html(
     since_ns: int,
     benchmark: str,
     metrics: Sequence[str],
+    links: Sequence[str],
     title: str,
     baselines_dir: Path,
     system: str,
@@ -87,10 +95,11 @@ def html(
         default_branch=selection_of(system, branch, judged_only=False).default_branch,
         title=title,
         source=source,
+        links=link_templates(links, os.environ),
     )
     entries = _entries(baselines_dir, state_dir, system)
     with chosen(source, state_dir) as opened:
-        page = gather(opened, wanted, entries, events(state_dir, tell))
+        page = gather(opened, wanted, entries, options.site_events(state_dir))
         if page and not (system or benchmark or metrics):
             asked = MorningQuery(wanted.now_ns, store_text(source, state_dir))
             morning = read_morning(opened, state_dir, asked)
@@ -109,6 +118,39 @@ def html(
     write(
         f"{output}: {count(len(page.benches), 'benchmark')}, {count(rows, 'row')}, {len(text) / 1e6:.1f} MB; open it in a browser\n"
     )
+
+
+#: What can be linked to.
+_LINKED = ("commit", "job", "pipeline")
+
+
+def link_templates(given: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the address of a commit, job and pipeline by name, with ``{commit}``, ``{job}``, ``{pipeline}`` in it.
+
+    Raises:
+        UsageError: one is no such address.
+    """
+    found: dict[str, str] = {}
+    if project := environ.get("CI_PROJECT_URL"):
+        found = {
+            "commit": f"{project}/-/commit/{{commit}}",
+            "pipeline": f"{project}/-/pipelines/{{pipeline}}",
+        }
+    elif repository := environ.get("GITHUB_REPOSITORY"):
+        project = f"{environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"
+        found = {
+            "commit": f"{project}/commit/{{commit}}",
+            "pipeline": f"{project}/actions/runs/{{pipeline}}",
+        }
+    for text in given:
+        name, _, url = text.partition("=")
+        if name not in _LINKED:
+            raise UsageError(f"--link {text!r:.200}: write commit=URL, job=URL or pipeline=URL")
+        found[name] = url
+    for name, url in found.items():
+        if not url.startswith(("https://", "http://")) or f"{{{name}}}" not in url:
+            raise UsageError(f"--link {name}={url!r:.200}: should be an address that holds {{{name}}}")
+    return found
 
 
 def _entries(directory: Path, state_dir: Path, system: str) -> Mapping[SeriesKey, Entry]:

@@ -111,12 +111,11 @@ def read_morning(source: Source, state_dir: Path, asked: MorningQuery) -> Mornin
     from pytest_mlhpc.alert.incidents import advance
     from pytest_mlhpc.alert.observe import Question, observe
     from pytest_mlhpc.cli.alert import DEFAULT_CONFIG
-    from pytest_mlhpc.history.events import events
     from pytest_mlhpc.history.nightly import cache_path
     from pytest_mlhpc.report.night import AHEAD_NS, LEARNT_NS, night_morning
     from pytest_mlhpc.store.record import provenance_of
 
-    noted = events(state_dir, tell)
+    noted = options.site_events(state_dir)
     branch, report = branch_and_report(Path(DEFAULT_CONFIG))
     branch = branch or provenance_of(Path.cwd()).default_branch
     book = read_book(state_dir, tell)

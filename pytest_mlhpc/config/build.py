@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_mlhpc.config.model import Dataset, Environment, NodeType, Partition, Vet
-from pytest_mlhpc.config.schema import DatasetModel, EnvironmentModel, PartitionModel, VetModel
+from pytest_mlhpc.config.model import Dataset, Environment, Maintenance, NodeType, Partition, Vet
+from pytest_mlhpc.config.schema import (
+    DatasetModel,
+    EnvironmentModel,
+    MaintenanceModel,
+    PartitionModel,
+    VetModel,
+)
 from pytest_mlhpc.config.systems_files import scheduler_of
 from pytest_mlhpc.config.validation import holds_variable, validate
 from pytest_mlhpc.config.yaml import YamlNode
@@ -413,9 +419,15 @@ def make_partition(
         time_limit_s=found.time_limit,
         budget=found.budget or "",
         owner=found.owner or "",
+        maintenance=maintenance_of(found.maintenance),
         matters=found.matters,
         scheduler_options=options,
     )
+
+
+def maintenance_of(found: Iterable[MaintenanceModel]) -> tuple[Maintenance, ...]:
+    """Return the frozen maintenances of the validated ones."""
+    return tuple(Maintenance(one.from_, one.until, one.reason) for one in found)
 
 
 def _vet(found: VetModel, source: Path) -> Vet:

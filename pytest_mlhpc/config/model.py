@@ -11,6 +11,15 @@ MOST_OWNER: Final = 200
 
 
 @dataclass(frozen=True)
+class Maintenance:
+    """A time in which nothing runs on a partition, as systems.yaml says; ns UTC."""
+
+    start_ns: int
+    end_ns: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class NodeType:
     """What one node of a partition has. ``memory`` is in bytes; ``max`` is the most nodes one job may ask for."""
 
@@ -96,6 +105,7 @@ class Partition:
     time_limit_s: float = 3600.0
     budget: str = ""
     owner: str = ""
+    maintenance: tuple[Maintenance, ...] = ()
     matters: float | None = (
         None  #: smallest loss that fails a test, a share of the level; None: the usual one
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from pytest_mlhpc.store.text import nanoseconds
+
 #: Factors of IEC 80000-13 (binary) and SI (decimal) prefixes.
 _SIZES: Final = {
     "B": 1,
@@ -156,3 +158,15 @@ def _is_number(value: object) -> bool:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def parse_moment(value: object) -> int:
+    """Return ns UTC. Takes ``2026-12-24`` and ``2026-12-24T08:00``, UTC unless it says otherwise.
+
+    Raises:
+        ValueError: not such a date.
+    """
+    try:
+        return nanoseconds(value.strip()) if isinstance(value, str) and value.strip() else int("")
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"{_short(value)} is no date; write it like 2026-12-24T08:00") from None

@@ -9,13 +9,22 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
 from pytest_mlhpc.config.model import MOST_OWNER
 from pytest_mlhpc.config.quantities import (
     canonical_budget,
     parse_duration,
     parse_memory,
+    parse_moment,
     parse_rate,
     parse_share,
     parse_size,
@@ -159,6 +168,11 @@ Share = Annotated[
     BeforeValidator(parse_share),
     WithJsonSchema({"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? ?%$", "description": "3 %, 0.5 %"}),
 ]
+Moment = Annotated[
+    int,
+    BeforeValidator(parse_moment),
+    WithJsonSchema({"type": "string", "description": "2026-12-24T08:00, UTC unless it says otherwise"}),
+]
 AsOf = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}(-[0-9]{2})?$")]
 Digest = Annotated[str, Field(pattern=r"^(sha256:)?[0-9a-f]{64}$")]
 
@@ -252,6 +266,20 @@ class VetModel(_Closed):
     policy: Line | None = Field(None, description="TOML file with other bounds, relative to this file")
 
 
+class MaintenanceModel(_Closed):
+    """One of `maintenance:` when nothing runs, and why."""
+
+    from_: Moment = Field(alias="from")
+    until: Moment
+    reason: Annotated[str, BeforeValidator(_text), AfterValidator(_word), Field(max_length=300)]
+
+    @model_validator(mode="after")
+    def _ordered(self) -> MaintenanceModel:
+        if self.until <= self.from_:
+            raise ValueError("`until` is not after `from`")
+        return self
+
+
 class PartitionModel(BaseModel):
     """One kind of node under one scheduler. Any other key is a scheduler's name, with its options."""
 
@@ -276,6 +304,9 @@ class PartitionModel(BaseModel):
     owner: Owner | None = Field(
         None, description="who is asked about its nodes, and about tests that have no owner of their own"
     )
+    maintenance: list[MaintenanceModel] = Field(
+        [], description="when nothing runs here: explains what was not measured"
+    )
     matters: Share | None = Field(
         None, description="smallest loss that fails a test here; else 5 %, on scheduler local 10 %"
     )
@@ -288,6 +319,7 @@ class SystemModel(_Closed):
     status: Literal["live", "archived"] = "live"
     as_of: AsOf | None = Field(None, description="when these facts were last checked, 2026-11 or 2026-11-21")
     owner: Owner | None = Field(None, description="of each partition that names none")
+    maintenance: list[MaintenanceModel] = Field([], description="of each partition that names none")
     partitions: dict[Name, PartitionModel] = Field(min_length=1)
     datasets: dict[Name, DatasetModel] = {}
 

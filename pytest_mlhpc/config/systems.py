@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,16 @@ from pytest_mlhpc.config.build import (
     Findings,
     InstalledTypes,
     check_partition,
+    maintenance_of,
     make_dataset,
     make_partition,
     put_variables,
     sorted_problems,
     split_options,
 )
-from pytest_mlhpc.config.model import Dataset, NodeType, Partition, System, Target
+from pytest_mlhpc.config.model import Dataset, Maintenance, NodeType, Partition, System, Target
 from pytest_mlhpc.config.quantities import parse_share
-from pytest_mlhpc.config.schema import DatasetModel, PartitionModel, SystemsFile
+from pytest_mlhpc.config.schema import DatasetModel, MaintenanceModel, PartitionModel, SystemsFile
 from pytest_mlhpc.config.systems_files import BUILT_IN, Tree, read_tree
 from pytest_mlhpc.config.this_machine import LocalMachine, fingerprint, read_machine
 from pytest_mlhpc.config.validation import validate
@@ -94,6 +95,16 @@ class Systems:
     def known(self) -> Mapping[str, SystemEntry]:
         """All systems that can be named."""
         return {**self.entries, **self.built_in}
+
+    def maintenances(self) -> Iterator[tuple[str, str, Maintenance]]:
+        """Yield each maintenance that the file tells of, with its system and partition."""
+        for entry in self.entries.values():
+            for name, partition in entry.partitions.items():
+                node = partition.get("maintenance")
+                items = node.value if node is not None else ()
+                found = [validate(MaintenanceModel, item, lenient=True)[0] for item in items]
+                for one in maintenance_of(filter(None, found)):
+                    yield entry.name, name, one
 
     def select(self, name: str, environment: str | None = None) -> tuple[Target, ...]:
         """Return where tests run for ``--system NAME[:PARTITION]`` and ``--mlhpc-environment NAME|all``.

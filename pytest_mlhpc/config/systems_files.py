@@ -62,7 +62,7 @@ def read_tree(path: Path, schedulers: Collection[str]) -> Tree:
     """Read *path* and all that it includes.
 
     A key with the name of a scheduler holds that scheduler's options; of those in ``defaults:`` a partition gets its
-    own scheduler's only. The ``owner`` of a system is a default of its partitions. Nothing is validated here but includes, and systems that are defined twice.
+    own scheduler's only. ``owner`` and ``maintenance`` of a system are defaults of its partitions. Nothing is validated here but includes, and systems that are defined twice.
     """
     tree = Tree()
     reader = _Reader(tree)
@@ -72,7 +72,7 @@ def read_tree(path: Path, schedulers: Collection[str]) -> Tree:
     expanded = 0
     for name, (system, defaults, source) in reader.found.items():
         partitions = system.get("partitions")
-        defaults = _with_owner(system, defaults)  # noqa: PLW2901 - the same, completed
+        defaults = _with_system_keys(system, defaults)  # noqa: PLW2901 - the same, completed
         # Counted before it is written out: at least as many as there will be.
         expanded += system.size + len(_partitions(system)) * defaults.size
         if expanded > MAX_EXPANDED:
@@ -153,11 +153,9 @@ def scheduler_of(partition: YamlNode) -> str:
     return scheduler.value if scheduler is not None and isinstance(scheduler.value, str) else ""
 
 
-def _with_owner(system: YamlNode, defaults: YamlNode) -> YamlNode:
-    owner = system.get("owner")
-    return (
-        defaults if owner is None else merge(YamlNode({"owner": owner}, system.where, system.key), defaults)
-    )
+def _with_system_keys(system: YamlNode, defaults: YamlNode) -> YamlNode:
+    own = {key: child for key, child in system.items() if key in _OF_PARTITIONS}
+    return merge(YamlNode(own, system.where, system.key), defaults) if own else defaults
 
 
 def _with_defaults(partition: YamlNode, defaults: YamlNode, foreign: frozenset[str]) -> YamlNode:
@@ -190,6 +188,8 @@ def _sized(values: dict[str, YamlNode], like: YamlNode) -> YamlNode:
     return YamlNode(values, like.where, like.key, 1 + sum(child.size for child in values.values()))
 
 
+#: Keys of a system that are defaults of its partitions.
+_OF_PARTITIONS = frozenset({"owner", "maintenance"})
 #: The systems file that includes all known systems.
 KNOWN: Final = Path(__file__).with_name("known.yaml")
 

@@ -1,13 +1,14 @@
-"""Events that users note about a system, such as a new driver, and the baseline epochs that begin with them."""
+"""Events of a system: changes such as a new driver, at which baseline epochs begin, and maintenance, during which nothing runs."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +22,17 @@ from pytest_mlhpc.store.files import is_shared, make_directories, open_regular
 _ID = re.compile(r"[0-9a-f]{8}\Z")
 #: An event is a line that people read; a file that is longer is none.
 _MOST_TEXT, _MOST_BYTES = 500, 16 << 10
+#: A maintenance explains what did not run for so long before and after it: jobs that would not end before it are not submitted,
+#: and nodes come back one by one. A night's session is taken to last no longer.
+REACH_NS = 6 * 3600 * 10**9
 
 
 @dataclass(frozen=True)
 class Event:
-    """``at_ns`` is since when it holds, ``made_ns`` when it was noted; an empty ``partition`` is all of the system."""
+    """``at_ns`` is since when it holds, ``made_ns`` when it was noted; an empty ``partition`` is all of the system.
+
+    ``until_ns`` is the end of a maintenance, whose reason is the ``text``; 0 for a change, which begins a baseline epoch.
+    """
 
     id: str
     system: str
@@ -34,7 +41,22 @@ class Event:
     partition: str = ""
     by: str = ""
     made_ns: int = 0
+    until_ns: int = 0
     schema: int = SCHEMA
+
+    @property
+    def is_maintenance(self) -> bool:
+        """Whether it ends, and no epoch begins with it."""
+        return self.until_ns > 0
+
+    @property
+    def label(self) -> str:
+        """What a chart says of it."""
+        return f"maintenance: {self.text}" if self.is_maintenance else self.text
+
+    def explains(self, at_ns: int) -> bool:
+        """Return whether what should have run at *at_ns* did not because of this maintenance."""
+        return self.is_maintenance and self.at_ns - REACH_NS <= at_ns < self.until_ns + REACH_NS
 
     def concerns(self, system: str, partition: str) -> bool:
         """Whether figures of this partition are affected."""
@@ -51,11 +73,13 @@ class Removal:
     schema: int = SCHEMA
 
 
-def new_event(system: str, partition: str, text: str, *, at_ns: int, by: str, now_ns: int) -> Event:
-    """Return an event with an id of its own.
+def new_event(
+    system: str, partition: str, text: str, *, at_ns: int, by: str, now_ns: int, until_ns: int = 0
+) -> Event:
+    """Return an event with an id of its own; with *until_ns* it is a maintenance.
 
     Raises:
-        UsageError: it names no system or says nothing, or more than a line.
+        UsageError: it names no system or says nothing, or more than a line, or ends before it begins.
     """
     words = " ".join(text.split())
     if not words or not system:
@@ -66,7 +90,41 @@ def new_event(system: str, partition: str, text: str, *, at_ns: int, by: str, no
         raise UsageError(
             f"the text has {len(words)} characters, more than {_MOST_TEXT}: an event is one line"
         )
-    return Event(secrets.token_hex(4), system, words, at_ns, partition, by, now_ns)
+    if 0 < until_ns <= at_ns:
+        raise UsageError("a maintenance ends after it began: --until is not after --on")
+    return Event(secrets.token_hex(4), system, words, at_ns, partition, by, now_ns, until_ns)
+
+
+def planned(system: str, partition: str, reason: str, at_ns: int, until_ns: int, *, by: str) -> Event:
+    """Return a maintenance that a scheduler or systems.yaml announces; its id stays where only its end changes."""
+    words = " ".join(reason.split())[:_MOST_TEXT]
+    content = "\0".join((system, partition, words, str(at_ns)))
+    name = hashlib.sha256(content.encode()).hexdigest()[:8]
+    return Event(name, system, words, at_ns, partition, by, at_ns, until_ns)
+
+
+def record_planned(state_dir: Path, found: Iterable[Event], now_ns: int) -> None:
+    """Store what is announced now, in place of what was announced before of the same maintenance.
+
+    One with another beginning is the same if the earlier beginning is still to come: it was moved. What a user removed stays
+    removed.
+
+    Raises:
+        StoreError: it cannot be stored.
+    """
+    announced = {one.id: one for one in found}
+    if not announced:
+        return
+    places = {(one.system, one.partition, one.text) for one in announced.values()}
+    known = {one.id: one for one in events(state_dir)}
+    for one in known.values():
+        moved = one.is_maintenance and one.at_ns > now_ns and one.id not in announced
+        if moved and (one.system, one.partition, one.text) in places:
+            remove(state_dir, Removal(one.id, one.by, now_ns))
+    for one in announced.values():
+        removed = (_folder(state_dir) / f"{one.id}.removed.json").exists()
+        if not removed and known.get(one.id) != one:
+            _put(state_dir, f"{one.id}.json", one, replace=True)
 
 
 def add(state_dir: Path, event: Event) -> Path:
@@ -135,7 +193,7 @@ def _names(folder: Path) -> Iterator[str]:
         raise StoreError(f"{folder}: cannot be listed: {error.strerror}") from error
 
 
-def _put(state_dir: Path, name: str, content: Event | Removal) -> Path:
+def _put(state_dir: Path, name: str, content: Event | Removal, *, replace: bool = False) -> Path:
     folder = _folder(state_dir)
     path = folder / name
     draft = folder / f".{name}.{secrets.token_hex(4)}"
@@ -148,7 +206,7 @@ def _put(state_dir: Path, name: str, content: Event | Removal) -> Path:
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
-        if path.exists():
+        if path.exists() and not replace:
             raise FileExistsError(17, "it is there already", str(path))
         draft.rename(path)
         sync_folder(folder)
@@ -170,7 +228,8 @@ def epoch_start(events: Sequence[Event], system: str, partition: str, accepted_n
     That is the newest of when the baseline was accepted and the events of the partition; events of the future do not count
     yet.
     """
-    starts = (e.at_ns for e in events if e.concerns(system, partition) and e.at_ns <= now_ns)
+    found = (e for e in events if not e.is_maintenance and e.concerns(system, partition))
+    starts = (e.at_ns for e in found if e.at_ns <= now_ns)
     return max([accepted_ns, *starts])
 
 
@@ -211,10 +270,17 @@ def events_of_series(events: Sequence[Event], series: Series) -> tuple[Event, ..
     found = (
         event
         for event in events
-        if event.concerns(series.key.system, series.key.partition)
+        if not event.is_maintenance
+        and event.concerns(series.key.system, series.key.partition)
         and series.points[0].night.created_ns <= event.at_ns <= last_ns
     )
     return tuple(sorted(found, key=lambda event: event.at_ns))
+
+
+def maintenance_of(events: Sequence[Event], system: str, partition: str, at_ns: int) -> Event | None:
+    """Return the maintenance that explains why nothing ran on a partition at *at_ns*, of several the one that ends last."""
+    found = (one for one in events if one.concerns(system, partition) and one.explains(at_ns))
+    return max(found, key=lambda one: (one.until_ns, one.id), default=None)
 
 
 def events_near(events: Sequence[Event], points: Sequence[Point], first: int, last: int) -> tuple[Event, ...]:

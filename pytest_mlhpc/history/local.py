@@ -109,6 +109,8 @@ class LocalSource:
             changes=self._environment(text or "{}"),
             owner=rest.get("owner", ""),
             partition_owner=rest.get("partition_owner", ""),
+            job_id=rest.get("job_id", ""),
+            pipeline=rest.get("pipeline", ""),
         )
 
     def _environment(self, text: str) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.history.events import Event, epoch_start, events
 from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.series import Night, Point, Series, Source, feeds
+from pytest_mlhpc.history.series import Night, Point, Series, Source, day_of, feeds
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.changes import Attempts
@@ -48,6 +48,14 @@ class JudgeHistory:
         self._source = source
         self._tell = tell
         self._events: tuple[Event, ...] | None = None
+        self._days: set[int] = set()
+        #: Whether nights were asked for, and whether all of them came from *source*.
+        self.was_asked, self.all_from_source = False, source is not None
+
+    @property
+    def night_count(self) -> int:
+        """How many nights the judge was given, of all series together."""
+        return len(self._days)
 
     def nights(
         self,
@@ -68,6 +76,10 @@ class JudgeHistory:
         found = self._from_source(key, since_ns)
         if found is None:
             found = _one(LocalSource(self._state_dir, index=self._index()), key, since_ns)
+            self.all_from_source = False
+        self.was_asked = True
+        fed = (point.night for point in found.points if feeds(point.night, default_branch))
+        self._days |= {day_of(night.created_ns) for night in fed if night.epoch == epoch}
         return nights_of(found, epoch, default_branch, reference)
 
     def since_ns(self, key: SeriesKey, accepted: str) -> int:

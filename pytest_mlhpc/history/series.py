@@ -48,8 +48,10 @@ class Night:
     node_hours: float = 0.0
     judged: tuple[str, ...] = ()
     changes: Mapping[str, str] = field(default_factory=dict)
-    owner: str = ""  #: who is asked about the test, and about the nodes; empty in InfluxDB
+    owner: str = ""  #: who is asked about the test, and about the nodes
     partition_owner: str = ""
+    job_id: str = ""  #: the scheduler's own id of the allocation
+    pipeline: str = ""  #: id of the CI pipeline
     calibration: float | None = None  #: rate of the calibration kernel around the run (1/s), where it was run
 
     def series(self, metric: str) -> SeriesKey:
@@ -127,6 +129,15 @@ class NightFigure(NamedTuple):
     better: str
 
 
+#: A night belongs to the day on which it ends: it begins at 18:00 UTC the evening before.
+_EVENING_NS, _DAY_NS = 6 * 3600 * 10**9, 86_400 * 10**9
+
+
+def day_of(created_ns: int) -> int:
+    """Return the number of the day, since 1970, to whose night a record belongs."""
+    return (created_ns + _EVENING_NS) // _DAY_NS
+
+
 def night_of(record: Record) -> Night:
     """Return *record* without its figures."""
     measurement = record.measurement
@@ -155,6 +166,8 @@ def night_of(record: Record) -> Night:
         changes=environment_of(record),
         owner=record.owner,
         partition_owner=record.partition_owner,
+        job_id=record.job_id,
+        pipeline=record.pipeline,
         calibration=calibration_rate(measurement) if measurement else None,
     )
 

@@ -180,7 +180,9 @@ def _hint(status: int) -> str:
 _SPAN_NS = 92 * 86400 * SECOND_NS
 _KEY = tuple(tag.name for tag in SERIES_TAGS)
 _MEASURED = ("metric", "unit", "better")
-_TEXTS = ("id", "session", "node_id", "branch", "commit", "failure")
+_TEXTS = (
+    "id", "session", "node_id", "branch", "commit", "failure", "job_id", "pipeline", "owner", "partition_owner",
+)  # fmt: skip
 _COLUMNS = (
     *RUN.tag_names, "schema", "created_ns", *_TEXTS, "definition_text", "nodes", "unfit", "judged", "changes", "node_hours", "calibration",
 )  # fmt: skip

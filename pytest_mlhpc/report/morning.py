@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pytest_mlhpc.alert.channels.base import AlertMessage, IncidentState, Kind
-from pytest_mlhpc.alert.messages import owners_text, short
+from pytest_mlhpc.alert.messages import anchor, is_address, owners_text, short
 from pytest_mlhpc.alert.model import owner_names
 from pytest_mlhpc.jobs.budget import hours_text
 from pytest_mlhpc.store.record import INFRASTRUCTURE, Record, SeriesKey, unfit_of
@@ -39,8 +39,10 @@ class NodeOut:
     reason: str
 
 
-#: What a link of the HTML page leads to: a benchmark, all of a system (its other fields are empty), or a node.
-Target = SeriesKey | NodeOut
+#: What a link within the HTML page leads to: a benchmark, all of a system (its other fields are empty), or a node.
+Place = SeriesKey | NodeOut
+#: What a link leads to: a place on the page, or an address.
+Target = Place | str
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class MorningItem:
     name: str = ""
     series: tuple[SeriesKey, ...] = ()
     owners: tuple[str, ...] = ()
+    ticket: str = ""
 
     def data(self) -> dict[str, Any]:
         """Return it for programs."""
@@ -77,6 +80,7 @@ class MorningItem:
             "environment": self.environment,
             "alert": self.alert,
             "owners": list(owner_names(self.owners)),
+            "ticket": self.ticket,
         }
 
     def links(self) -> tuple[tuple[str, Target], ...]:
@@ -94,7 +98,7 @@ def system_target(system: str) -> SeriesKey:
 
 @dataclass(frozen=True)
 class OpenAlert:
-    """An alert that has not ended, or ended tonight; ``since_ns`` UTC, ``by`` who acknowledged it, or empty.
+    """An alert that has not ended, or ended tonight; ``since_ns`` UTC, ``by`` who acknowledged it until ``until_ns``, or empty.
 
     ``owners`` are as in :class:`MorningItem`.
     """
@@ -104,6 +108,8 @@ class OpenAlert:
     what: str
     by: str = ""
     owners: tuple[str, ...] = ()
+    until_ns: int = 0
+    ticket: str = ""
 
     def data(self) -> dict[str, Any]:
         """Return it for programs."""
@@ -112,7 +118,9 @@ class OpenAlert:
             "since": iso(self.since_ns),
             "what": self.what,
             "acknowledged_by": self.by,
+            "acknowledged_until": iso(self.until_ns) if self.by else None,
             "owners": list(owner_names(self.owners)),
+            "ticket": self.ticket,
         }
 
 
@@ -249,22 +257,30 @@ class Morning:
         if not self.still_open:
             return None
         oldest = min(self.still_open, key=lambda one: (one.since_ns, one.id))
-        known = f"acknowledged by {oldest.by}" if oldest.by else "not acknowledged"
+        until = minutes(oldest.until_ns)[:10]
+        known = f"acknowledged by {oldest.by} until {until}" if oldest.by else "not acknowledged"
         if owner := owners_text(oldest.owners):
             known = f"owned by {owner}, {known}"
+        known += f", ticket {oldest.ticket}" if oldest.ticket else ""
         number = len(self.still_open)
         first = f": {counted(number, 'alert')}, the oldest {known}" if number > 1 else f", {known}"
-        return MorningLine("count", f"still open{first}: {oldest.what}", command=self.alerts)
+        links = _ticket_links(oldest.ticket)
+        return MorningLine("count", f"still open{first}: {oldest.what}", links, command=self.alerts)
 
 
 def _lines_of(item: MorningItem) -> list[MorningLine]:
     lines = [MorningLine("what", item.what, item.links())]
     lines += [MorningLine("why", item.why)] if item.why else []
-    owner = f"owner {owners_text(item.owners)}; " if any(item.owners) else ""
-    lines += (
-        [MorningLine("next", f"{owner}next: {item.command}", command=item.command)] if item.command else []
-    )
+    known = f"owner {owners_text(item.owners)}; " if any(item.owners) else ""
+    known += f"ticket {item.ticket}; " if item.ticket else ""
+    if item.command:
+        text = f"{known}next: {item.command}"
+        lines.append(MorningLine("next", text, _ticket_links(item.ticket), command=item.command))
     return lines
+
+
+def _ticket_links(ticket: str) -> tuple[tuple[str, Target], ...]:
+    return ((ticket, ticket),) if is_address(ticket) else ()
 
 
 def _named(items: Sequence[MorningItem]) -> list[tuple[str, str, Target | None]]:
@@ -300,31 +316,32 @@ def _cut(line: MorningLine, width: int) -> MorningLine:
     return replace(line, text=indent + one_line(line.text, width - len(indent)))
 
 
-def as_html(lines: Sequence[MorningLine], address: Callable[[Target], str] = lambda _target: "") -> str:
+def as_html(lines: Sequence[MorningLine], address: Callable[[Place], str] = lambda _target: "") -> str:
     """Return the lines as HTML, escaped; *address* gives what a link leads to, empty for nothing."""
     return "\n".join(f'<p class="{line.style}">{_html_of_line(line, address)}</p>' for line in lines)
 
 
-def _html_of_line(line: MorningLine, address: Callable[[Target], str]) -> str:
+def _html_of_line(line: MorningLine, address: Callable[[Place], str]) -> str:
     text = line.text.strip()
     if line.style == "next":
         command = one_line(line.command, None)
-        return f"{html.escape(text.removesuffix(command))}<code>{html.escape(command)}</code>"
+        before = _with_links(text.removesuffix(command), line.links, address)
+        return f"{before}<code>{html.escape(command)}</code>"
     if line.style == "report":
         url = text.removeprefix("report: ")
-        return "report: " + _anchor(url, url if url.startswith(("https://", "http://")) else "")
+        return "report: " + anchor(url, url if is_address(url) else "")
+    return _with_links(text, line.links, address)
+
+
+def _with_links(text: str, links: Sequence[tuple[str, Target]], address: Callable[[Place], str]) -> str:
     found, at = "", 0
-    for part, target in line.links:
+    for part, target in links:
         place = text.find(part, at) if part else -1
         if place >= 0:
-            found += html.escape(text[at:place]) + _anchor(part, address(target))
+            href = target if isinstance(target, str) else address(target)
+            found += html.escape(text[at:place]) + anchor(part, href)
             at = place + len(part)
     return found + html.escape(text[at:])
-
-
-def _anchor(text: str, href: str) -> str:
-    shown = html.escape(text)
-    return f'<a href="{html.escape(href, quote=True)}">{shown}</a>' if href else shown
 
 
 def message_of_morning(morning: Morning, now_ns: int) -> AlertMessage:

@@ -21,9 +21,17 @@ from pytest_mlhpc.alert.messages import (
     suspects_code,
 )
 from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Book, Incident
-from pytest_mlhpc.alert.observe import BROKEN, did_run, first_of_streak, nightly, stale, unfit
+from pytest_mlhpc.alert.observe import (
+    BROKEN,
+    did_run,
+    explanation,
+    first_of_streak,
+    nightly,
+    stale,
+    unfit,
+)
 from pytest_mlhpc.history.events import Event
-from pytest_mlhpc.history.series import Night
+from pytest_mlhpc.history.series import Night, day_of
 from pytest_mlhpc.jobs.budget import hours_text
 from pytest_mlhpc.report.morning import (
     Morning,
@@ -188,7 +196,7 @@ def _tonight(nights: Iterable[Night], asked: MorningQuery) -> _Tonight | None:
 
 def _nights(past: Sequence[Night], now_ns: int) -> str:
     """Return how many nights have records; those of the whole window are the last of more."""
-    number = len({(one.created_ns + 6 * _HOUR_NS) // DAY_NS for one in past})
+    number = len({day_of(one.created_ns) for one in past})
     full = past[0].created_ns < now_ns - LEARNT_NS + 2 * DAY_NS
     return f"more than {number - 1} nights" if full else counted(number, "night")
 
@@ -271,6 +279,7 @@ def _incident_item(incident: Incident, asked: MorningQuery) -> MorningItem:
         name=benchmarks_text(incident),
         series=tuple(sorted(series, key=str)),
         owners=incident.owners,
+        ticket=incident.ticket,
     )
 
 
@@ -313,12 +322,16 @@ def _judged_item(
 
 
 def _did_not_run(tonight: _Tonight, book: Book, asked: MorningQuery) -> list[MorningItem]:
-    """Return one item for each cause, that of most tests first; a muted system is one cause."""
+    """Return one item for each cause, that of most tests first; a muted system and a maintenance are one cause each."""
     groups: dict[tuple[str, ...], list[SeriesKey]] = {}
     for key, night in (*tonight.newest.items(), *tonight.missing.items()):
+        absent = key in tonight.missing or night.verdict in _DID_NOT_RUN
         if book.muted(key.system, tonight.now_ns):
-            if key in tonight.missing or night.verdict in _DID_NOT_RUN | _BROKE:
+            if absent or night.verdict in _BROKE:
                 groups.setdefault(("muted", key.system), []).append(key)
+        elif absent and (window := explanation(asked.events, night, tonight.now_ns)):
+            place = window.system, window.text, str(window.until_ns)
+            groups.setdefault(("maintenance", *place), []).append(key)
         elif key in tonight.missing:
             groups.setdefault(("not recorded", key.system), []).append(key)
         elif night.verdict in _DID_NOT_RUN:
@@ -343,6 +356,8 @@ def _cause_item(
         mute = book.mutes[first.system]
         reason = f"{mute.reason or 'muted'} until {minutes(mute.until_ns)}"
         what = f"{first.system}: {reason}: {name} not measured"
+    elif kind == "maintenance" and (window := explanation(asked.events, first, tonight.now_ns)):
+        what = f"{place}: maintenance until {minutes(window.until_ns)} ({window.text}): {name} not measured"
     elif kind == "not recorded":
         reason = f"nothing recorded since {minutes(max(one.created_ns for one in newest))}"
         what = f"not recorded: {tests} since {reason.partition('since ')[2]}"
@@ -352,11 +367,13 @@ def _cause_item(
         again = f" for {nights} nights" if nights > 1 else ""
         what = f"{kind}{again}: {tests}: {reason}"
     noted = (
-        [one.text for one in asked.events if _is_of_tonight(one, first, tonight)] if kind != "muted" else []
+        [one.text for one in asked.events if _is_of_tonight(one, first, tonight)]
+        if kind not in {"muted", "maintenance"}
+        else []
     )
     return MorningItem(
         what=what + (f" (noted: {noted[-1]})" if noted else ""),
-        verdict="stale" if kind in {"muted", "not recorded"} else first.verdict,
+        verdict="stale" if kind in {"muted", "maintenance", "not recorded"} else first.verdict,
         system=first.system,
         partition=first.partition if len(places) == 1 else "",
         environment=first.environment if len(keys) == 1 else "",
@@ -370,7 +387,8 @@ def _cause_item(
 def _is_of_tonight(event: Event, night: Night, tonight: _Tonight) -> bool:
     return (
         event.concerns(night.system, night.partition)
-        and tonight.start_ns - DAY_NS < event.at_ns <= tonight.now_ns
+        and max(event.at_ns, event.until_ns) > tonight.start_ns - DAY_NS
+        and event.at_ns <= tonight.now_ns
     )
 
 
@@ -413,8 +431,8 @@ def _test_items(keys: Iterable[SeriesKey], tonight: _Tonight) -> Iterable[Mornin
 
 def _open_alert(incident: Incident) -> OpenAlert:
     what = headline(incident, incident.state)
-    by = incident.ack.by if incident.ack else ""
-    return OpenAlert(incident.id, incident.started_ns, what, by, incident.owners)
+    by, until_ns = (incident.ack.by, incident.ack.until_ns) if incident.ack else ("", 0)
+    return OpenAlert(incident.id, incident.started_ns, what, by, incident.owners, until_ns, incident.ticket)
 
 
 def _session(sessions: Sequence[str]) -> list[str]:

@@ -78,7 +78,7 @@ class JobFinisher:
         self.standings: dict[tuple[str, str], BaselineStanding] = {}
         self.epochs: dict[str, str] = {}  #: node id -> what changed where a new epoch begins
         self.book = BaselineBook(settings.baselines_dir, settings.state_dir)
-        self._past = JudgeHistory(settings.state_dir, self._index_, source, tell)
+        self.past = JudgeHistory(settings.state_dir, self._index_, source, tell)
 
     def conclude(self, job: Job) -> Outcome | int:
         """Return the outcome of *job*, all its attempts having ended, or how many more attempts to run."""
@@ -105,7 +105,7 @@ class JobFinisher:
                     self._store.close()
                 if self._index is not None:
                     self._index.close()
-                self._past.close()
+                self.past.close()
 
     def _conclude(self, job: Job) -> Outcome | int:
         spec, first = job.spec, job.attempts[0]
@@ -154,7 +154,7 @@ class JobFinisher:
         by = self._judged_by(spec, entries, broken)
         epoch = Epoch(spec.definition, good[0].device_model)
         history = {
-            metric: self._past.nights(
+            metric: self.past.nights(
                 series_of(spec, metric), epoch, since_ns,
                 default_branch=by.default_branch,
                 reference=entry.calibration if by.local and (entry := entries.get(metric)) else None,
@@ -182,7 +182,7 @@ class JobFinisher:
 
         judgement = ask(None)
         if judgement.verdict in WORSE and not judgement.reruns_wanted:
-            last_good = self._past.last_good(series_of(spec, spec.judged[0]), epoch)
+            last_good = self.past.last_good(series_of(spec, spec.judged[0]), epoch)
             judgement = self._with_events(spec, ask(last_good) if last_good else judgement, last_good)
         return judgement, by
 
@@ -191,7 +191,7 @@ class JobFinisher:
         local = spec.target.partition.scheduler == "local"
         record = self._settings.baseline == "record" and not local
         since = {
-            metric: self._past.since_ns(series_of(spec, metric), entry.date if entry else "")
+            metric: self.past.since_ns(series_of(spec, metric), entry.date if entry else "")
             for metric in spec.judged
             if (entry := entries.get(metric)) is not None or record
         }
@@ -213,7 +213,7 @@ class JobFinisher:
         """Name what people noted since the last good run, or the newest where there is none."""
         partition = spec.target.partition
         since_ns = last_good.created_ns if last_good else 0
-        noted = self._past.noted(partition.system, partition.name, since_ns)
+        noted = self.past.noted(partition.system, partition.name, since_ns)
         return replace(judgement, explanation=(*judgement.explanation, *noted)) if noted else judgement
 
     def _accept(
@@ -247,7 +247,7 @@ class JobFinisher:
         """Say what changed since the newest record where there is no baseline from which it is known."""
         if judgement.epoch or all(metric.baseline is not None for metric in judgement.metrics):
             return judgement
-        newest = self._past.newest(series_of(spec, spec.judged[0]))
+        newest = self.past.newest(series_of(spec, spec.judged[0]))
         if newest is None or not (what := changed(newest, epoch)):
             return judgement
         explanation = (*judgement.explanation, f"a new epoch begins: {what}")
@@ -330,6 +330,7 @@ class JobFinisher:
             commit=commit,
             owner=spec.owner,
             partition_owner=partition.owner,
+            pipeline=self._provenance.pipeline,
             root=self._provenance.root,
             preset=spec.preset,
             asked=to_json(spec.asked),

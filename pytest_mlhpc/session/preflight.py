@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.config.quantities import format_size
-from pytest_mlhpc.errors import MlhpcError, Problem, ProvisionError, UsageError
+from pytest_mlhpc.errors import MlhpcError, Problem, ProvisionError, StoreError, UsageError
+from pytest_mlhpc.history.events import Event, planned, record_planned
 from pytest_mlhpc.jobs.budget import (
     Budget,
     BudgetLimit,
@@ -32,13 +33,17 @@ from pytest_mlhpc.jobs.budget import (
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.provisioner import AllocationEnded, LineArrived
-from pytest_mlhpc.jobs.spec import JobSpec, run_root
+from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s, run_root
 from pytest_mlhpc.node.batch.runs import COMPLETE
 from pytest_mlhpc.node.protocol.plan import BuildPlan, RunPlan
 from pytest_mlhpc.node.worker.workloads.fields.parallel import layout
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.store.files import unusable
-from pytest_mlhpc.store.record import Failure
+from pytest_mlhpc.store.record import Failure, purpose_of
+from pytest_mlhpc.store.text import minutes, tell
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.provision.slurm.client import SlurmClient
 
 
 class Spending:
@@ -131,6 +136,8 @@ def check(specs: Sequence[JobSpec], settings: Settings) -> Spending:
     _refuse_state_dir(settings)
     _refuse_detaching(specs, settings)
     unused = _refuse_unusable_slurm(specs, settings)
+    if specs and not settings.here and settings.resume is None:
+        _refuse_maintenance(specs, settings)
     spending = Spending(specs, settings)
     spending.announcement += unused
     return spending
@@ -227,19 +234,82 @@ def _refuse_unusable_slurm(specs: Sequence[JobSpec], settings: Settings) -> list
     if not slurm:
         return []
     from pytest_mlhpc.provision.slurm.client import SlurmUnusable
-    from pytest_mlhpc.provision.slurm.preflight import maintenance_delay, refuse_unusable, unused_variables
-    from pytest_mlhpc.session.sweep import client_of
+    from pytest_mlhpc.provision.slurm.preflight import refuse_unusable, unused_variables
 
-    words = ""
     try:
         refuse_unusable(os.environ)
-        if not settings.here and settings.resume is None:
-            words = maintenance_delay(slurm, client_of, time.time_ns())
     except SlurmUnusable as error:
         raise UsageError(f"{slurm[0].target.partition.id}: {error}; nothing was submitted") from error
-    if words:
-        pytest.exit(f"infra: {words}; nothing was submitted", returncode=settings.infra_exit_code)
     return [] if settings.here else unused_variables(os.environ)
+
+
+def _refuse_maintenance(specs: Sequence[JobSpec], settings: Settings) -> None:
+    """End the session where jobs would run into a maintenance; record all that are announced, for the morning page."""
+    from pytest_mlhpc.session.sweep import client_of
+
+    now_ns = time.time_ns()
+    delay, announced = maintenance_delay(specs, client_of, now_ns)
+    try:
+        record_planned(settings.state_dir, announced, now_ns)
+    except StoreError as error:
+        tell(f"{error}; the morning page will not know of this maintenance")
+    if delay:
+        pytest.exit(f"infra: {delay}; nothing was submitted", returncode=settings.infra_exit_code)
+
+
+def maintenance_delay(
+    specs: Sequence[JobSpec], client_of: Callable[[Partition], SlurmClient], now_ns: int
+) -> tuple[str, list[Event]]:
+    """Return ``maintenance until T (REASON)`` of the first partition whose jobs would wait, or an empty text, and all that are announced.
+
+    Raises:
+        UsageError: Slurm cannot be asked from here.
+    """
+    by_partition: dict[str, list[JobSpec]] = {}
+    for spec in specs:
+        by_partition.setdefault(spec.target.partition.id, []).append(spec)
+    delay, announced = "", list[Event]()
+    for own in by_partition.values():
+        until_ns = now_ns + int(max(allocation_time_s([spec]) for spec in own) * 1e9)
+        found = _announced(own, client_of, now_ns, until_ns)
+        announced += found
+        near = [one for one in found if one.at_ns < until_ns]
+        if near and not delay:
+            last = max(near, key=lambda one: one.until_ns)
+            begins = "begins" if last.at_ns > now_ns else "began"
+            delay = (
+                f"maintenance until {minutes(last.until_ns)} ({last.text}): it {begins} at {minutes(last.at_ns)}, "
+                f"before the longest job on {own[0].target.partition.id} would have ended"
+            )
+    return delay, announced
+
+
+def _announced(
+    specs: Sequence[JobSpec], client_of: Callable[[Partition], SlurmClient], now_ns: int, until_ns: int
+) -> list[Event]:
+    """Return the maintenances of the partition of *specs* that are not over: of systems.yaml for nights, and Slurm's."""
+    partition = specs[0].target.partition
+    place = partition.system, partition.name
+    found = []
+    if purpose_of(os.environ) == "nightly":  # who asks for a run by hand may be the one who maintains it
+        found = [
+            planned(*place, one.reason, one.start_ns, one.end_ns, by="systems.yaml")
+            for one in partition.maintenance
+            if one.end_ns > now_ns
+        ]
+    if partition.scheduler == "slurm":
+        from pytest_mlhpc.provision.slurm.client import SlurmUnusable
+        from pytest_mlhpc.provision.slurm.preflight import maintenances
+
+        try:
+            reservations = maintenances(specs, client_of, now_ns, until_ns)
+        except SlurmUnusable as error:
+            raise UsageError(f"{partition.id}: {error}; nothing was submitted") from error
+        found += [
+            planned(*place, f"reservation {one.name}", one.start_ns, one.end_ns, by="Slurm")
+            for one in reservations
+        ]
+    return found
 
 
 #: Channels and outputs of CosmoFlow (node/worker/workloads/cosmoflow.py) and DeepCAM (node/worker/workloads/deepcam.py).

@@ -397,6 +397,18 @@ class BenchmarkSession:
             if standing in WAITING and node_id in self.jobs
         )
 
+    def history_line(self) -> str:
+        """Return how many nights the judge was given, and from which store; empty where it asked for none."""
+        if self._concluder is None or not self._concluder.past.was_asked:
+            return ""
+        from pytest_mlhpc.influx.choice import store_text
+
+        past = self._concluder.past
+        source = self.settings.history if past.all_from_source else "local"
+        return (
+            f"history: {count(past.night_count, 'night')} from {store_text(source, self.settings.state_dir)}"
+        )
+
     def baseline_line(self) -> str:
         """Return the one line about baselines that wait to be accepted, or were written; empty if there is none."""
         concluder = self._concluder

@@ -95,6 +95,8 @@ def _more(record: Record) -> str:
         "judged": record.judged,
         "owner": record.owner,
         "partition_owner": record.partition_owner,
+        "job_id": record.job_id,
+        "pipeline": record.pipeline,
     }
     return json.dumps({name: value for name, value in found.items() if value}, separators=(",", ":"))
 

@@ -92,6 +92,7 @@ class Record:
     judged_by: JudgedBy | None = None  #: of first attempts that were judged
     owner: str = ""  #: who is asked about the test; several are one text with commas
     partition_owner: str = ""  #: who is asked about the nodes
+    pipeline: str = ""  #: id of the CI pipeline in which the session ran
     root: str = ""  #: pytest's root directory, to which ``node_id`` is relative, on the session's machine
     options: tuple[str, ...] = ()  #: of pytest that chose how it ran, but for system and state directory
     overrides: Mapping[str, str] = field(default_factory=dict)  #: what --mlhpc-set changed of systems.yaml
@@ -345,6 +346,15 @@ class Provenance:
     commit: str = ""
     default_branch: str = "main"
     root: str = ""
+    pipeline: str = ""  #: its id in GitLab CI or GitHub Actions
+
+
+def purpose_of(environ: Mapping[str, str]) -> str:
+    """Return nightly, change or manual, from ``$MLHPC_PURPOSE`` or the variables of a pipeline."""
+    if (given := environ.get("MLHPC_PURPOSE", "")) in PURPOSES:
+        return given
+    event = environ.get("CI_PIPELINE_SOURCE") or environ.get("GITHUB_EVENT_NAME", "")
+    return _PURPOSE_OF.get(event, "change" if event else "manual")
 
 
 def provenance_of(root: Path, environ: Mapping[str, str] = os.environ) -> Provenance:
@@ -353,10 +363,7 @@ def provenance_of(root: Path, environ: Mapping[str, str] = os.environ) -> Proven
     A pipeline that a person started is neither a night nor a change. A pipeline of a merge request is on no branch: the one that
     it merges is meant.
     """
-    event = environ.get("CI_PIPELINE_SOURCE") or environ.get("GITHUB_EVENT_NAME", "")
-    purpose = _PURPOSE_OF.get(event, "change" if event else "manual")
-    if (given := environ.get("MLHPC_PURPOSE", "")) in PURPOSES:
-        purpose = given
+    purpose = purpose_of(environ)
     commit = _first(environ, "CI_COMMIT_SHA", "GITHUB_SHA") or _git(root, "rev-parse", "HEAD")
     branch = _first(
         environ,
@@ -365,7 +372,8 @@ def provenance_of(root: Path, environ: Mapping[str, str] = os.environ) -> Proven
         "GITHUB_HEAD_REF",
         "GITHUB_REF_NAME",
     ) or _git(root, "rev-parse", "--abbrev-ref", "HEAD")
-    return Provenance(purpose, branch, commit, default_branch_of(root, environ), str(root))
+    pipeline = _first(environ, "CI_PIPELINE_ID", "GITHUB_RUN_ID")
+    return Provenance(purpose, branch, commit, default_branch_of(root, environ), str(root), pipeline)
 
 
 def default_branch_of(root: Path, environ: Mapping[str, str] = os.environ) -> str:

@@ -9,7 +9,7 @@ from alert_bads import bad, night, seen, series
 from pytest_mlhpc.alert.channels.base import IncidentState, Kind
 from pytest_mlhpc.alert.incidents import advance
 from pytest_mlhpc.alert.messages import message_of
-from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Mute, Subject
+from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, KnownIssue, Mute, Subject
 
 #: A book that was advanced before: not a new one.
 KEPT = Book(last_ns=night(20))
@@ -178,3 +178,39 @@ def test_old_acceptances_are_forgotten():
     )
     book, _ = advance(replace(KEPT, accepted=accepted), seen(30))
     assert [one.subject for one in book.accepted] == [B]
+
+
+def living_with(book, until, *subjects):
+    """Return the book with a known issue of these series."""
+    ack = Ack(night(until), "known", "me", night(20))
+    bads = tuple(bad(one).subject for one in subjects)
+    return replace(book, issues=(KnownIssue("x", bads, ack, "HPC-7"),))
+
+
+def test_what_comes_back_of_a_known_issue_begins_acknowledged_with_its_ticket_and_ends_in_silence():
+    nights = [seen(30, bad(A)), seen(31, bad(A)), seen(32, known=(A,)), seen(33, bad(A, since=33))]
+    book, states = told(living_with(KEPT, 40, A), *nights)
+    assert states == [[], [], [], []]
+    (incident,) = book.incidents
+    assert (incident.state, incident.ticket, incident.ack.by) == (IncidentState.ACKNOWLEDGED, "HPC-7", "me")
+
+
+def test_what_fell_in_the_same_night_as_a_known_issue_is_told_by_itself():
+    book, states = told(living_with(KEPT, 40, A), seen(30, bad(A), bad(B)))
+    assert states == [["new"]]
+    assert sorted((one.announced, len(one.members), one.messages) for one in book.incidents) == [
+        (True, 1, 0), (True, 1, 1),
+    ]  # fmt: skip
+
+
+def test_a_known_issue_ends_at_its_date_and_is_told_then():
+    nights = [seen(30, bad(A)), seen(31, bad(A)), seen(32, bad(A))]
+    book, states = told(living_with(KEPT, 30.5, A), *nights)
+    assert (states, book.issues) == ([[], ["continuing"], []], ())
+
+
+def test_another_metric_of_the_same_test_is_the_same_known_issue():
+    issue = living_with(KEPT, 40, A)
+    subject = replace(bad(A).subject, metric="io_time", environment="other")
+    assert issue.issue_of(subject, night(30)) is not None
+    assert issue.issue_of(replace(subject, partition="elsewhere"), night(30)) is None

@@ -35,9 +35,13 @@ def test_a_branch_whose_name_is_no_utf8_is_written_out(tmp_path):
 
 
 def test_a_merge_request_is_on_the_branch_that_it_merges(tmp_path):
-    environ = {"CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "mine", "CI_COMMIT_SHA": "c0ffee"}
+    environ = {
+        "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "mine",
+        "CI_COMMIT_SHA": "c0ffee",
+        "CI_PIPELINE_ID": "31",
+    }
     found = provenance_of(tmp_path, environ)
-    assert (found.branch, found.commit) == ("mine", "c0ffee")
+    assert (found.branch, found.commit, found.pipeline) == ("mine", "c0ffee", "31")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,6 @@ def test_a_merge_request_is_on_the_branch_that_it_merges(tmp_path):
     [("schedule", "nightly"), ("workflow_dispatch", "manual"), ("pull_request", "change")],
 )
 def test_github_says_it_in_other_words(tmp_path, event, purpose):
-    environ = {"GITHUB_SHA": "c0ffee", "GITHUB_REF_NAME": "main", "GITHUB_HEAD_REF": ""}
+    environ = {"GITHUB_SHA": "c0ffee", "GITHUB_REF_NAME": "main", "GITHUB_HEAD_REF": "", "GITHUB_RUN_ID": "7"}
     found = provenance_of(tmp_path, {"GITHUB_EVENT_NAME": event, **environ})
-    assert (found.purpose, found.branch, found.commit) == (purpose, "main", "c0ffee")
+    assert (found.purpose, found.branch, found.commit, found.pipeline) == (purpose, "main", "c0ffee", "7")

@@ -58,6 +58,20 @@ def partition(**keys: str) -> str:
 # --- what it becomes
 
 
+def test_the_maintenance_of_a_system_is_that_of_each_partition_that_names_none(tmp_path):
+    systems = load(
+        tmp_path,
+        "systems:\n  mine:\n    maintenance: [{from: 2026-12-24, until: 2026-12-25T06:00+01:00, reason: pumps}]\n"
+        "    partitions:\n      cpu: {scheduler: local}\n"
+        "      gpu: {scheduler: local, maintenance: [{from: 2026-12-26, until: 2026-12-27, reason: fans}]}\n",
+    )
+    found = [(system, part, one.reason) for system, part, one in systems.maintenances()]
+    assert found == [("mine", "cpu", "pumps"), ("mine", "gpu", "fans")]
+    (target,) = systems.select("mine:cpu")
+    (window,) = target.partition.maintenance
+    assert (window.end_ns - window.start_ns, window.start_ns) == (29 * 3600 * 10**9, 1_798_070_400 * 10**9)
+
+
 def test_the_documented_example_becomes_a_target(tmp_path: Path):
     (target,) = load(tmp_path, CIRRUS, MLHPC_ACCOUNT="z19").select("cirrus")
     part, environment = target.partition, target.environment

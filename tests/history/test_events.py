@@ -7,7 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pytest_mlhpc.errors import StoreError, UsageError
-from pytest_mlhpc.history.events import Removal, add, events, new_event, remove
+from pytest_mlhpc.history.events import (
+    REACH_NS,
+    Removal,
+    add,
+    epoch_start,
+    events,
+    maintenance_of,
+    new_event,
+    planned,
+    record_planned,
+    remove,
+)
 
 
 def event(text="driver 570 to 580", at_ns=5, partition=""):
@@ -116,3 +127,58 @@ def test_many_writers_at_once_lose_nothing(state_dir):
     with ThreadPoolExecutor(16) as writers:
         list(writers.map(lambda number: add(state_dir, event(str(number))), range(16)))
     assert {one.text for one in events(state_dir)} == {str(number) for number in range(16)}
+
+
+def pumps(until_ns=2 * REACH_NS, partition="gpu"):
+    return planned("cirrus", partition, "new pumps", REACH_NS, until_ns, by="systems.yaml")
+
+
+def test_a_maintenance_that_ends_before_it_begins_is_refused():
+    with pytest.raises(UsageError, match="--until is not after --on"):
+        new_event("cirrus", "", "pumps", at_ns=5, by="me", now_ns=7, until_ns=5)
+
+
+def test_no_epoch_begins_with_a_maintenance():
+    assert epoch_start([event(), pumps()], "cirrus", "gpu", 1, 9 * REACH_NS) == 5
+
+
+@pytest.mark.parametrize(
+    ("partition", "at_ns", "explained"),
+    [
+        ("gpu", REACH_NS, True),
+        ("gpu", 0, True),
+        ("gpu", -1, False),
+        ("gpu", 3 * REACH_NS - 1, True),
+        ("gpu", 3 * REACH_NS, False),
+        ("cpu", REACH_NS, False),
+    ],
+)
+def test_a_maintenance_explains_what_was_due_in_it_and_six_hours_around(partition, at_ns, explained):
+    assert (maintenance_of([event(), pumps()], "cirrus", partition, at_ns) is not None) is explained
+
+
+def test_an_announced_maintenance_is_stored_once_with_its_newest_end(state_dir):
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: record_planned(state_dir, [pumps()], 0), range(8)))
+    assert events(state_dir) == (pumps(),)
+    for until_ns in (3 * REACH_NS, 2 * REACH_NS):  # longer, then as it was
+        record_planned(state_dir, [pumps(until_ns), pumps(partition="cpu")], 0)
+        assert set(events(state_dir)) == {pumps(until_ns), pumps(partition="cpu")}
+
+
+@pytest.mark.parametrize(
+    ("now_ns", "left"), [(0, 1), (REACH_NS, 2)], ids=["moved", "another one of that name"]
+)
+def test_a_maintenance_that_is_moved_before_it_begins_replaces_the_earlier_one(state_dir, now_ns, left):
+    record_planned(state_dir, [pumps()], 0)
+    later = planned("cirrus", "gpu", "new pumps", 9 * REACH_NS, 10 * REACH_NS, by="Slurm")
+    record_planned(state_dir, [later], now_ns)
+    assert len(events(state_dir)) == left
+    assert later in events(state_dir)
+
+
+def test_a_maintenance_that_a_user_removed_is_not_stored_again(state_dir):
+    record_planned(state_dir, [pumps()], 0)
+    remove(state_dir, Removal(pumps().id, "me", 8))
+    record_planned(state_dir, [pumps(3 * REACH_NS)], 0)
+    assert events(state_dir) == ()

@@ -33,6 +33,8 @@ def odd_record(number, choose):
         "commit": choose.choice(["", "abc"]),
         "owner": choose.choice(["", "ada, ü"]),
         "partition_owner": choose.choice(["", "@hpc/ops"]),
+        "job_id": choose.choice(["", "4711"]),
+        "pipeline": choose.choice(["", "31"]),
         "failure": choose.choice(["", "time_limit: no end\n  log: /x"]),
         "vetting": choose.choice([None, RecordedVetting("quick", 1.0, ("n1",), {"n3": "ECC errors"})]),
         "system": choose.choice(["cirrus", "archer2"]),

@@ -105,7 +105,7 @@ FORM_1 = (
         'verdict=passed schema=2i,id="01890000-0000-7000-8000-000000000001",created_ns=1800000001000000000i,'
         'session="01890000-0000-7000-8000-aaaaaaaaaaaa",node_id="suites/test_a.py::test_a[cirrus:standard]",'
         'definition_text="resnet50 devices=1 nodes=1 preset=smoke steps=10",branch="main",commit="c0ffee",'
-        'preset="smoke",account="cirrus:z01",job_id="7",failure="one␊two",nodes="[\\"n1\\",\\"n2\\"]",'
+        'preset="smoke",account="cirrus:z01",job_id="7",pipeline="31",owner="ada, bob",partition_owner="@hpc/ops",failure="one␊two",nodes="[\\"n1\\",\\"n2\\"]",'
         'unfit="{\\"n3\\":\\"slow\\"}",judged="[\\"rate\\"]",changes="{\\"driver\\":\\"570\\"}",node_hours=0.5,queue_s=0.0,'
         "run_s=0.0,node_count=2i,unfit_count=1i,energy_j=5.0,calibration=3.0 1800000001094598008"
     ),
@@ -130,7 +130,7 @@ def test_the_lines_of_a_record_are_pinned_by_the_version_of_their_form():
     measured = measurement(more=(metric,), environment={"driver": "570"}, calibration_before=3.0)
     made = record(
         1, system="a b", commit="c0ffee", failure="one\ntwo", nodes=("n1", "n2"), energy_j=5.0, node_hours=0.5, measurement=measured,
-        vetting=RecordedVetting("quick", 1.0, unfit={"n3": "slow"}), account="cirrus:z01", job_id="7", preset="smoke",
+        vetting=RecordedVetting("quick", 1.0, unfit={"n3": "slow"}), account="cirrus:z01", job_id="7", preset="smoke", pipeline="31", owner="ada, bob", partition_owner="@hpc/ops",
     )  # fmt: skip
     assert schema.FORM == 1
     assert lines_of(made) == list(FORM_1)

@@ -9,13 +9,13 @@ import pytest
 import worlds
 
 from pytest_mlhpc.config import overrides
-from pytest_mlhpc.config.model import Environment, NodeType, Partition, Target
+from pytest_mlhpc.config.model import Environment, Maintenance, NodeType, Partition, Target
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.job import Attempt, Job, Outcome
 from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.spec import JobSpec, same_needs
 from pytest_mlhpc.options import Settings
-from pytest_mlhpc.provision.slurm import inside_job, preflight
+from pytest_mlhpc.provision.slurm import inside_job
 from pytest_mlhpc.provision.slurm.client import (
     PartitionLimits,
     Reservation,
@@ -28,6 +28,7 @@ from pytest_mlhpc.provision.slurm.commands import expand_or_refuse
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.provision.slurm.script import render_script
 from pytest_mlhpc.session.bench import outliving
+from pytest_mlhpc.session.preflight import maintenance_delay
 from pytest_mlhpc.session.sweep import (
     NothingToMeasureError,
     Sweep,
@@ -381,7 +382,7 @@ def test_who_pays_and_when_changes_no_figure_how_it_runs_may():
 
 def delay(*reservations, nodes=1, own=None) -> str:
     specs = [spec(target(reservation=own), nodes=nodes), spec(time_limit_s=60.0)]
-    return preflight.maintenance_delay(specs, lambda _: MadeUpSlurm(reservations=reservations), NOW)
+    return maintenance_delay(specs, lambda _: MadeUpSlurm(reservations=reservations), NOW)[0]
 
 
 def test_a_maintenance_of_the_whole_partition_is_reported_with_its_end():
@@ -421,7 +422,40 @@ def test_a_slurm_that_does_not_answer_holds_nobody_up():
         def reservations(self):
             raise SlurmUnavailable("no answer")
 
-    assert preflight.maintenance_delay([spec()], lambda _: Silent(), NOW) == ""
+    assert maintenance_delay([spec()], lambda _: Silent(), NOW) == ("", [])
+
+
+def test_a_maintenance_is_announced_before_it_holds_anybody_up():
+    slurm = MadeUpSlurm(reservations=[maint(starts_h=30), maint("half", starts_h=30, nodes=NAMES[:4])])
+    delay, (found,) = maintenance_delay([spec()], lambda _: slurm, NOW)
+    assert delay == ""
+    assert (found.system, found.partition, found.text) == ("s", "p", "reservation maint42")
+    assert (found.at_ns, found.until_ns) == (NOW + 30 * HOUR, NOW + 34 * HOUR)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "starts_h", "delay", "announced"),
+    [
+        (
+            "nightly",
+            0.1,
+            "maintenance until 2027-01-15 12:06 UTC (new pumps): it begins at 2027-01-15 08:06",
+            1,
+        ),
+        ("nightly", 30, "", 1),
+        ("nightly", -9, "", 0),
+        ("manual", 0.1, "", 0),
+    ],
+)
+def test_a_maintenance_of_the_systems_file_holds_up_nights_alone(
+    monkeypatch, purpose, starts_h, delay, announced
+):
+    monkeypatch.setenv("MLHPC_PURPOSE", purpose)
+    start = NOW + int(starts_h * HOUR)
+    place = target()
+    partition = replace(place.partition, maintenance=(Maintenance(start, start + 4 * HOUR, "new pumps"),))
+    found = maintenance_delay([spec(replace(place, partition=partition))], lambda _: MadeUpSlurm(), NOW)
+    assert (found[0].startswith(delay), bool(found[0]), len(found[1])) == (True, bool(delay), announced)
 
 
 # --- mlhpc_here

@@ -110,11 +110,24 @@ def test_the_owner_stands_before_the_command_and_in_html_outside_of_it():
 
 
 def test_the_oldest_open_alert_is_named_with_its_owner():
-    alerts = (OpenAlert("b", 2, "later"), OpenAlert("a", 1, "first", "joan", ("ada",)))
+    alerts = (
+        OpenAlert("b", 2, "later"),
+        OpenAlert("a", 1, "first", "joan", ("ada",), 10**18, "https://x.example/7"),
+    )
     page = Morning("night", "head", still_open=alerts)
-    line = "still open: 2 alerts, the oldest owned by ada, acknowledged by joan: first: mlhpc alert list"
+    known = "acknowledged by joan until 2001-09-09, ticket https://x.example/7"
+    line = f"still open: 2 alerts, the oldest owned by ada, {known}: first: mlhpc alert list"
     assert page.lines()[-1] == line
+    assert '<a href="https://x.example/7">https://x.example/7</a>: first' in message_of_morning(page, 0).html
     assert message_of_morning(page, 0).owners == ("ada",)
+
+
+def test_the_line_of_the_next_command_names_the_ticket_and_links_it():
+    item = MorningItem("what", command="mlhpc x", owners=("ada",), ticket="http://x.example/7")
+    page = Morning("night", "head", act_now=(item,))
+    assert page.lines()[-1] == "  owner ada; ticket http://x.example/7; next: mlhpc x"
+    link = '<a href="http://x.example/7">http://x.example/7</a>'
+    assert f"owner ada; ticket {link}; next: <code>mlhpc x</code>" in message_of_morning(page, 0).html
 
 
 def test_causes_that_find_no_room_are_counted():

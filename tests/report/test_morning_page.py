@@ -91,8 +91,34 @@ def test_what_is_still_open_is_counted_with_the_oldest_and_who_acknowledged_it(n
     owned = "owned by @vision (1), ada@example.org (1)"
     assert printed(night_world).splitlines()[1] == f"still open, {owned}, not acknowledged: {what}"
     monkeypatch.setenv("LOGNAME", "jane")
-    night_world.mlhpc("alert", "ack", "regr-", "--until", "7d", "--reason", "ticket 4711")
-    assert printed(night_world).splitlines()[1] == f"still open, {owned}, acknowledged by jane: {what}"
+    night_world.mlhpc("alert", "ack", "regr-", "--until", "7d", "--reason", "vendor", "--ticket", "HPC-7")
+    known = "acknowledged by jane until 2025-02-23, ticket HPC-7"
+    assert printed(night_world).splitlines()[1] == f"still open, {owned}, {known}: {what}"
+
+
+@pytest.mark.parametrize("source", ["event", "systems file"])
+def test_a_maintenance_is_one_line_that_explains_what_did_not_run_and_no_alert(
+    night_world, monkeypatch, tmp_path, source
+):
+    begin, end = iso(night_ns(TONIGHT, -2)), iso(night_ns(TONIGHT, 9))
+    if source == "event":
+        where = ("--system", "cirrus", "--on", begin, "--until", end)
+        night_world.mlhpc("history", "event", "add", *where, "new pumps")
+    else:
+        (tmp_path / "systems.yaml").write_text(
+            "systems:\n  cirrus:\n    partitions:\n      standard:\n        scheduler: local\n"
+            f"        maintenance: [{{from: '{begin}', until: '{end}', reason: new pumps}}]\n"
+        )
+    gone, queued = ("cirrus", TONIGHT, TONIGHT + 1), ("eidf", TONIGHT, TONIGHT + 1)
+    night_world.year(Year(missing=[gone], never=[queued]))
+    night_world.alert()
+    stop_clocks(monkeypatch, TONIGHT)
+    head, *rest = printed(night_world).splitlines()
+    assert "5 of 15 measured" in head
+    assert "cirrus:standard: maintenance until 2025-02-15 09:00 UTC (new pumps): 5 tests not measured" in rest
+    assert [line for line in rest if "not recorded" in line] == []
+    listed = json.loads(night_world.mlhpc("alert", "list", "--json").out)
+    assert [one["labels"]["system"] for one in listed["alerts"] if one["kind"] == "stale"] == ["eidf"]
 
 
 def test_what_recovered_is_named_in_the_morning_after_and_not_in_the_next(night_world, monkeypatch):

@@ -79,6 +79,7 @@ class AlertMessage:
     ended_ns: int | None = None  #: set when resolved
     problems: tuple[Affected, ...] = ()
     owners: tuple[str, ...] = ()  #: names of all who are asked about it, sorted
+    ticket: str = ""  #: where people work on it, an address or a key
 
     @property
     def resolved(self) -> bool:

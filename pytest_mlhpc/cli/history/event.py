@@ -32,23 +32,30 @@ def command() -> None:
 @command.command(
     "add",
     cls=DataCommand,
-    help="Note a change of a system, in one line; from then on a new baseline epoch.",
+    help="Note a change of a system, in one line; from then on a new baseline epoch. With --until, a maintenance.",
     example="mlhpc history event add --system cirrus:gpu --on 2026-11-21 'driver 570 to 580'",
 )
 @click.argument("text")
 @click.option("--system", "place", required=True, metavar="NAME[:PARTITION]", help="Where.")
 @click.option("--on", default="", metavar="DATE", help="2026-11-21 or 2026-11-21T14:00Z.  [default: now]")
+@click.option("--until", default="", metavar="DATE", help="The end of a maintenance, in which nothing runs.")
 @options.state_dir
-def add_(text: str, place: str, on: str, state_dir: Path) -> CommandReport:
+def add_(text: str, place: str, on: str, until: str, state_dir: Path) -> CommandReport:
     """Add one."""
     system, _, partition = place.partition(":")
     now_ns = time.time_ns()
-    event = new_event(system, partition, text, at_ns=_moment(on, now_ns), by=user_name(), now_ns=now_ns)
+    event = new_event(
+        system, partition, text, at_ns=_moment(on, now_ns), by=user_name(), now_ns=now_ns,
+        until_ns=_moment(until, now_ns, "--until") if until else 0,
+    )  # fmt: skip
     add(state_dir, event)
     if doubt := unknown_place(state_dir, event):
         tell(doubt)
-    told = f"{event.id}: {event.text}, {_place(event)}, a new baseline epoch from {minutes(event.at_ns)} on\n"
-    return CommandReport(told, {"event": to_json(event)})
+    since = minutes(event.at_ns)
+    meaning = f"a new baseline epoch from {since} on"
+    if event.is_maintenance:
+        meaning = f"maintenance from {since} until {minutes(event.until_ns)}"
+    return CommandReport(f"{event.id}: {event.text}, {_place(event)}, {meaning}\n", {"event": to_json(event)})
 
 
 @command.command(
@@ -65,8 +72,10 @@ def list_(place: str, state_dir: Path) -> CommandReport:
     if not shown:
         how = "mlhpc history event add --system NAME 'driver 570 to 580'"
         return CommandReport(f"no event is noted; note one: {how}\n", data)
-    rows = [("id", "since", "system", "by", "event")]
-    rows += [(event.id, minutes(event.at_ns), _place(event), event.by, event.text) for event in shown]
+    rows = [("id", "since", "until", "system", "by", "event")]
+    for event in shown:
+        until = minutes(event.until_ns) if event.is_maintenance else "-"
+        rows.append((event.id, minutes(event.at_ns), until, _place(event), event.by, event.text))
     return CommandReport(table(rows), data)
 
 
@@ -105,12 +114,12 @@ def unknown_place(state_dir: Path, event: Event) -> str:
     return f"nothing was ever recorded on {_place(event)}{meant}"
 
 
-def _moment(text: str, now_ns: int) -> int:
+def _moment(text: str, now_ns: int, option: str = "--on") -> int:
     """Return since when an event holds: whole seconds, as all dates that are written."""
     try:
         return nanoseconds(text) if text else now_ns // SECOND * SECOND
     except (ValueError, OverflowError):
-        raise UsageError(f"--on {text!r} is no date like 2026-11-21 or 2026-11-21T14:00Z") from None
+        raise UsageError(f"{option} {text!r} is no date like 2026-11-21 or 2026-11-21T14:00Z") from None
 
 
 def _place(event: Event) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
+from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.provision.reapers import ask_cluster_name
 from pytest_mlhpc.provision.slurm.client import (
     PartitionLimits,
@@ -21,7 +21,6 @@ from pytest_mlhpc.provision.slurm.client import (
 from pytest_mlhpc.provision.slurm.commands import PRESERVED_VARIABLES
 from pytest_mlhpc.provision.slurm.options import OTHER_CLUSTER, settings_of
 from pytest_mlhpc.store.files import page
-from pytest_mlhpc.store.text import minutes
 
 #: The programs that every job needs.
 _PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")
@@ -80,57 +79,39 @@ def unused_variables(environ: Mapping[str, str]) -> list[str]:
     return [f"{line} ({page('slurm')})"]
 
 
-def maintenance_delay(
-    specs: Sequence[JobSpec], client_of: Callable[[Partition], SlurmClient], now_ns: int
-) -> str:
-    """Return ``maintenance until T (reservation NAME)`` of the first partition whose jobs would wait, or an empty string.
+def maintenances(
+    specs: Sequence[JobSpec], client_of: Callable[[Partition], SlurmClient], now_ns: int, until_ns: int
+) -> list[Reservation]:
+    """Return the maintenances that Slurm announces and that leave too few nodes to the largest of *specs*.
 
-    Costs one query a partition, two where a maintenance is announced. Without an answer of Slurm it returns an empty string:
-    the submission reports that.
+    Those that begin before *until_ns* may do so together. All *specs* are of one partition. Costs one query, two where a
+    maintenance is announced. Where Slurm does not answer there are none: the submission reports that.
 
     Raises:
         SlurmUnusable: a program or the configuration of Slurm is missing here.
     """
-    by_partition: dict[str, list[JobSpec]] = {}
-    for spec in specs:
-        if spec.target.partition.scheduler == "slurm":
-            by_partition.setdefault(spec.target.partition.id, []).append(spec)
-    for own in by_partition.values():
-        partition = own[0].target.partition
-        settings = settings_of(partition)
-        try:
-            client = client_of(partition)
-            near = upcoming_maintenance(client.reservations(), settings.reservation, own, now_ns)
-            if not near or not settings.partition:
-                continue
-            blocking = blocking_maintenance(
-                near, client.partition(settings.partition), max(one.nodes for one in own)
-            )
-        except SlurmUnusable:
-            raise
-        except SlurmError:
-            continue
-        if blocking is not None:
-            begins = "begins" if blocking.start_ns > now_ns else "began"
-            return (
-                f"maintenance until {minutes(blocking.end_ns)} (reservation {blocking.name}): it {begins} at "
-                f"{minutes(blocking.start_ns)}, before the longest job on {partition.id} would have ended"
-            )
-    return ""
+    partition = specs[0].target.partition
+    settings = settings_of(partition)
+    try:
+        client = client_of(partition)
+        announced = upcoming_maintenance(client.reservations(), settings.reservation, now_ns)
+        if not announced or not settings.partition:
+            return []
+        limits, nodes = client.partition(settings.partition), max(one.nodes for one in specs)
+    except SlurmUnusable:
+        raise
+    except SlurmError:
+        return []
+    near = blocking_maintenance([one for one in announced if one.start_ns < until_ns], limits, nodes)
+    return [one for one in announced if one is near or blocking_maintenance([one], limits, nodes) is not None]
 
 
-def upcoming_maintenance(
-    reservations: Sequence[Reservation], own: str, specs: Sequence[JobSpec], now_ns: int
-) -> list[Reservation]:
-    """Return maintenances, other than the one *own* names, that begin before the longest of *specs* would end."""
-    until_ns = now_ns + int(max(allocation_time_s([spec]) for spec in specs) * 1e9)
+def upcoming_maintenance(reservations: Sequence[Reservation], own: str, now_ns: int) -> list[Reservation]:
+    """Return maintenances that are not over, other than those that *own* names."""
     return [
         one
         for one in reservations
-        if "MAINT" in one.flags
-        and one.name not in own.split(",")
-        and one.start_ns < until_ns
-        and one.end_ns > now_ns
+        if "MAINT" in one.flags and one.name not in own.split(",") and one.end_ns > now_ns
     ]
 
 

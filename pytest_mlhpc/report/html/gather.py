@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, watch
@@ -34,6 +34,7 @@ class PageQuery:
     default_branch: str = "main"
     title: str = "Benchmarks"
     source: str = "local"
+    links: Mapping[str, str] = field(default_factory=dict)
 
 
 def gather(
@@ -72,6 +73,7 @@ def gather(
         scaling=rows.plots(benches),
         hosts=hosts.hosts(benches),
         notes=tuple(notes),
+        links=wanted.links,
     )
 
 
@@ -126,7 +128,7 @@ def _marks(
 ) -> list[SystemMark]:
     systems = {bench.key.system for bench in benches}
     return [
-        SystemMark(event.at_ns, event.system, event.partition, event.text)
+        SystemMark(event.at_ns, event.system, event.partition, event.label)
         for event in sorted(events, key=lambda event: event.at_ns)
         if event.system in systems and event.at_ns >= wanted.since_ns
     ]

@@ -224,6 +224,9 @@ class Page:
     hosts: tuple[Host, ...] = ()
     notes: tuple[str, ...] = ()
     morning: tuple[MorningLine, ...] = ()
+    links: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: commit, job, pipeline -> address with {commit} ... in it
 
 
 _NEEDED = ("epoch_time", "io_time")

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from pytest_mlhpc.history.series import Night
 from pytest_mlhpc.report.html.model import KINDS, BenchmarkNights, BenchmarkRow, Page, kind_of
-from pytest_mlhpc.report.morning import NodeOut, Target, as_html
+from pytest_mlhpc.report.morning import NodeOut, Place, as_html
 
 _UPLOT = "vendor/uplot"
 
@@ -83,6 +83,7 @@ def encode(page: Page) -> str:
         "made": _seconds(page.made_ns),
         "since": _seconds(page.since_ns),
         "source": page.source,
+        "links": dict(page.links),
         "kinds": KINDS,
         "benches": [_bench(bench, texts) for bench in page.benches],
         "systems": [
@@ -155,6 +156,9 @@ def _bench(bench: BenchmarkNights, texts: _Texts) -> dict[str, Any]:
         "kind": "".join(str(KINDS.index(kind_of(night.verdict))) for night in nights),
         "nodes": [texts.place(" ".join(night.nodes)) for night in nights],
         "commit": [texts.place(night.commit) for night in nights],
+        "job": [texts.place(night.job_id) for night in nights],
+        "pipeline": [texts.place(night.pipeline) for night in nights],
+        "owner": nights[-1].owner,
         "failure": [[place, night.failure[:500]] for place, night in enumerate(nights) if night.failure],
         "more": [[place, _more(night)] for place, night in enumerate(nights) if _more(night)],
         "changed": [[place, list(lines)] for place, lines in sorted(bench.changed.items())],
@@ -226,8 +230,8 @@ def _runs(flags: Sequence[bool]) -> list[int]:
 
 #: In the order in which they are read; all are one script.
 SCRIPTS = (
-    "dom.js", "data.js", "format.js", "tooltip.js", "chart.js", "row.js", "benchmarks.js", "overview.js", "bars.js",
-    "split.js", "scaling.js", "hosts.js", "route.js", "main.js",
+    "dom.js", "data.js", "format.js", "tooltip.js", "chart.js", "row.js", "benchmarks.js", "list.js", "overview.js", "bars.js",
+    "split.js", "scaling.js", "overlay.js", "hosts.js", "route.js", "main.js",
 )  # fmt: skip
 STYLES = ("page.css", "rows.css", "views.css")
 
@@ -244,7 +248,7 @@ def _morning(page: Page) -> str:
         return ""
     ids = {bench.key: bench.id for bench in page.benches}
 
-    def address(target: Target) -> str:
+    def address(target: Place) -> str:
         if isinstance(target, NodeOut):
             return f"#{urlencode({'view': 'nodes', 'q': target.node, 'system': target.system})}"
         if target in ids:

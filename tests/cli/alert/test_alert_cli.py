@@ -169,6 +169,76 @@ def test_an_acknowledged_alert_is_silent_until_then(sink, store, alert, mlhpc):
     assert "acknowledged by" in mlhpc("alert", "list").out
 
 
+def test_a_known_issue_is_listed_with_its_ticket_until_it_is_taken_back(sink, store, alert, mlhpc):
+    store(*range(46))
+    alert(45)
+    name, url = incident_of(sink), "https://git.example.org/hpc/-/issues/7"
+    asked = ("--until", "2099-01-01", "--reason", "vendor knows", "--ticket", url, "--known")
+    assert f"{name} is a known issue until 2099-01-01" in mlhpc("alert", "ack", name, *asked).out
+    listed = json.loads(mlhpc("alert", "list", "--json").out)
+    assert [one["ticket"] for one in (*listed["alerts"], *listed["known_issues"])] == [url, url]
+    assert mlhpc("alert", "list").out.count(url) == 2
+    mlhpc("alert", "ack", name[:10], "--off")
+    assert "known issue" not in mlhpc("alert", "list").out
+    store(46)
+    alert(46)
+    assert states(sink) == ["new", "continuing"]
+    assert f"Ticket: {url}" in sink.requests[-1].json["text"]
+    assert f'Ticket: <a href="{url}">{url}</a>' in sink.requests[-1].json["html"]
+
+
+def test_maintenance_that_is_not_over_is_listed_from_events_and_the_systems_file(
+    mlhpc, tmp_path, monkeypatch, state_dir
+):
+    monkeypatch.chdir(tmp_path)
+    Path("systems.yaml").write_text(
+        "systems:\n  mine:\n    maintenance:\n"
+        "      - {from: 2098-12-01T06:00, until: 2099-01-01, reason: new pumps}\n"
+        "    partitions:\n      cpu: {scheduler: local}\n      fat: {scheduler: local}\n"
+    )
+    mlhpc(
+        "history",
+        "event",
+        "add",
+        "--system",
+        "alps",
+        "--on",
+        "2098-12-02",
+        "--until",
+        "2098-12-03",
+        "new switch",
+    )
+    rows = [re.split("  +", line) for line in mlhpc("alert", "list").out.splitlines()[1:]]
+    assert rows == [
+        ["maintenance", "from", "until", "reason"],
+        ["mine:cpu,fat", "2098-12-01 06:00 UTC", "2099-01-01 00:00 UTC", "new pumps"],
+        ["alps", "2098-12-02 00:00 UTC", "2098-12-03 00:00 UTC", "new switch"],
+    ]
+    listed = json.loads(mlhpc("alert", "list", "--json").out)
+    assert [one["text"] for one in listed["maintenance"]] == ["new pumps", "new pumps", "new switch"]
+
+
+def test_a_maintenance_explains_the_night_that_it_touches_and_no_later_one(sink, store, alert, mlhpc):
+    store(*range(20))
+    night_of = iso(night_ns(20, 3))
+    mlhpc(
+        "history",
+        "event",
+        "add",
+        "--system",
+        "cirrus",
+        "--on",
+        iso(night_ns(20, 0)),
+        "--until",
+        night_of,
+        "pumps",
+    )
+    alert(20, "--expect", "nightly")
+    alert(21, "--expect", "nightly")
+    assert states(sink) == ["new"]
+    assert "not recorded" in sink.requests[0].json["title"]
+
+
 def test_an_accepted_alert_ends_and_does_not_come_back(sink, store, alert, mlhpc):
     store(*range(47))
     alert(46)

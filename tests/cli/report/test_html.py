@@ -56,6 +56,52 @@ def test_accepted_values_and_events_are_on_it(stored, report, page, state_dir, m
     assert [mark[3] for mark in found["marks"]] == ["driver 570 to 580"]
 
 
+GITLAB = {"CI_PROJECT_URL": "https://git.example.org/hpc"}
+GITHUB = {"GITHUB_SERVER_URL": "https://github.example.org", "GITHUB_REPOSITORY": "hpc/bench"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "links"),
+    [
+        pytest.param({}, (), {}, id="nowhere"),
+        pytest.param(
+            GITLAB,
+            (),
+            {
+                "commit": "https://git.example.org/hpc/-/commit/{commit}",
+                "pipeline": "https://git.example.org/hpc/-/pipelines/{pipeline}",
+            },
+            id="gitlab",
+        ),
+        pytest.param(
+            GITHUB,
+            ("--link", "commit=http://x/{commit}", "--link", "job=http://x/?j={job}"),
+            {
+                "commit": "http://x/{commit}",
+                "pipeline": "https://github.example.org/hpc/bench/actions/runs/{pipeline}",
+                "job": "http://x/?j={job}",
+            },
+            id="github, and what is given",
+        ),
+    ],
+)
+def test_links_are_those_of_the_project_and_those_that_are_given(  # noqa: PLR0917 - a row
+    stored, report, page, monkeypatch, environ, options, links
+):
+    for name in ("CI_PROJECT_URL", "GITHUB_REPOSITORY", "GITHUB_SERVER_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    report(*options)
+    assert content_of(page.read_text())["links"] == links
+
+
+def test_a_maintenance_is_marked_as_one(stored, report, page, mlhpc):
+    mlhpc("history", "event", "add", "--system", "cirrus", "--until", "2099-01-01", "new pumps")
+    report()
+    assert [mark[3] for mark in content_of(page.read_text())["marks"]] == ["maintenance: new pumps"]
+
+
 def test_nothing_recorded_or_nothing_of_the_chosen_system_leaves_an_older_page_alone(report, page, request):
     page.write_text("older")
     assert "no page was written; see `mlhpc records list`" in report().err

@@ -1,5 +1,6 @@
 """The report in a real browser: drawn, without a complaint, a request or a mouse, on a phone, and for a screen reader."""
 
+import csv
 import re
 
 import pytest
@@ -10,7 +11,7 @@ from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.report.html.gather import PageQuery, gather
 from pytest_mlhpc.report.html.page import html_of
 
-VIEWS = ("overview", "benchmarks", "time", "scaling", "nodes")
+VIEWS = ("overview", "list", "benchmarks", "systems", "time", "scaling", "nodes")
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"> Größe \N{PILE OF POO} & 'quoted'"
 NIGHTS = 60
 NOW_NS = FIRST_NS + NIGHTS * DAY_NS
@@ -42,6 +43,12 @@ def report(tmp_path_factory):
     }
     event = new_event("archer2", "", "driver 570 to 580", at_ns=FIRST_NS + 45 * DAY_NS, by="me", now_ns=0)
     return write(tmp_path_factory.mktemp("report") / "out.html", source, entries, [event])
+
+
+def list_of(opened):
+    """Return the cells of the list, line by line."""
+    lines = opened.page.locator(".list tbody tr").all()
+    return [line.locator("th, td").all_inner_texts() for line in lines]
 
 
 def visible_rows(opened):
@@ -207,7 +214,7 @@ def test_a_screen_reader_finds_landmarks_names_and_figures(report, open_page):
         "Figure",
         "Verdict",
         "Nodes",
-        "Commit",
+        "Commit, job, pipeline",
         "Changed",
     ]
     assert table.get_by_role("row").count() == 61
@@ -266,3 +273,136 @@ def test_odd_histories_are_drawn(tmp_path, open_page):
     )
     opened.wait("document.querySelectorAll('.chart canvas').length === 5")
     assert opened.text("#found") == "6 benchmarks, 5 rows"
+
+
+def test_the_list_has_a_line_for_each_row_worst_first_and_sorts_by_each_column(report, open_page):
+    opened = open_page(report, "#view=list")
+    heads = opened.page.locator(".list thead th").all_inner_texts()
+    assert heads == [
+        "Benchmark",
+        "Machine",
+        "Nights",
+        "Change",
+        "Verdict",
+        "Since",
+        "Owner",
+        "Metric",
+        "Newest",
+    ]
+    lines = list_of(opened)
+    assert len(lines) == 12
+    assert [line[4].split()[-1] for line in lines[:7]].count("passed") == 1
+    losses = [
+        float(line[3].replace("\N{MINUS SIGN}", "-").split("\N{NARROW NO-BREAK SPACE}")[0])
+        for line in lines[:6]
+    ]
+    assert losses == sorted(losses)
+    opened.page.get_by_role("button", name="Machine").click()
+    assert [line[1] for line in list_of(opened)] == sorted(line[1] for line in lines)
+    opened.page.get_by_role("button", name="Since").focus()
+    opened.page.keyboard.press("Enter")
+    since = [line[5] for line in list_of(opened)]
+    assert since[0] == "2026-07-25"
+    assert opened.page.locator("th[aria-sort=descending]").inner_text() == "Since"
+
+
+def test_a_line_of_the_list_leads_to_its_chart_and_filters_narrow_it(report, open_page):
+    opened = open_page(report, "#view=list&system=eidf&kind=slow")
+    assert opened.text("#found") == "2 rows"
+    assert {line[1] for line in list_of(opened)} == {"eidf:h100"}
+    opened.page.locator(".list tbody a").first.click()
+    opened.settle()
+    assert visible_rows(opened) == 1
+
+
+def test_the_list_is_saved_as_csv_in_which_no_cell_is_a_formula(tmp_path, open_page):
+    made = [night(n, owner="=cmd|' /C calc'!A0", commit="c0ffee") for n in range(4)]
+    opened = open_page(
+        write(tmp_path / "csv.html", GivenSource([series(made, [1.0, 2.0, 3.0, 4.5])])), "#view=list"
+    )
+    with opened.page.expect_download() as saved:
+        opened.page.get_by_role("button", name="Save as CSV").click()
+    with saved.value.path().open(newline="", encoding="utf-8") as file:
+        heads, cells = csv.reader(file)
+    line = dict(zip(heads, cells, strict=True))
+    assert (line["system"], line["newest"], line["unit"], line["commit"]) == (
+        "cirrus",
+        "4.5",
+        "samples/s",
+        "c0ffee",
+    )
+    assert line["owner"] == "'=cmd|' /C calc'!A0"
+    assert saved.value.suggested_filename == "benchmarks.csv"
+    del opened.requests[1:]  # the file, which the browser takes from the page itself
+
+
+def test_hundreds_of_rows_are_made_as_they_are_read(tmp_path, open_page):
+    made = [
+        series(
+            [night(n, id=f"{name}{n}", benchmark=benchmark(f"test_{name:03}")) for n in range(3)],
+            [1.0, 2.0, 3.0],
+        )
+        for name in range(450)
+    ]
+    opened = open_page(write(tmp_path / "many.html", GivenSource(made)), "#view=list")
+    assert opened.text("#found") == "450 rows"
+    assert opened.page.locator(".list tbody tr").count() < 450
+    opened.page.keyboard.press("End")
+    opened.wait("document.querySelectorAll('.list tbody tr').length > 200")
+    opened.page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    opened.wait("document.querySelectorAll('.list tbody tr').length === 450")
+
+
+def test_systems_that_ran_one_benchmark_stand_in_one_chart(report, open_page):
+    opened = open_page(report, "#view=systems&q=cosmoflow", height=3000)
+    opened.wait("document.querySelectorAll('.overlay:not([hidden]) canvas').length === 2")
+    legend = opened.page.locator(".overlay:visible .legend").first
+    assert legend.locator("a").all_inner_texts() == ["archer2:gpu", "cirrus:standard", "eidf:h100"]
+    opened.page.locator(".overlay:visible .u-over").first.hover()
+    tip = opened.text("#tip")
+    assert re.search(r"archer2:gpu: [\d.]+ %\s+cirrus:standard: [\d.]+ %", tip)
+    legend.get_by_role("link", name="cirrus:standard").click()
+    opened.settle()
+    assert visible_rows(opened) == 1
+
+
+def test_re_runs_are_folded_into_their_night_until_they_are_asked_for(tmp_path, open_page):
+    slow = [night(3, verdict="regressed")]
+    again = [
+        night(3, id=f"again{n}", attempt=n, created_ns=FIRST_NS + 3 * DAY_NS + n * 10**9) for n in (1, 2, 3)
+    ]
+    made = [*(night(n) for n in range(3)), *slow, *again]
+    source = GivenSource([series(made, [9.0, 9.1, 9.0, 8.0, 8.1, 8.2, 8.0])])
+    opened = open_page(write(tmp_path / "again.html", source), "#view=benchmarks")
+    opened.page.get_by_role("button", name="Table").click()
+    cells = opened.page.locator(".more tbody tr").first.locator("th, td").all_inner_texts()
+    assert cells[2] == "regressed, 3 re-runs: 8 samples/s to 8.2 samples/s"
+    assert opened.page.locator(".more tbody tr").count() == 4
+    opened.page.locator(".chart:visible").first.focus()
+    opened.page.keyboard.press("End")
+    assert "3 re-runs: 8 samples/s to 8.2 samples/s" in str(opened.page.locator("#said").text_content())
+    opened.page.get_by_label("re-runs").check()
+    opened.settle()
+    opened.page.locator(".chart:visible").first.focus()
+    opened.page.keyboard.press("End")
+    assert "re-run 3" in str(opened.page.locator("#said").text_content())
+
+
+def test_commit_and_pipeline_are_links_where_the_site_says_to_which_address(tmp_path, open_page):
+    made = [night(n, commit="c0ffee/x", pipeline="31", job_id="4711") for n in range(3)]
+    links = {
+        "commit": "https://git.example.org/-/commit/{commit}",
+        "pipeline": "https://git.example.org/p/{pipeline}",
+    }
+    page = write(tmp_path / "links.html", GivenSource([series(made, [1.0, 2.0, 3.0])]), links=links)
+    opened = open_page(page, "#view=benchmarks")
+    last = opened.page.locator(".bench .last")
+    assert last.inner_text().endswith("c0ffee/x, job 4711, pipeline 31")
+    found = [one.get_attribute("href") for one in last.locator("a").all()]
+    assert found == ["https://git.example.org/-/commit/c0ffee%2Fx", "https://git.example.org/p/31"]
+
+
+@pytest.mark.parametrize(("view", "kinds"), [("overview", "ok"), ("nodes", "unfit")])
+def test_the_colours_of_strips_are_named_in_a_legend(report, open_page, view, kinds):
+    opened = open_page(report, f"#view={view}")
+    assert kinds in opened.page.locator(".legend").first.inner_text()

@@ -1,5 +1,6 @@
 """Sessions of pytest with an InfluxDB: every record arrives, and whatever the server does, no session notices."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,21 @@ def test_a_session_without_its_server_is_the_same_and_says_how_to_send(
     assert influxdb.count("mlhpc_run") == 1
     assert main(["records", "push", "--since", "1d"]) == 0  # that of the session that knew no InfluxDB, too
     assert influxdb.count("mlhpc_run") == 2
+
+
+def test_runners_with_empty_disks_share_one_history(suite: Suite, influxdb: Influx) -> None:
+    suite.tests('@program(["/bin/echo", "rate: 4"], RATE)\ndef test_a(run): pass\n')
+    nightly = {**influxdb.environment, "MLHPC_PURPOSE": "nightly", "CI_COMMIT_BRANCH": "main"}
+    accepted = suite.run("-k", "test_a", "--mlhpc-baseline=update", environment=nightly)
+    accepted.expect(0, passed=1)
+    for _runner in range(2):
+        shutil.rmtree(suite.state)
+        result = suite.run("-k", "test_a", "-o", "mlhpc_history=influx", environment=nightly)
+        result.expect(
+            0, f"history: 1 night from {influxdb.environment['MLHPC_INFLUX_URL']}, bucket", passed=1
+        )
+    assert influxdb.count("mlhpc_run") == 3
+    dead = {**nightly, "MLHPC_INFLUX_URL": "http://127.0.0.1:9"}
+    alone = suite.run("-k", "test_a", "-o", "mlhpc_history=influx", environment=dead)
+    alone.expect(1, "history is read from the local store, as InfluxDB failed", passed=1)
+    alone.expect(1, f"history: 1 night from {suite.state}", passed=1)

@@ -103,6 +103,10 @@ def test_a_maintenance_that_begins_before_the_longest_job_ends_submits_nothing(o
     with_workers = own.run("-o", "mlhpc_infra_exit_code=75", *XDIST)
     with_workers.expect(75, "(reservation maint42)")
     assert own.jobs() == []
+    listed = own.mlhpc("alert", "list")
+    assert (
+        listed.count("reservation maint42") == 1
+    )  # both sessions recorded the same one, for the morning page
 
 
 def test_within_the_maintenance_s_own_reservation_jobs_run_and_the_record_says_so(own):

@@ -1,5 +1,10 @@
 // Small pictures without axes: strips of nights, bars of shares. Each says in words what it shows.
 
+// What the colours of strips mean.
+function kindLegend(kinds) {
+  return el("ul", { class: "legend" }, kinds.map((kind) => el("li", {}, svg("svg", { width: 12, height: 12, "aria-hidden": "true" }, svg("rect", { width: 12, height: 12, class: `fill-${kind}` })), ` ${KIND_WORDS[kind]}`)));
+}
+
 // One column for each night; heights are shares of that night's runs.
 function nightStrip(days) {
   const [wide, high, gap] = [6, 36, 1];
@@ -17,7 +22,8 @@ function nightStrip(days) {
   });
   const width = days.length * (wide + gap);
   const bad = days.filter(([, ok, unsure, ...others]) => others.some(Boolean)).length;
-  return svg("svg", { class: "strip", viewBox: `0 0 ${width} ${high}`, width, height: high, role: "img", "aria-label": `The last ${many(days.length, "night")}: ${bad} of them with trouble.` }, bars);
+  const strip = svg("svg", { class: "strip", viewBox: `0 0 ${width} ${high}`, width, height: high, role: "img", "aria-label": `The last ${many(days.length, "night")}: ${bad} of them with trouble.` }, bars);
+  return el("div", { class: "nights" }, strip, el("p", { class: "ends small" }, el("span", {}, days[0][0]), days.length > 1 ? el("span", {}, days[days.length - 1][0]) : null));
 }
 
 function hostStrip(days) {

@@ -14,7 +14,7 @@ function benchSection(bench) {
     el("header", {},
       el("h2", { id: `name-${bench.id}` }, el("a", { href: `#view=benchmarks&bench=${bench.id}`, title: "link to this benchmark" }, bench.label)),
       el("p", { class: "where" }, facts),
-      el("p", { class: "last" }, badge(kind, textAt(bench, "verdict", last)), ` ${date(bench.times[last])}`),
+      el("p", { class: "last" }, badge(kind, textAt(bench, "verdict", last)), ` ${date(bench.times[last])} `, linksAt(bench, last)),
       el("details", {}, el("summary", {}, "test and definition"), el("code", {}, bench.test), el("br"), el("code", {}, bench.definition))),
     bench.failures.has(last) ? el("p", { class: "failure" }, bench.failures.get(last)) : null,
     nodes.length ? nodes : el("p", { class: "small" }, "No night has a figure."));
@@ -61,28 +61,39 @@ function redraw(days) {
 // Which sections and rows are shown. Returns how many of each.
 function filterBenchmarks(state) {
   const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
-  const wanted = state.row ? rows.get(state.row) : null;
+  const keeps = rowFilter(state);
   let [shown, shownRows] = [0, 0];
   for (const one of benchmarks.sections) {
     const { bench } = one;
-    const fits = (!state.system || bench.system === state.system) && (!state.kind || one.kind === state.kind)
-      && (!state.bench || bench.id === state.bench) && (!wanted || wanted.bench === bench);
     const text = searchable(bench);
     let left = 0;
     for (const node of one.nodes) {
-      const { row } = node;
-      const metric = wanted ? wanted.row === row : state.metric === "*" || (state.metric ? row.metric === state.metric : row.judged || !bench.rows.some((other) => other.judged));
-      const found = words.every((word) => text.includes(word) || row.metric.includes(word));
-      const keep = fits && metric && found && (!state.changed || recentShift(bench, row));
+      const keep = keeps(bench, node.row, one.kind);
       node.hidden = !keep;
       left += keep ? 1 : 0;
     }
-    const bare = !one.nodes.length && fits && !state.metric && !state.changed && words.every((word) => text.includes(word));
+    const bare = !one.nodes.length && benchFits(state, bench, one.kind) && !state.row && !state.metric && !state.changed && words.every((word) => text.includes(word));
     one.section.hidden = !left && !bare;
     shown += one.section.hidden ? 0 : 1;
     shownRows += left;
   }
   return [shown, shownRows];
+}
+
+function benchFits(state, bench, kind) {
+  return (!state.system || bench.system === state.system) && (!state.kind || kind === state.kind) && (!state.bench || bench.id === state.bench);
+}
+
+// What says of a row whether it is shown.
+function rowFilter(state) {
+  const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
+  const wanted = state.row ? rows.get(state.row).row : null;
+  return (bench, row, kind) => {
+    const metric = wanted ? wanted === row : state.metric === "*" || (state.metric ? row.metric === state.metric : row.judged || !bench.rows.some((other) => other.judged));
+    if (!metric || !benchFits(state, bench, kind) || (state.changed && !recentShift(bench, row))) return false;
+    const text = searchable(bench);
+    return words.every((word) => text.includes(word) || row.metric.includes(word));
+  };
 }
 
 // Whether a row changed within the last thirty days before the page was made.

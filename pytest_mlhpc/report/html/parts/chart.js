@@ -18,7 +18,7 @@ function columns(bench, row) {
   const others = [];
   row.values.forEach((value, place) => {
     counted.push(bench.counts[place] ? value : null);
-    others.push(bench.counts[place] ? null : value);
+    others.push(bench.counts[place] || isFolded(bench, place) ? null : value);
   });
   return [bench.times, counted, others];
 }
@@ -131,7 +131,7 @@ function paintMarks(u, bench, row) {
     ctx.lineWidth = 1.5 * devicePixelRatio;
     const arm = 3 * devicePixelRatio;
     bench.times.forEach((time, place) => {
-      if (row.values[place] !== null || !"broken machine".includes(kindAt(bench, place))) return;
+      if (row.values[place] !== null || isFolded(bench, place) || !"broken machine".includes(kindAt(bench, place))) return;
       const [at, low] = [x(time), bottom - 6 * devicePixelRatio];
       ctx.beginPath();
       ctx.moveTo(at - arm, low - arm);
@@ -148,7 +148,7 @@ function axes(unit) {
   const values = (u, ticks) => ticks.map((tick) => figure(tick, unit).replace(` ${unit}`, ""));
   return [
     { ...style, size: 24, space: 60, values: [[DAY * 300, "{YYYY}"], [DAY * 28, "{MMM} {YY}"], [DAY, "{D} {MMM}"], [3600, "{HH}:{mm}"]].map(([step, form]) => [step, form, null, null, null, null, null, null, 1]) },
-    { ...style, size: 56, space: 24, values },
+    { ...style, size: 56, space: 24, values, label: unit === "1" ? null : unit, labelSize: 14, labelGap: 2, labelFont: "11px system-ui, sans-serif" },
   ];
 }
 
@@ -164,7 +164,7 @@ function makeChart(place, bench, row, days, width) {
   const options = {
     width: Math.max(width, 200), height: CHART_HEIGHT, legend: { show: false },
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-    padding: [6, 8, 0, 0],
+    padding: [6, 22, 0, 0], // half of the last date stands right of the plot
     cursor: { sync: { key: "nights", setSeries: false, scales: ["x", null] }, y: false, points: { size: 7 }, focus: { prox: 1e6 } },
     scales: { x: { time: true, range: (u, low, high) => (low === null ? period(days) : [low, high]) }, y: { range: valueRange(row) } },
     axes: axes(row.unit),
@@ -193,7 +193,7 @@ function nearest(u, bench, row) {
   let [found, best] = [null, Infinity];
   for (let place = 0; place < bench.times.length; place += 1) {
     const time = bench.times[place];
-    if (time < least || time > most) continue;
+    if (time < least || time > most || isFolded(bench, place)) continue;
     const across = u.valToPos(time, "x") - u.cursor.left;
     const value = row.values[place];
     const down = value === null ? 0 : (u.valToPos(value, "y") - u.cursor.top) / 4; // dates count more than heights

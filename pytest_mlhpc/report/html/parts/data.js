@@ -42,6 +42,22 @@ function summed(steps) {
   return values;
 }
 
+// A re-run follows a first attempt that was slower; the page folds it into that night unless re-runs are asked for.
+function isRerun(bench, place) {
+  return (bench.mores.get(place) || "").startsWith("re-run");
+}
+
+function isFolded(bench, place) {
+  return shown.reruns !== "1" && isRerun(bench, place);
+}
+
+// The re-runs of the night at *place*: those that follow it.
+function rerunsOf(bench, place) {
+  const found = [];
+  for (let next = place + 1; next < bench.times.length && isRerun(bench, next); next += 1) found.push(next);
+  return isRerun(bench, place) ? [] : found;
+}
+
 function kindAt(bench, place) {
   return content.kinds[Number(bench.kind[place])];
 }

@@ -16,6 +16,7 @@ function hostsView() {
   });
   return el("div", {},
     el("p", { class: "small", id: "peers" }, "\u201cAgainst its peers\u201d: the median of how far judged figures of runs on this node alone lie from the level of their series then; positive is faster. In brackets, how many figures."),
+    kindLegend([...content.kinds, "unfit"].filter((kind) => content.hosts.some((host) => host.days.some(([, one]) => one === kind)))),
     el("div", { class: "wide", role: "region", "aria-label": "Nodes", tabindex: "0" },
       el("table", { class: "hosts", "aria-describedby": "peers" },
         el("thead", {}, el("tr", {}, heads, el("th", { scope: "col" }, "Nights"))), body)));

@@ -1,6 +1,6 @@
 // From the address to what is on the page.
 
-const shown = { view: "", days: "" };
+const shown = { view: "", days: "", reruns: "" };
 
 function themeOf() {
   try {
@@ -27,6 +27,11 @@ function switchTheme() {
 function redrawAll() {
   redraw(Number(shown.days));
   if (shown.view === "scaling") drawScaling();
+  for (const node of document.querySelectorAll(".overlay")) {
+    if (!node.chart.plot) continue;
+    undraw(node.chart);
+    if (node.chart.clientWidth) drawOverlay(node.chart);
+  }
 }
 
 function makeView(state) {
@@ -34,7 +39,10 @@ function makeView(state) {
   if (benchmarks.watcher) benchmarks.watcher.disconnect();
   for (const one of benchmarks.sections) one.nodes.forEach((node) => undraw(node.chart));
   benchmarks.sections = [];
-  const makers = { overview: overviewView, benchmarks: () => benchmarksView(Number(state.days)), time: splitView, scaling: scalingView, nodes: hostsView };
+  document.querySelectorAll(".overlay").forEach((node) => undraw(node.chart));
+  if (list.watcher) list.watcher.disconnect();
+  list.body = null;
+  const makers = { overview: overviewView, list: listView, systems: overlayView, benchmarks: () => benchmarksView(Number(state.days)), time: splitView, scaling: scalingView, nodes: hostsView };
   main.replaceChildren(makers[state.view]());
   if (state.view === "scaling") drawScaling();
   for (const link of byId("views").children) {
@@ -50,6 +58,8 @@ function foundText(state) {
     const [sections, count] = filterBenchmarks(state);
     return `${many(sections, "benchmark")}, ${many(count, "row")}${state.bench || state.row ? "; only what the link names" : ""}`;
   }
+  if (state.view === "list") return many(filterList(state), "row");
+  if (state.view === "systems") return many(filterOverlays(state), "benchmark");
   if (state.view === "time") return many(filterLines(state), "benchmark");
   if (state.view === "scaling") return many(filterScaling(state), "plot");
   if (state.view === "nodes") return many(filterHosts(state), "node");
@@ -60,9 +70,10 @@ function show() {
   hideTip();
   const state = stateOfAddress();
   const fresh = shown.view !== state.view;
+  const drawn = shown.days === state.days && shown.reruns === state.reruns;
+  Object.assign(shown, { view: state.view, days: state.days, reruns: state.reruns });
   if (fresh) makeView(state);
-  else if (shown.days !== state.days) redraw(Number(state.days));
-  Object.assign(shown, { view: state.view, days: state.days });
+  else if (!drawn) redraw(Number(state.days));
   syncFilters(state);
   const found = byId("found");
   found.replaceChildren(foundText(state));

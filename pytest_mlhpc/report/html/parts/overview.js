@@ -64,6 +64,7 @@ function overviewView() {
   const events = content.marks.slice(-20).reverse();
   return el("div", {},
     content.notes.map((note) => el("p", { class: "note" }, note)),
+    content.systems.length ? kindLegend(content.kinds) : null,
     el("div", { class: "cards" }, content.systems.map(systemCard)),
     el("section", { class: "lately" }, el("h2", {}, "What changed"), changes),
     events.length ? el("section", { class: "lately" }, el("h2", {}, "Events"), table("What was done to the systems", ["Day", "System", "What"], events.map(([at, system, partition, text]) => [date(at), [system, partition].filter(Boolean).join(":"), text]))) : null);

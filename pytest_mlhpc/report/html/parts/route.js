@@ -1,7 +1,7 @@
 // What is shown stands in the address after the #, so that any view can be linked to and the back button works.
 
-const VIEWS = { overview: "Overview", benchmarks: "Benchmarks", time: "Time", scaling: "Scaling", nodes: "Nodes" };
-const FIELDS = ["view", "q", "system", "kind", "metric", "days", "changed", "bench", "row"];
+const VIEWS = { overview: "Overview", list: "List", benchmarks: "Benchmarks", systems: "Systems", time: "Time", scaling: "Scaling", nodes: "Nodes" };
+const FIELDS = ["view", "q", "system", "kind", "metric", "days", "changed", "reruns", "bench", "row"];
 
 function stateOfAddress() {
   const found = new URLSearchParams(location.hash.slice(1));
@@ -33,6 +33,10 @@ function choice(label, name, options, state) {
   return el("label", {}, el("span", {}, label), el("select", { name, onchange: (event) => go({ [name]: event.target.value }) }, options.map(([value, text]) => option(value, text, state[name]))));
 }
 
+function tick(name, text, state) {
+  return el("label", { class: "check" }, el("input", { type: "checkbox", name, checked: state[name] === "1", onchange: (event) => go({ [name]: event.target.checked ? "1" : "" }) }), el("span", {}, text));
+}
+
 // Fields are made anew only when the view changes, so that nobody is thrown out of the field he types in.
 function makeFilters(state) {
   const form = byId("filters");
@@ -45,12 +49,14 @@ function makeFilters(state) {
   } });
   const fields = [choice("System", "system", systems, state)];
   if (state.view !== "overview") fields.unshift(el("label", { class: "search" }, el("span", {}, "Search"), search));
+  const kinds = choice("Last night", "kind", [["", "any verdict"], ...content.kinds.map((kind) => [kind, KIND_WORDS[kind]])], state);
+  const metric = choice("Metrics", "metric", [["", "judged"], ["*", "all"], ...metrics.map((name) => [name, name])], state);
+  if (state.view === "systems") fields.push(metric);
+  if (state.view === "list") fields.push(kinds, metric, tick("changed", "changed lately", state));
   if (state.view === "benchmarks") {
-    fields.push(
-      choice("Last night", "kind", [["", "any verdict"], ...content.kinds.map((kind) => [kind, KIND_WORDS[kind]])], state),
-      choice("Metrics", "metric", [["", "judged"], ["*", "all"], ...metrics.map((name) => [name, name])], state),
+    fields.push(kinds, metric,
       choice("Time", "days", [["", "all nights"], ["30", "30 days"], ["90", "90 days"], ["365", "1 year"]], state),
-      el("label", { class: "check" }, el("input", { type: "checkbox", name: "changed", checked: state.changed === "1", onchange: (event) => go({ changed: event.target.checked ? "1" : "" }) }), el("span", {}, "changed lately")));
+      tick("changed", "changed lately", state), tick("reruns", "re-runs", state));
   }
   form.replaceChildren(...fields, el("button", { type: "button", class: "quiet", onclick: () => { location.hash = addressOf({ view: stateOfAddress().view }); makeFilters(stateOfAddress()); } }, "Clear"));
   form.hidden = state.view === "overview" && content.systems.length < 2;

@@ -36,14 +36,34 @@ function shiftList(bench, row) {
 function nightTable(bench, row) {
   const cells = [];
   for (let place = bench.times.length - 1; place >= 0 && cells.length < TABLE_NIGHTS; place -= 1) {
-    if (row.values[place] === null && !bench.failures.has(place)) continue;
-    const more = bench.mores.get(place);
+    if ((row.values[place] === null && !bench.failures.has(place)) || isFolded(bench, place)) continue;
+    const more = [bench.mores.get(place), rerunText(bench, row, place)].filter(Boolean).join(", ");
     cells.push([
       moment(bench.times[place]), figure(row.values[place], row.unit), textAt(bench, "verdict", place) + (more ? `, ${more}` : ""),
-      textAt(bench, "nodes", place), textAt(bench, "commit", place).slice(0, 12), (bench.changes.get(place) || []).join("; "),
+      textAt(bench, "nodes", place), linksAt(bench, place), (bench.changes.get(place) || []).join("; "),
     ]);
   }
-  return table(`${row.metric}, the last ${many(cells.length, "night")}`, ["Night", "Figure", "Verdict", "Nodes", "Commit", "Changed"], cells);
+  return table(`${row.metric}, the last ${many(cells.length, "night")}`, ["Night", "Figure", "Verdict", "Nodes", "Commit, job, pipeline", "Changed"], cells);
+}
+
+// What re-runs of a night measured, where they are folded into it.
+function rerunText(bench, row, place) {
+  if (shown.reruns === "1") return "";
+  const again = rerunsOf(bench, place);
+  const values = again.map((one) => row.values[one]).filter((value) => value !== null);
+  if (!again.length) return "";
+  const range = values.length ? `: ${figure(Math.min(...values), row.unit)} to ${figure(Math.max(...values), row.unit)}` : "";
+  return `${many(again.length, "re-run")}${range}`;
+}
+
+// Commit, job and pipeline of a night, each a link where the site says to which address.
+function linksAt(bench, place) {
+  const found = ["commit", "job", "pipeline"].map((name) => [name, textAt(bench, name, place)]).filter(([, value]) => value);
+  return found.map(([name, value], at) => {
+    const text = name === "commit" ? value.slice(0, 12) : `${name} ${value}`;
+    const form = content.links[name];
+    return [at ? ", " : "", form ? el("a", { href: form.replaceAll(`{${name}}`, encodeURIComponent(value)) }, text) : text];
+  }).flat();
 }
 
 function rowNode(bench, row) {
@@ -78,7 +98,7 @@ function step(event, bench, row, place) {
   event.preventDefault();
   const count = bench.times.length;
   let at = event.key === "Home" ? -1 : event.key === "End" ? count : place.at === undefined ? (way > 0 ? -1 : count) : place.at;
-  do at += way; while (at >= 0 && at < count && row.values[at] === null && !bench.failures.has(at));
+  do at += way; while (at >= 0 && at < count && ((row.values[at] === null && !bench.failures.has(at)) || isFolded(bench, at)));
   if (at < 0 || at >= count) return;
   place.at = at;
   const plot = place.plot;

@@ -15,7 +15,7 @@ function scalingNode(one) {
     machine, devices, el("a", { href: `#view=benchmarks&bench=${bench}` }, figure(value, one.unit)), figure(value / devices, one.unit), percent(efficiency), runs]));
   const node = el("section", { class: "card scaling", "aria-label": `${one.label}, ${one.metric}` },
     el("h2", {}, one.label), el("p", { class: "small" }, `${one.metric}; ${how}; medians of the newest nights, efficiency against the smallest scale`),
-    el("ul", { class: "legend" }, one.curves.map(([machine], at) => el("li", {}, svg("svg", { width: 18, height: 8, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 18, y1: 4, y2: 4, class: `stroke-${CURVES[at % CURVES.length]}` })), ` ${machine}`))),
+    el("ul", { class: "legend" }, one.curves.map(([machine], at) => el("li", {}, curveKey(at), ` ${machine}`)), el("li", {}, "dashed: ideal")),
     el("div", { class: "pair" }, rate, share),
     table("Figures", ["Machine", "Devices", one.metric, "per device", "Efficiency", "Nights"], lines));
   node.plot = one;
@@ -42,14 +42,15 @@ function scalePlot(place, unit, distr, data, curves) {
   const series = data.slice(1).map((_column, at) => (at < curves
     ? { stroke: color(CURVES[at % CURVES.length]), width: 2, spanGaps: true, points: { show: true, size: 6 } }
     : { stroke: color("muted"), width: 1, dash: [4, 4], spanGaps: true, points: { show: false } }));
+  const title = (label) => ({ label, labelSize: 16, labelGap: 2, labelFont: "11px system-ui, sans-serif" });
   const text = (value) => (unit === "%" ? `${Math.round(value)} %` : figure(value, unit).replace(` ${unit}`, ""));
   const chart = new uPlot({
     width: Math.max(place.clientWidth, 200), height: 220, legend: { show: false }, padding: [10, 16, 0, 0],
     cursor: { y: false, drag: { x: false } },
     scales: { x: { time: false, distr: 3, log: 2 }, y: distr === 3 ? { distr: 3 } : { range: (u, low, high) => [0, Math.max(110, high * 1.05)] } },
     axes: [
-      { ...style, size: 28, splits: () => data[0], values: (u, ticks) => ticks.map(String), filter: null },
-      { ...style, size: 60, values: (u, ticks) => ticks.map((tick) => (tick === null ? null : text(tick))) },
+      { ...style, ...title("devices"), size: 28, splits: () => data[0], values: (u, ticks) => ticks.map(String), filter: null },
+      { ...style, ...title(unit === "%" ? "efficiency, %" : unit), size: 60, values: (u, ticks) => ticks.map((tick) => (tick === null ? null : text(tick))) },
     ],
     series: [{}, ...series],
     hooks: { setCursor: [(u) => {

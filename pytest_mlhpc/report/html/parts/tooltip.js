@@ -10,6 +10,8 @@ function nightLines(bench, row, place) {
   }
   const verdict = textAt(bench, "verdict", place);
   lines.push(verdict + (bench.mores.has(place) ? `, ${bench.mores.get(place)}` : ""));
+  const again = rerunText(bench, row, place);
+  if (again) lines.push(again);
   if (bench.failures.has(place)) lines.push(bench.failures.get(place).split("\n")[0].slice(0, 200));
   const nodes = textAt(bench, "nodes", place);
   if (nodes) lines.push(`on ${nodes.length > 120 ? `${nodes.slice(0, 120)}\u2026` : nodes}`);
