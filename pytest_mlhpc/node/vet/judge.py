@@ -54,8 +54,14 @@ def _count(ballot: Ballot) -> Iterator[Tuple[str, Finding]]:
     majority = next((value for value, number in counted.items() if 2 * number > len(ballot)), None)
     critical = any(fact.severity is Severity.CRITICAL for facts in ballot.values() for fact in facts)
     agreed = 0 if majority is None else counted[majority]
+    others, judged = tuple(counted), {}
     for voter, facts in ballot.items():
-        yield voter[0], _judge(facts, len(ballot), majority, agreed, others=tuple(counted), critical=critical)
+        same = tuple(
+            map(id, facts)
+        )  # nodes that said the same share their facts (leader.py), and their findings
+        if same not in judged:
+            judged[same] = _judge(facts, len(ballot), majority, agreed, others=others, critical=critical)
+        yield voter[0], judged[same]
 
 
 def _judge(

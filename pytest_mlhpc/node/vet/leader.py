@@ -6,13 +6,13 @@ import itertools
 import math
 import socket
 import time
-from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Type
 
 from pytest_mlhpc.node.agents.hub import Hub
 from pytest_mlhpc.node.agents.wire import Wire
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
-from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Severity
+from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Reading, Severity
 from pytest_mlhpc.node.vet.place import VetPlace
 
 
@@ -60,54 +60,97 @@ class NodeState:
         return f"it hung in {what}: {begun}, and no word came in time"
 
 
-def apply_message(seat: NodeState, message: Mapping[str, Any]) -> None:
+#: Most findings, readings and facts that are remembered to be shared.
+MOST_SHARED = 1 << 18
+
+
+class OutcomeReader:
+    """Reads outcomes. Nodes that say the same share one value: thousands of nodes have few versions of anything."""
+
+    def __init__(self) -> None:
+        self._known: Dict[Tuple[Any, ...], Any] = {}
+
+    def read(self, data: Any) -> CheckOutcome:
+        """Return what came of a check.
+
+        Raises:
+            SchemaError: it is none.
+        """
+        if not isinstance(data, dict):
+            return from_json(CheckOutcome, data)
+        outcome = from_json(CheckOutcome, {name: data[name] for name in data if name not in _PARTS})
+        parts: Dict[str, Any] = {name: self._all(cls, data[name], name) for name, cls in _PARTS.items() if name in data}
+        return replace(outcome, **parts)
+
+    def _all(self, cls: Type[Any], items: Any, where: str) -> Tuple[Any, ...]:
+        if not isinstance(items, list):
+            raise SchemaError(f"{where}: expected a list, got {type(items).__name__}")
+        return tuple(self._one(cls, item, where) for item in items)
+
+    def _one(self, cls: Type[Any], item: Any, where: str) -> Any:
+        try:  # the types, too: 1, 1.0 and true are equal
+            key = (cls, *item.items(), *map(type, item.values()))
+            found = self._known.get(key)
+        except (AttributeError, TypeError):
+            return from_json(cls, item, where)
+        if found is None:
+            found = from_json(cls, item, where)
+            if len(self._known) < MOST_SHARED:
+                self._known[key] = found
+        return found
+
+
+_PARTS: Mapping[str, Type[Any]] = {"findings": Finding, "readings": Reading, "facts": Fact}
+
+
+def apply_message(seat: NodeState, message: Mapping[str, Any], outcomes: OutcomeReader) -> None:
     """Take in one message. What cannot be read is a finding: it is that node that says it."""
     kind = message["kind"]
     act = _ACTS.get(kind)
     if act is None:
         return
     try:
-        act(seat, message)
+        act(seat, message, outcomes)
     except (SchemaError, ValueError, TypeError, KeyError, AttributeError) as error:
         text = f"{seat.host} said {kind!r} with what cannot be read: {error}"
         seat.note("vetting", Severity.UNKNOWN, text[:500], "unreadable")
 
 
-def _plan(seat: NodeState, message: Mapping[str, Any]) -> None:
+def _plan(seat: NodeState, message: Mapping[str, Any], _outcomes: OutcomeReader) -> None:
     seat.boot_id = str(message["boot_id"])
 
 
-def _begun(seat: NodeState, message: Mapping[str, Any]) -> None:
+def _begun(seat: NodeState, message: Mapping[str, Any], _outcomes: OutcomeReader) -> None:
     seat.unfinished = str(message["what"])[:300]
 
 
-def _checked(seat: NodeState, message: Mapping[str, Any]) -> None:
+def _checked(seat: NodeState, message: Mapping[str, Any], outcomes: OutcomeReader) -> None:
     seat.unfinished = ""
-    seat.outcomes.append(from_json(CheckOutcome, message["outcome"]))
+    seat.outcomes.append(outcomes.read(message["outcome"]))
 
 
-def _checks_done(seat: NodeState, _message: Mapping[str, Any]) -> None:
+def _checks_done(seat: NodeState, _message: Mapping[str, Any], _outcomes: OutcomeReader) -> None:
     seat.checked, seat.unfinished = True, ""
 
 
-def _ready(seat: NodeState, message: Mapping[str, Any]) -> None:
+def _ready(seat: NodeState, message: Mapping[str, Any], _outcomes: OutcomeReader) -> None:
     seat.ready = True
     models = [str(model) for model in message["ready"].get("models", ())]
     seat.models = {model: models.count(model) for model in models}
 
 
-def _no_child(seat: NodeState, message: Mapping[str, Any]) -> None:
+def _no_child(seat: NodeState, message: Mapping[str, Any], _outcomes: OutcomeReader) -> None:
     seat.no_child = str(message["text"])[:1000]
     seat.slow_start = bool(message.get("hung"))
 
 
-def _answer(seat: NodeState, message: Mapping[str, Any]) -> None:
+def _answer(seat: NodeState, message: Mapping[str, Any], outcomes: OutcomeReader) -> None:
     seat.unfinished = ""
     answer = {name: value for name, value in message.items() if name != "outcome"}
     seat.answers[int(message["id"])] = answer
     if "outcome" in message:
         answer["error"] = "its outcome cannot be read"
-        answer["outcome"] = from_json(CheckOutcome, message["outcome"])
+        answer["outcome"] = outcomes.read(message["outcome"])
 
 
 _ACTS = {
@@ -140,6 +183,7 @@ class Leader:
         self.seats = [NodeState(rank, place.name_of(rank)) for rank in range(place.nodes)]
         self._numbers = itertools.count(1)
         self._closed = ""
+        self._outcomes = OutcomeReader()
         self._hub = Hub(self, key, place.nodes, listening, SILENCE_S)
         self._hub.join(0, first)
         self.seats[0].wire, self.seats[0].came, self.seats[0].clock = first, True, (0.0, 0.0)
@@ -190,7 +234,7 @@ class Leader:
 
     def receive(self, rank: int, message: Mapping[str, Any]) -> None:
         """Apply what an agent says."""
-        apply_message(self.seats[rank], message)
+        apply_message(self.seats[rank], message, self._outcomes)
 
     def lost(self, rank: int, why: str, _left: bool, /) -> None:
         """Note that an agent is gone."""
