@@ -1,4 +1,4 @@
-"""Vettings of several made-up nodes, all on this machine: one slowed, one hung or missing, and 256 that report at once.
+"""Vettings of several made-up nodes, all on this machine: one slowed, one hung or missing, and thousands that report at once.
 
 Each node is a process of `mlhpc vet` of its own that finds the first one over TCP, as under a launcher; they have one boot
 id, so that they compute one after the other. ``slowed`` has torch's real child and this machine's real checks; ``repeated``
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -29,8 +30,9 @@ TESTS = ROOT / "tests/node/vet"
 
 NODES, SLOWED, BY, WITHIN_S = 6, "node3", 0.20, 45.0
 
-#: Longest time that 256 agents may take to report, in seconds.
-AGENTS, AGENTS_S = 256, 10.0
+#: Number of agents -> longest time to one verdict, in seconds; most memory of the leader, in MiB; steepest growth.
+AGENTS_S = {256: 10.0, 1024: 15.0, 4096: 30.0}
+AGENTS_MIB, EXPONENT = 400.0, 1.1
 
 #: What is wrong with node3 (of 5), and the whole time for vetting in seconds: what it is told by, by name.
 TROUBLES: dict[str, tuple[dict[str, Any], float]] = {
@@ -239,21 +241,32 @@ def _told(what: str, run: Run, budget_s: float, named: bool) -> Row:
 
 
 def reported() -> list[Row]:
-    """Have 256 processes report to one leader."""
-    argv = [sys.executable, str(TESTS / "many_agents.py"), str(AGENTS)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        raise SystemExit(f"{AGENTS} agents: {done.stderr[-3000:]}")
-    found = json.loads(done.stdout)
-    every = found["reported"] == AGENTS and not found["troubles"]
-    return [
+    """Have more and more agents report to one leader, to one verdict."""
+    found = {number: _report_of(number) for number in AGENTS_S}
+    rows = [
         Row(
-            f"{AGENTS} agents (processes, no torch) report to one leader, 25 checks of 8 devices each",
-            f"<= {AGENTS_S:g} s",
-            f"{found['reported']} of {AGENTS} in {found['seconds']:.1f} s ({found['cpu_seconds']:.1f} s of CPU for the leader)",
-            every and found["seconds"] <= AGENTS_S,
+            f"{number} agents (no torch) to one verdict of one leader, 25 checks of 8 devices each",
+            f"<= {limit_s:g} s, <= {AGENTS_MIB:g} MiB",
+            f"{one['good']} of {number} in {one['seconds']:.1f} s ({one['cpu_seconds']:.1f} s of computing and "
+            f"{one['mebibytes']} MiB of the leader)",
+            one["good"] == number and one["seconds"] <= limit_s and one["mebibytes"] <= AGENTS_MIB,
         )
+        for (number, limit_s), one in zip(AGENTS_S.items(), found.values(), strict=True)
     ]
+    exponent = statistics.linear_regression(
+        [math.log(number) for number in found], [math.log(one["cpu_seconds"]) for one in found.values()]
+    ).slope
+    text = "growth of the leader's computing with the number of agents, exponent"
+    return [*rows, Row(text, f"<= {EXPONENT:g}", f"{exponent:.2f}", exponent <= EXPONENT)]
+
+
+def _report_of(number: int) -> dict[str, Any]:
+    argv = [sys.executable, str(TESTS / "many_agents.py"), str(number)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False)
+    if done.returncode:
+        raise SystemExit(f"{number} agents: {done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 @contextlib.contextmanager

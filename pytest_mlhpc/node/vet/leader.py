@@ -79,7 +79,9 @@ class OutcomeReader:
         if not isinstance(data, dict):
             return from_json(CheckOutcome, data)
         outcome = from_json(CheckOutcome, {name: data[name] for name in data if name not in _PARTS})
-        parts: Dict[str, Any] = {name: self._all(cls, data[name], name) for name, cls in _PARTS.items() if name in data}
+        parts: Dict[str, Any] = {
+            name: self._all(cls, data[name], name) for name, cls in _PARTS.items() if name in data
+        }
         return replace(outcome, **parts)
 
     def _all(self, cls: Type[Any], items: Any, where: str) -> Tuple[Any, ...]:

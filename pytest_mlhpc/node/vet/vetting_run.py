@@ -394,7 +394,7 @@ class VettingRun:
         checked_by = min(
             self._deadline - self._reserve_s(), self._begun + max(share, 0.5 * budget_of(self._settings))
         )
-        self._leader.until(lambda: all(seat.checked for seat in alive(seats)), checked_by)
+        self._leader.until(lambda: all(seat.checked or not seat.there for seat in seats), checked_by)
         for seat in alive(seats):
             if not seat.checked:
                 self._leader.lose(seat, seat.hung("the checks"))
@@ -418,7 +418,7 @@ class VettingRun:
         """
         seats = self._leader.seats
         self._leader.until(
-            lambda: all(seat.ready or seat.no_child for seat in alive(seats)),
+            lambda: all(seat.ready or seat.no_child or not seat.there for seat in seats),
             self._deadline - self._reserve_s(),
         )
         slow = [seat for seat in alive(seats) if seat.slow_start or not (seat.ready or seat.no_child)]
