@@ -129,9 +129,6 @@ UNSURE = 1.3
 #: Quantile of the nights before whose distance counts as spread too: of normal figures one in twenty lies so many standard
 #: deviations below the mean, or farther. Figures of benchmarks have heavier tails.
 TAIL, TAIL_SIGMAS = 0.05, 1.6449
-#: Variance by which a level of several nights wanders, as a share of that of one night: longer means are no surer than that.
-#: Without it the root mean square of scores of unchanged nights grows by 6 and 16 % from one night to twelve (noisy records).
-WANDER = 0.06
 #: No likeness of neighbours beyond this is believed: the error would have no bound.
 MOST_ALIKE = 0.9
 
@@ -195,5 +192,4 @@ def _compared(past: Floats, recent: Floats, centre: Floats, rule: DropLimits) ->
     level = news.mean(axis=1)
     if nights > 2:  # one night of several moves a median less
         level = (level + np.median(news, axis=1)) / 2
-    wander = WANDER * sigma[:, 0] ** 2 if nights > 1 else 0.0
-    return -level, np.sqrt(variance * (inflation / nights + before) + wander)
+    return -level, np.sqrt(variance * (inflation / nights + before))

@@ -35,8 +35,8 @@ SHARE, ATTEMPTS_AGREE, ATTEMPTS_CONFIRM = 0.75, 3, 4
 MONTH = 30
 #: Standard errors that a loss must have beyond the limit where tonight was not re-run.
 ALONE = 0.5
-#: An improvement is a level of its own from this multiple of the nights' spread on: less is a record that wanders.
-APART = 3.0
+#: An improvement is a level of its own from this multiple of its nights' spread on, where both levels hardly overlap.
+APART = 4.0
 #: Nights whose median says whether a level was better for a while.
 BLOCK = 8
 #: A night that was not run again is told of when it lies so many times as far off as any of the nights before.
