@@ -92,7 +92,7 @@ def test_a_program_of_an_image_without_python_is_measured(bare_suite):
 
 
 def test_a_vendors_program_on_a_gpu_is_measured_in_its_own_image(pod_suite):
-    pod_suite.partition(kind="job")
+    pod_suite.partition(kind="job", volumes=[])
     pod_suite.tests(N_BODY)
     pod_suite.run().expect(0, passed=1)
     (record,) = pod_suite.records()
