@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 #: ``prctl`` option that has the kernel send a signal when the thread that made this process ends (linux/prctl.h).
 PR_SET_PDEATHSIG = 1
@@ -61,6 +61,17 @@ def stat_fields(pid: int) -> List[str]:
             return file.read().rpartition(b")")[2].decode("ascii", "replace").split()
     except OSError:
         return []
+
+
+def copy_of(environ: Mapping[str, str]) -> Dict[str, str]:
+    """Return a copy of *environ*, such as ``os.environ``, while another thread sets and removes variables.
+
+    A copy of ``os.environ`` takes its names first and then their values: one that is gone by then is a KeyError. pytest sets
+    and removes ``PYTEST_CURRENT_TEST`` in each phase of each test.
+    """
+    while True:
+        with contextlib.suppress(KeyError):
+            return dict(environ)
 
 
 #: Most starts of one program by :func:`start_in_new_session`: a terminal sends each of its signals once.

@@ -18,7 +18,7 @@ from pathlib import Path
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.provisioner import AllocationEnded, Event, Handle, LineArrived, StateChanged
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
-from pytest_mlhpc.node.processes import start_in_new_session
+from pytest_mlhpc.node.processes import copy_of, start_in_new_session
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.run_files import stage
@@ -260,7 +260,7 @@ class LocalProvisioner:
         plan = allocation.plan
         run = plan.runs[0]
         environment = {
-            **os.environ,
+            **copy_of(os.environ),
             **run.variables,  # all runs of an allocation have one environment
             "MLHPC_SESSION": self._session_id,
             "MLHPC_ALLOCATION": plan.allocation_id,

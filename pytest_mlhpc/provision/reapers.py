@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, same_cluster, user_name
 from pytest_mlhpc.jobs.reaping import NotYet, Prepare, Reaper
+from pytest_mlhpc.node.processes import copy_of
 from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmJob
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def ask_cluster_name(environ: Mapping[str, str]) -> str:
         SlurmError: it does not tell.
     """
     # What pytest changes from test to test leads nowhere.
-    return _cluster_name(tuple(sorted(pair for pair in environ.items() if not pair[0].startswith("PYTEST_"))))
+    return _cluster_name(
+        tuple(sorted(pair for pair in copy_of(environ).items() if not pair[0].startswith("PYTEST_")))
+    )
 
 
 @functools.lru_cache(maxsize=8)  # exceptions are not kept

@@ -23,7 +23,7 @@ from urllib.parse import quote, urlsplit
 
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.processes import run_to_end
+from pytest_mlhpc.node.processes import copy_of, run_to_end
 from pytest_mlhpc.provision.kubernetes.errors import one_line
 
 if TYPE_CHECKING:
@@ -356,7 +356,11 @@ def plugin_credentials(
     if config.get("provideClusterInfo"):
         spec["cluster"] = dict(cluster)
     info = {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
-    env = {**environ, **_plugin_environment(config.get("env")), "KUBERNETES_EXEC_INFO": json.dumps(info)}
+    env = {
+        **copy_of(environ),
+        **_plugin_environment(config.get("env")),
+        "KUBERNETES_EXEC_INFO": json.dumps(info),
+    }
     out = _run_plugin(argv, env, directory or None, str(config.get("installHint") or ""))
     try:
         found = read_json(out)

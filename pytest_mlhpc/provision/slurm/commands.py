@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
-from pytest_mlhpc.node.processes import run_to_end
+from pytest_mlhpc.node.processes import copy_of, run_to_end
 from pytest_mlhpc.provision.slurm import parse
 from pytest_mlhpc.provision.slurm.client import (
     CALL_LIMIT_S,
@@ -370,7 +370,7 @@ def command_environment(base: Mapping[str, str]) -> dict[str, str]:
     """Return *base* without variables that silently change Slurm's commands; times are epoch seconds, messages English."""
     passed_on = {
         name: value
-        for name, value in base.items()
+        for name, value in copy_of(base).items()
         if name in PRESERVED_VARIABLES or not name.startswith(_DROPPED_PREFIXES)
     }
     return passed_on | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}

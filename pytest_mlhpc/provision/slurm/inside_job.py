@@ -23,7 +23,7 @@ from pytest_mlhpc.errors import ProvisionError, UsageError
 from pytest_mlhpc.jobs.provisioner import Event, Handle
 from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
 from pytest_mlhpc.node.files import read_json, read_private
-from pytest_mlhpc.node.processes import start_in_new_session
+from pytest_mlhpc.node.processes import copy_of, start_in_new_session
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.guardian import end_processes
 from pytest_mlhpc.provision.slurm.client import (
@@ -241,7 +241,11 @@ class InsideJobClient:
         """
         self._guard()
         allocation_id = submission.name.removeprefix("mlhpc-")
-        environ = {**os.environ, "MLHPC_SESSION": self._session_id, "MLHPC_ALLOCATION": allocation_id}
+        environ = {
+            **copy_of(os.environ),
+            "MLHPC_SESSION": self._session_id,
+            "MLHPC_ALLOCATION": allocation_id,
+        }
         try:
             plan = read_json(read_private(submission.directory / "plan.json"))
             with (submission.directory / "slurm.out").open("ab") as output:
