@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_mlhpc.cli.options import chosen_systems
 from pytest_mlhpc.config.build import DERIVED, derived_values, fill, resolve
 from pytest_mlhpc.errors import UsageError
 
@@ -94,3 +95,21 @@ def test_text_without_complaint_fills_without_error(text, template):
     resolved, missing, complaints = put(text, {}, template=template)
     if template and not missing and not complaints:
         fill(resolved, derived_values(cores=1, memory=1, devices=0, nodes=1, ranks=1))
+
+
+@pytest.mark.parametrize(
+    ("matters", "smallest"),
+    [
+        pytest.param("matters: 3 %", 0.03, id="written"),
+        pytest.param("matters: '${LOSS}'", 0.02, id="of a variable"),
+        pytest.param("matters: '${NOT_SET}'", None, id="of a variable that is not set"),
+        pytest.param("max_jobs: 1", None, id="not said"),
+    ],
+)
+def test_what_matters_on_a_partition_is_read_without_building_it(tmp_path, monkeypatch, matters, smallest):
+    monkeypatch.setenv("LOSS", "2 %")
+    monkeypatch.delenv("NOT_SET", raising=False)
+    path = tmp_path / "systems.yaml"
+    path.write_text(f"systems: {{cirrus: {{partitions: {{standard: {{scheduler: local, {matters}}}}}}}}}\n")
+    systems = chosen_systems(str(path))
+    assert (systems.matters("cirrus", "standard"), systems.matters("archer2", "standard")) == (smallest, None)
