@@ -49,6 +49,7 @@ class Outcome:
     vetting: VetVerdict | None = None  #: instead of a measurement: what was found of the nodes
     held: GrantedNodes | None = None  #: instead of a measurement: nodes that are the test's while it runs
     artifacts: tuple[str, ...] = ()  #: names or globs of files in the run's folder that the test may read
+    comparison: tuple[Any, ...] = ()  #: of A against B: a result for each metric (``session/against.py``)
 
 
 #: Outcomes that the infrastructure causes. The attempt is retried, away from failed nodes.
@@ -192,6 +193,27 @@ def _merge_vettings(before: Mapping[str, Any] | None, body: Mapping[str, Any]) -
     }
 
 
+#: Runs of one block of a comparison, A B B A: a steady drift of the machine hits both sides alike.
+BLOCK = 4
+
+
+def is_first_side(number: int) -> bool:
+    """Return whether attempt *number* of a comparison, from 1, is a run of A."""
+    return (number - 1) % BLOCK in (0, BLOCK - 1)
+
+
+@dataclass(frozen=True)
+class Opponent:
+    """The other side of a comparison: B against the A of the job's own spec.
+
+    ``runs`` are wanted of both sides together, in one allocation; below ``fewest`` nothing could be said. Both are even.
+    """
+
+    spec: JobSpec
+    runs: int
+    fewest: int
+
+
 @dataclass(eq=False)
 class Job:
     """A declared job: its state, its attempts and its outcome.
@@ -211,6 +233,8 @@ class Job:
     excluded: set[str] = field(default_factory=set)  #: nodes that failed during its attempts
     refused: Failure | None = None  #: why a re-run was refused
     unbuilt: Failure | None = None  #: why a build that it needs failed, before anything was submitted
+    opponent: Opponent | None = None  #: what it is compared with; its attempts then count from 1 and alternate
+    planned: int = 0  #: runs of a comparison that were submitted
     pending: int = 0  #: attempts submitted or waiting to be
     outcome: Outcome | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -228,6 +252,17 @@ class Job:
         while before is not None and before.done.is_set():
             before = before.previous
         return before is None
+
+    def spec_of(self, number: int) -> JobSpec:
+        """Return what attempt *number* runs."""
+        return self.spec if self.opponent is None or is_first_side(number) else self.opponent.spec
+
+    @property
+    def next_number(self) -> int:
+        """The number of its next attempt. None of a comparison is 0: only first attempts feed histories."""
+        return 1 + max(
+            (attempt.number for attempt in self.attempts), default=0 if self.opponent is not None else -1
+        )
 
     @property
     def granted(self) -> bool:

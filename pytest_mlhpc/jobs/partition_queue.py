@@ -18,6 +18,7 @@ from pytest_mlhpc.jobs.job import (
     Attempt,
     GrantedNodes,
     Job,
+    Opponent,
     Outcome,
     attempt_error,
     failed_nodes,
@@ -32,7 +33,14 @@ from pytest_mlhpc.jobs.provisioner import (
     Provisioner,
     StateChanged,
 )
-from pytest_mlhpc.jobs.spec import JobSpec, JobState, fits_into, may_share
+from pytest_mlhpc.jobs.spec import (
+    JobSpec,
+    JobState,
+    allocation_time_s,
+    fits_into,
+    longest_allocation_s,
+    may_share,
+)
 from pytest_mlhpc.node.batch.output import REQUESTS, append
 from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.node.protocol.lines import Message
@@ -147,6 +155,8 @@ class PartitionQueue:
         self._waiting.remove(first)
         if first.done.is_set() or not self._possible(first):
             return []
+        if first.opponent is not None:
+            return self._runs_of_both(first, first.opponent)
         packed = [first]
         if may_share(first.spec, pack=self._pack) and not first.unbuilt:
             longest_s = self._provisioner.longest()
@@ -160,8 +170,27 @@ class PartitionQueue:
                     packed.append(job)
         return packed
 
+    def _runs_of_both(self, job: Job, opponent: Opponent) -> list[Job]:
+        """Return *job* as often as runs of its comparison fit into one allocation; none, if these are too few."""
+        spec, fewest = job.spec, opponent.fewest
+        longest_s = longest_allocation_s(spec, self._provisioner.longest())
+        runs = opponent.runs
+        while runs >= fewest and allocation_time_s([spec] * runs) > longest_s:
+            runs -= 2
+        if runs >= fewest:
+            job.pending = job.planned = runs
+            return [job] * runs
+        excess_s = allocation_time_s([spec] * fewest) - longest_s
+        text = (
+            f"a comparison needs {fewest} runs in one allocation, and one of {spec.target.partition.id} lasts at most "
+            f"{longest_s:.0f} s: set time_limit={max(1, int(spec.time_limit_s - excess_s / fewest))} of the test, or less"
+        )
+        self._refused([job], Failure("rejected", text))
+        return []
+
     def _possible(self, job: Job) -> bool:
-        reason = self._provisioner.validate(job.spec)
+        sides = [job.spec] if job.opponent is None else [job.spec, job.opponent.spec]
+        reason = next(filter(None, map(self._provisioner.validate, sides)), "")
         if reason:
             self._refused([job], Failure("rejected", reason))
         return not reason
@@ -197,10 +226,9 @@ class PartitionQueue:
 
     def _submit_plan(self, jobs: list[Job]) -> None:
         numbered: list[tuple[JobSpec, int]] = []
-        for job in jobs:  # several re-runs of one job may be packed together
-            ahead = sum(spec is job.spec for spec, _ in numbered)
-            last = max((attempt.number for attempt in job.attempts), default=-1)
-            numbered.append((job.spec, last + 1 + ahead))
+        for index, job in enumerate(jobs):  # several runs of one job may be packed together
+            number = job.next_number + sum(other is job for other in jobs[:index])
+            numbered.append((job.spec_of(number), number))
         excluded = sorted({node for job in jobs for node in job.excluded})
         plan = self._callbacks.plan(numbered, excluded)
         runs = {}
@@ -221,7 +249,7 @@ class PartitionQueue:
         self._active[plan.allocation_id] = ActiveAllocation(handle, runs, shared=len(plan.runs) > 1)
         for job, attempt in runs.values():
             attempt.handle = handle
-            if attempt.number == 0:
+            if attempt.number == 0 or job.opponent is not None:
                 job.become(JobState.QUEUED)
         if handle.native_id:
             self._accepted(plan.allocation_id, handle.native_id)
@@ -261,7 +289,8 @@ class PartitionQueue:
             if event.state is JobState.RUNNING and not attempt.allocated_ns:
                 attempt.allocated_ns = event.since_ns or time.time_ns()
             if not allocation.shared or event.state is not JobState.RUNNING:
-                job.become(event.state if attempt.number == 0 else JobState.RERUNNING)
+                first = attempt.number == 0 or job.opponent is not None
+                job.become(event.state if first else JobState.RERUNNING)
 
     def _receive(self, allocation: ActiveAllocation, event: LineArrived) -> None:
         job, attempt = allocation.runs.get(event.message.run_id, (None, None))
@@ -276,7 +305,8 @@ class PartitionQueue:
         if not allocation.shared:
             return  # its end is that of the allocation
         if event.message.kind == "started":
-            job.become(JobState.RUNNING if attempt.number == 0 else JobState.RERUNNING)
+            first = attempt.number == 0 or job.opponent is not None
+            job.become(JobState.RUNNING if first else JobState.RERUNNING)
         elif event.message.kind == "end":
             attempt.finish(None)
             self._end_attempt(job, attempt)
@@ -285,7 +315,9 @@ class PartitionQueue:
     def _end_attempt(self, job: Job, attempt: Attempt) -> None:
         """Retry an ended attempt if its failure permits that; else conclude the job after its last attempt."""
         job.pending -= 1
-        if not job.lost and not job.done.is_set() and may_retry(job, attempt):
+        if job.opponent is not None:
+            self._compare(job)
+        elif not job.lost and not job.done.is_set() and may_retry(job, attempt):
             failure = attempt.failure
             job.excluded.update(failed_nodes(job, attempt))
             job.attempts.remove(attempt)
@@ -298,7 +330,23 @@ class PartitionQueue:
         elif job.pending == 0 and (not job.done.is_set() or job.granted):
             self._conclude(job)
 
+    def _compare(self, job: Job) -> None:
+        """Judge a comparison after each of its runs. Once it is decided, its allocation ends: no other job uses it."""
+        if job.done.is_set() or not isinstance(verdict := self._callbacks.judge(job), Outcome):
+            return
+        runs = [attempt.run.run_id for attempt in job.attempts]
+        rest = [one for one in self._active.values() if any(other is job for other, _ in one.unfinished)]
+        for attempt in job.attempts:
+            attempt.over = True
+        job.pending = 0
+        self._cancel_allocations(rest)
+        job.conclude(verdict)
+        self._callbacks.concluded(runs)
+
     def _conclude(self, job: Job) -> None:
+        if job.opponent is not None:
+            self._compare(job)
+            return
         verdict = self._callbacks.judge(job)
         if isinstance(verdict, Outcome):
             job.conclude(verdict)

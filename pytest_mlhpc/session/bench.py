@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from pytest_mlhpc.errors import Problem, UsageError
+from pytest_mlhpc.errors import Problem, UsageError, did_you_mean
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.session.owners import CodeOwners, read_code_owners
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_mlhpc.jobs.job import Job, Outcome
     from pytest_mlhpc.jobs.spec import JobSpec
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
+    from pytest_mlhpc.provision.worktree import Worktree
     from pytest_mlhpc.session.session import BenchmarkSession
     from pytest_mlhpc.session.sweep import Sweep
     from pytest_mlhpc.store.record import Failure
@@ -69,6 +70,7 @@ class Bench:
     #: Of the selected systems, as the systems file has them: system -> partition -> names of its environments.
     places: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
     false_alarms: float = 1.0  #: a month, as the systems file says
+    worktree: Worktree | None = None  #: of the revision that is compared with
     sweep: Sweep | None = None  #: with --mlhpc-each-node; not in workers of pytest-xdist
     code_owners: CodeOwners = field(default_factory=CodeOwners)
     owners: dict[Path, str] = field(default_factory=dict)  #: of files of tests, as CODEOWNERS says
@@ -109,6 +111,7 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
         systems = _systems(config, settings, schedulers, tuple(launchers))
         targets = _targets(systems, settings, schedulers)
         targets, sweep = _placed(targets, settings)
+        _refuse_unknown_side(targets, settings)
         if sweep is not None and sweep.reservation:
             changed = {**settings.overrides, "slurm.reservation": sweep.reservation}
             settings = replace(settings, overrides=changed)
@@ -164,6 +167,7 @@ def start_session(bench: Bench, config: pytest.Config) -> None:
         bench.settings, bench.manager, dict(bench.workloads), config.rootpath, bench.false_alarms
     )
     session.notes += bench.code_owners.problems
+    session.worktree = bench.worktree
     bench.session = bench.source = session
 
 
@@ -201,6 +205,26 @@ def _targets(
             "are no baseline for it; change the file, or leave one out"
         )
     return apply(tuple({target.id: target for target in found}.values()), settings.overrides, schedulers)
+
+
+def _refuse_unknown_side(targets: Sequence[Target], settings: Settings) -> None:
+    """Refuse a comparison with an environment that no selected partition has, or with options that exclude it.
+
+    Raises:
+        UsageError: names what there is.
+    """
+    if settings.against is None:
+        return
+    from pytest_mlhpc.session.against import refuse
+
+    refuse(settings)
+    name = settings.against.environment
+    known = {one.name for target in targets for one in target.partition.environments}
+    if name and name not in known:
+        raise UsageError(
+            f"--mlhpc-against environment={name}: no selected partition has it; there are {', '.join(sorted(known))}"
+            + did_you_mean(name, known)
+        )
 
 
 def outliving(settings: Settings) -> list[str]:

@@ -30,6 +30,10 @@ def properties(outcome: Outcome) -> list[tuple[str, object]]:
         found.append(("mlhpc.failure", outcome.failure.outcome))
     if outcome.judgement is not None:
         found.append(("mlhpc.verdict", outcome.judgement.verdict.value))
+    for one in outcome.comparison:
+        result = one.result
+        bounds = f"{result.change:.6g} [{result.low:.6g}, {result.high:.6g}]"
+        found.append((f"mlhpc.against.{one.metric}", f"{result.verdict.value} {bounds}"))
     if outcome.vetting is not None:
         found.append(("mlhpc.fit", ",".join(outcome.vetting.good)))
         found.append(("mlhpc.unfit", ",".join(outcome.vetting.exclude)))
