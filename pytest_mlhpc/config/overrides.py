@@ -44,8 +44,11 @@ def parse(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-#: What may differ on the second side of a comparison.
-SIDES: Final = ("environment", "image", "rev", "variables")
+#: What cannot be the second side of a comparison yet, and what does instead.
+_NOT_YET: Final = {
+    "rev": "a revision is not checked out; make an environment that has it installed, and compare environment=NAME",
+    "image": "another image is an environment of its own (container: {image: ...}); compare environment=NAME",
+}
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PERCENT: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%")
 
@@ -55,8 +58,6 @@ class Against:
     """What B of ``--mlhpc-against`` has instead of A's; empty: the same. ``precision`` is a share, None: the usual."""
 
     environment: str = ""
-    image: str = ""
-    rev: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     precision: float | None = None
 
@@ -67,11 +68,10 @@ class Against:
     @property
     def words(self) -> tuple[str, ...]:
         """The values of the option, of a variable that may be a secret without its value."""
-        named = {"environment": self.environment, "image": self.image, "rev": self.rev}
         shown = {name: "***" if may_be_secret(name) else text for name, text in self.variables.items()}
         precision = [f"precision={100 * self.precision:g}%"] if self.precision is not None else []
         return (
-            *(f"{name}={text}" for name, text in named.items() if text),
+            *([f"environment={self.environment}"] if self.environment else []),
             *(f"variables.{name}={text}" for name, text in shown.items()),
             *precision,
         )
@@ -87,26 +87,25 @@ def parse_against(texts: Sequence[str]) -> Against:
     for text in texts:
         key, equals, value = text.partition("=")
         kind, _, variable = key.partition(".")
-        known = (*SIDES[:3], "precision")
-        good = (
-            bool(_VARIABLE.fullmatch(variable)) if kind == "variables" else key in known and value.strip()
-        )
+        if key in _NOT_YET:
+            raise UsageError(f"--mlhpc-against {text}: {_NOT_YET[key]}")
+        known = ("environment", "precision")
+        good = _VARIABLE.fullmatch(variable) if kind == "variables" else key in known and value.strip()
         if not equals or not good or "\0" in value:
-            hint = nearest(key, [*known, "variables.NAME"])
+            hint = nearest(key, known)
             raise UsageError(
-                f"--mlhpc-against {text}: write environment=NAME, image=IMAGE, rev=REVISION, variables.NAME=VALUE or "
-                f"precision=1%" + (f" (did you mean {hint}=...?)" if hint and hint != key else "")
+                f"--mlhpc-against {text}: write environment=NAME, variables.NAME=VALUE or precision=1%"
+                + (f" (did you mean {hint}=...?)" if hint and hint != key else "")
             )
         if key in found:
             raise UsageError(f"--mlhpc-against {text}: {key} is {found[key]!r} already")
         found[key] = value
     if not found.keys() - {"precision"}:
         raise UsageError(f"--mlhpc-against {texts[0]}: say what differs, too, such as environment=NAME")
-    names = {name: value for name, value in found.items() if name in SIDES}
     variables = {
         name.partition(".")[2]: value for name, value in found.items() if name.startswith("variables.")
     }
-    return Against(**names, variables=variables, precision=_precision(found.get("precision")))
+    return Against(found.get("environment", ""), variables, _precision(found.get("precision")))
 
 
 def _precision(text: str | None) -> float | None:
@@ -114,7 +113,9 @@ def _precision(text: str | None) -> float | None:
         return None
     match = _PERCENT.fullmatch(text)
     if match is None or not 0 < float(match[1]) <= 50:
-        raise UsageError(f"--mlhpc-against precision={text}: write a share above 0 and up to 50 %, such as 1%")
+        raise UsageError(
+            f"--mlhpc-against precision={text}: write a share above 0 and up to 50 %, such as 1%"
+        )
     return float(match[1]) / 100
 
 

@@ -233,7 +233,9 @@ class Job:
     excluded: set[str] = field(default_factory=set)  #: nodes that failed during its attempts
     refused: Failure | None = None  #: why a re-run was refused
     unbuilt: Failure | None = None  #: why a build that it needs failed, before anything was submitted
-    opponent: Opponent | None = None  #: what it is compared with; its attempts then count from 1 and alternate
+    opponent: Opponent | None = (
+        None  #: what it is compared with; its attempts then count from 1 and alternate
+    )
     planned: int = 0  #: runs of a comparison that were submitted
     pending: int = 0  #: attempts submitted or waiting to be
     outcome: Outcome | None = None

@@ -72,16 +72,14 @@ def plan_of(
 
 
 def _of_its_side(run: RunPlan, spec: JobSpec, first: JobSpec) -> RunPlan:
-    """Return *run* with the environment and image of *spec*, where they are not those of the plan's *first* one."""
+    """Return *run* with the environment of *spec*, where it is not that of the plan's *first* one."""
     name = spec.target.environment.name
-    if (name, spec.image) == (first.target.environment.name, first.image):
-        return run
-    return replace(run, environment=name, image=spec.image)
+    return run if name == first.target.environment.name else replace(run, environment=name)
 
 
 def _setup(spec: JobSpec) -> tuple[object, ...]:
     """Return what a process inherits of the run's software."""
-    return spec.target.environment, spec.env, spec.image
+    return spec.target.environment, spec.env
 
 
 def _spares(spec: JobSpec, away: int) -> int:

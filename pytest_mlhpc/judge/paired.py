@@ -97,9 +97,10 @@ def compare(
     precision: float = PRECISION,
     alpha: float = ALPHA,
 ) -> PairedResult:
-    """Return what *pairs* of positive figures of A and B say, two of them a block, in the order of their runs.
+    """Return what pairs of positive figures say, two pairs a block, in the order of their runs.
 
     Args:
+        pairs: figures of A and B.
         better: ``lower`` or ``higher``.
         most: runs of the whole comparison, both sides together; it must be even.
         precision: smallest difference that matters, as a share.

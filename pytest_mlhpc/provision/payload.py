@@ -153,11 +153,10 @@ def environment_of(plan: Plan, partition: Partition, run: RunPlan | None = None)
     Raises:
         ProvisionError: ``rejected``, the partition has none of this name (an adopted plan after an edit).
     """
-    own = run is not None and run.environment
-    name, image = (run.environment, run.image) if run is not None and own else (plan.environment, plan.image)
+    name = (run.environment if run is not None else "") or plan.environment
     for environment in partition.environments:
         if environment.name == name:
-            return environment.with_software(plan.modules, image)
+            return environment.with_software(plan.modules, plan.image)
     raise ProvisionError("rejected", f"{partition.id} has no environment {name!r} any more")
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_mlhpc.config.overrides import Against
 from pytest_mlhpc.errors import StoreError, UsageError
@@ -38,15 +38,13 @@ from pytest_mlhpc.judge.paired import (
     follow,
 )
 from pytest_mlhpc.node.files import make_private
+from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.store.files import make_directories
 from pytest_mlhpc.store.record import Failure
 from pytest_mlhpc.store.table import aligned
 from pytest_mlhpc.store.text import count, quantity
 from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
-
-if TYPE_CHECKING:
-    from pytest_mlhpc.provision.worktree import Worktree
 
 #: What the records of both sides say of their purpose. No history, baseline or alert takes it.
 PURPOSE = "against"
@@ -100,41 +98,39 @@ def refuse(settings: Settings) -> None:
         )
 
 
-def second_side(spec: JobSpec, against: Against, worktree: Worktree | None = None) -> JobSpec:
-    """Return B of the test *spec*. With *worktree*, its files and builds are those of the revision there.
+def second_side(spec: JobSpec, against: Against) -> JobSpec:
+    """Return B of the test *spec*.
 
     Raises:
         SoftwareError: the test has no such side; the text says why.
     """
     partition = spec.target.partition
-    if reason := _not_comparable(spec, against):
+    if reason := _not_comparable(spec):
         raise SoftwareError("against", reason)
-    if partition.scheduler == "kubernetes" and (against.environment or against.image):
+    if partition.scheduler == "kubernetes" and against.environment:
         raise SoftwareError(
-            "against", f"the pods of {partition.id} have one image for both sides; compare variables.NAME=VALUE"
+            "against",
+            f"the pods of {partition.id} have one image for both sides; compare variables.NAME=VALUE",
         )
-    target = target_with(spec.target, against.environment, spec.modules, against.image)
-    if against.environment and spec.image and not against.image:
-        target = target_with(target, "", (), spec.image)
-    other = replace(
-        spec, target=target, image=against.image or spec.image, env={**spec.env, **against.variables}
-    )
-    if worktree is not None:
-        other = worktree.moved(other)
-    if other == spec:
-        raise SoftwareError("against", _same(spec, against))
+    target = spec.target
+    if against.environment:
+        target = target_with(target, against.environment, spec.modules, spec.image)
+    other = replace(spec, target=target, env={**spec.env, **against.variables})
+    if _started_with(other) == _started_with(spec):
+        raise SoftwareError("against", f"both sides are the same: {against} is what it has")
     if spec.launcher in _OUTER_LAUNCHERS and _software(spec) != _software(other):
         raise SoftwareError(
             "against",
             f"{spec.launcher} is started before the modules or virtual environment of either side is set up; use launcher srun",
         )
     if spec.target.environment.extra.get("uenv") != target.environment.extra.get("uenv"):
-        raise SoftwareError("against", "a uenv is mounted for a whole job, so two sides of a job have the same")
+        raise SoftwareError(
+            "against", "a uenv is mounted for a whole job, so two sides of a job have the same"
+        )
     return other
 
 
-def _not_comparable(spec: JobSpec, against: Against) -> str:
-    del against
+def _not_comparable(spec: JobSpec) -> str:
     if spec.about_nodes:
         return "it measures nothing"
     if not spec.judged:
@@ -142,11 +138,10 @@ def _not_comparable(spec: JobSpec, against: Against) -> str:
     return "its pod has no agent that could run two sides" if spec.agentless else ""
 
 
-def _same(spec: JobSpec, against: Against) -> str:
-    """Return why both sides are the same."""
-    if against.rev and not (against.environment or against.image or against.variables):
-        return f"none of its files and builds differ from those of revision {against.rev}"
-    return f"both sides are the same, as {against} is what it has: {spec.target.environment.name}"
+def _started_with(spec: JobSpec) -> tuple[object, ...]:
+    """Return what its processes are started with: two environments of other names may be the same."""
+    environment = spec.target.environment
+    return (environment.python, {**environment.variables, **spec.env}, environment.modules, environment.extra)
 
 
 def _software(spec: JobSpec) -> tuple[object, ...]:
@@ -188,15 +183,11 @@ def announcement(comparison: Comparison, jobs: Sequence[Job], runs: int) -> list
     """Return the lines that say what is compared, and how, before anything is submitted."""
     one = hours_text(total_bound(_repeated([job.spec for job in jobs], runs), 0))
     cost = f", at most {one}" if any(is_charged(job.spec) for job in jobs) else ""
-    return [
-        f"A against B: B has {comparison.against}; {count(len(jobs), 'test')}, each in one allocation, A B B A in turns, "
-        f"{FEWEST_RUNS} to {runs} runs{cost}"
-    ]
+    how = f"each in one allocation, A B B A in turns, {FEWEST_RUNS} to {runs} runs{cost}"
+    return [f"A against B: B has {comparison.against}; {count(len(jobs), 'test')}, {how}"]
 
 
-def opponents(
-    specs: Sequence[JobSpec], settings: Settings, session_id: str, worktree: Worktree | None
-) -> tuple[list[Job], int]:
+def opponents(specs: Sequence[JobSpec], settings: Settings, session_id: str) -> tuple[list[Job], int]:
     """Return a job with both sides for each of *specs* that has two, and how many runs each may have.
 
     Both sides of a session have a digest of their own in the ledger: no later session adopts half a comparison.
@@ -208,7 +199,7 @@ def opponents(
     pairs, refused = [], []
     for spec in specs:
         try:
-            other = second_side(spec, against, worktree)
+            other = second_side(spec, against)
         except SoftwareError as error:
             refused.append(f"{spec.node_id}: {error}")
             continue
@@ -222,32 +213,6 @@ def opponents(
     return [Job(first, opponent=Opponent(other, runs, FEWEST_RUNS)) for first, other in pairs], runs
 
 
-def judge_pairs(job: Job, comparison: Comparison) -> tuple[Judgement, tuple[NamedResult, ...]] | None:
-    """Return the verdict on a comparison, None while more of its runs are on their way and are needed."""
-    by_number = {attempt.number: attempt.measurement for attempt in job.attempts if attempt.over}
-    numbers = range(1, job.planned, 2)
-    results = []
-    for name in job.spec.judged:
-        pairs, better, unit = [], "higher", ""
-        for number in numbers:
-            found = [one.metric(name) if (one := by_number.get(at)) else None for at in (number, number + 1)]
-            values = [usable(metric) for metric in found]
-            if None in values or found[0] is None:
-                break
-            better, unit = found[0].better, found[0].unit
-            first, second = values if is_first_side(number) else values[::-1]
-            pairs.append((first, second))
-        if not pairs:
-            return None
-        result = follow(  # type: ignore[arg-type] # pairs hold no None
-            pairs, better, most=job.planned, precision=comparison.precision, alpha=comparison.alpha
-        )
-        results.append(NamedResult(name, unit, better, result))
-    if job.pending and job.refused is None and not all(one.result.decided for one in results):
-        return None
-    return _judgement(job, comparison, results), tuple(results)
-
-
 @dataclass(frozen=True)
 class NamedResult:
     """The result of one metric."""
@@ -258,7 +223,44 @@ class NamedResult:
     result: PairedResult
 
 
-def _judgement(job: Job, comparison: Comparison, results: Sequence[NamedResult]) -> Judgement:
+def judge_pairs(job: Job, comparison: Comparison) -> tuple[Judgement, tuple[NamedResult, ...]] | None:
+    """Return the verdict on a comparison, None while more of its runs are on their way and are needed."""
+    results = []
+    for name in job.spec.judged:
+        pairs = _pairs(job, name)
+        if not pairs:
+            return None
+        better, unit = pairs[0][0].better, pairs[0][0].unit
+        result = follow(
+            [(first.value, second.value) for first, second in pairs],
+            better,
+            most=job.planned,
+            precision=comparison.precision,
+            alpha=comparison.alpha,
+        )
+        results.append(NamedResult(name, unit, better, result))
+    if job.pending and job.refused is None and not all(one.result.decided for one in results):
+        return None
+    return _judgement(comparison, results), tuple(results)
+
+
+def _pairs(job: Job, name: str) -> list[tuple[MetricValue, MetricValue]]:
+    """Return the metric *name* of A and B of each pair of runs that is complete, up to the first that is not."""
+    ended = {
+        attempt.number: metric
+        for attempt in job.attempts
+        if attempt.over and attempt.measurement and usable(metric := attempt.measurement.metric(name))
+    }
+    pairs = []
+    for number in range(1, job.planned, 2):
+        first, second = ended.get(number), ended.get(number + 1)
+        if first is None or second is None:
+            break
+        pairs.append((first, second) if is_first_side(number) else (second, first))
+    return pairs
+
+
+def _judgement(comparison: Comparison, results: Sequence[NamedResult]) -> Judgement:
     metrics = tuple(
         MetricVerdict(
             name=one.metric,

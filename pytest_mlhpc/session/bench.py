@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pytest_mlhpc.jobs.job import Job, Outcome
     from pytest_mlhpc.jobs.spec import JobSpec
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
-    from pytest_mlhpc.provision.worktree import Worktree
     from pytest_mlhpc.session.session import BenchmarkSession
     from pytest_mlhpc.session.sweep import Sweep
     from pytest_mlhpc.store.record import Failure
@@ -70,7 +69,6 @@ class Bench:
     #: Of the selected systems, as the systems file has them: system -> partition -> names of its environments.
     places: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
     false_alarms: float = 1.0  #: a month, as the systems file says
-    worktree: Worktree | None = None  #: of the revision that is compared with
     sweep: Sweep | None = None  #: with --mlhpc-each-node; not in workers of pytest-xdist
     code_owners: CodeOwners = field(default_factory=CodeOwners)
     owners: dict[Path, str] = field(default_factory=dict)  #: of files of tests, as CODEOWNERS says
@@ -167,7 +165,6 @@ def start_session(bench: Bench, config: pytest.Config) -> None:
         bench.settings, bench.manager, dict(bench.workloads), config.rootpath, bench.false_alarms
     )
     session.notes += bench.code_owners.problems
-    session.worktree = bench.worktree
     bench.session = bench.source = session
 
 

@@ -164,7 +164,7 @@ def _one_sided(spec: JobSpec, bench: Bench) -> str:
     from pytest_mlhpc.session.against import second_side
 
     try:
-        second_side(spec, bench.settings.against, bench.worktree)
+        second_side(spec, bench.settings.against)
     except SoftwareError as error:
         return str(error)
     return ""

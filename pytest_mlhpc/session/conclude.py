@@ -88,6 +88,8 @@ class JobFinisher:
         """Return the outcome of *job*, all its attempts having ended, or how many more attempts to run."""
         with self._lock:
             try:
+                if self._comparison is not None:
+                    return self._compared(job, self._comparison)
                 return self._conclude(job)
             except StoreError as error:
                 return self._outcome(job, None, Failure(unwritten(error), str(error)))
@@ -113,11 +115,7 @@ class JobFinisher:
 
     def _conclude(self, job: Job) -> Outcome | int:
         spec, first = job.spec, job.attempts[0]
-        for attempt in job.attempts:
-            if attempt.measurement is not None and not attempt.failures:
-                attempt.failures += check(attempt.measurement, job.spec_of(attempt.number), attempt.run)
-        if self._comparison is not None:
-            return self._compared(job, self._comparison)
+        check_all(job)
         if spec.about_nodes and first.failure is None:
             return self._outcome(job, Judgement(Verdict.UNJUDGED), None)
         if first.failure is not None or first.measurement is None:
@@ -148,15 +146,17 @@ class JobFinisher:
 
     def _compared(self, job: Job, comparison: Comparison) -> Outcome | int:
         """Return the outcome of a comparison, or 0: more of its runs are on their way."""
+        check_all(job)
         judged = judge_pairs(job, comparison)
         failure = broken_run(job)
         if failure is None and judged is None:
             if job.pending and job.refused is None:
                 return 0
             failure = job.refused or Failure("no_result", "no pair of runs of both sides ended")
-        judgement, results = judged or (None, ())
-        outcome = self._outcome(job, judgement, failure or (judgement and loss_of(judgement)))
-        return replace(outcome, comparison=results if failure is None else ())
+        judgement, results = judged if judged is not None and failure is None else (None, ())
+        if judgement is not None:
+            failure = loss_of(judgement)
+        return replace(self._outcome(job, judgement, failure), comparison=results)
 
     def _refused(self, job: Job, wanted: int) -> str:
         """Return why *wanted* re-runs cannot be had, or an empty text after having asked the budget for them."""
@@ -375,12 +375,11 @@ class JobFinisher:
 
     def _environment(self, job: Job, attempt: Attempt) -> str:
         """Return the name of the environment; of B with all that it has instead of A's, so that no series is that of another."""
-        name, own = job.spec_of(attempt.number).target.environment.name, job.spec.target.environment.name
+        name = job.spec_of(attempt.number).target.environment.name
         if job.opponent is None or is_first_side(attempt.number) or self._comparison is None:
             return name
-        alone = replace(self._comparison.against, environment="", precision=None)
-        other = str(alone)
-        return f"{name}, {other}" if other or name == own else name
+        other = str(replace(self._comparison.against, environment=""))
+        return f"{name}, {other}" if other else name
 
     def _append(self, record: Record, spec: JobSpec, attempt: Attempt) -> None:
         """Store a record, unless the session that submitted its run was killed between this line and the ledger's."""
@@ -399,6 +398,13 @@ class JobFinisher:
 
             self._index = Index(self._settings.state_dir)
         return self._index
+
+
+def check_all(job: Job) -> None:
+    """Give each measured attempt the failures that its measurement shows."""
+    for attempt in job.attempts:
+        if attempt.measurement is not None and not attempt.failures:
+            attempt.failures += check(attempt.measurement, job.spec_of(attempt.number), attempt.run)
 
 
 def _where(attempt: Attempt) -> str:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from pytest_mlhpc.history.series import Source
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
-    from pytest_mlhpc.provision.worktree import Worktree
     from pytest_mlhpc.session.against import Comparison
     from pytest_mlhpc.session.conclude import JobFinisher
     from pytest_mlhpc.session.preflight import Spending
@@ -137,7 +136,6 @@ class BenchmarkSession:
         ] = {}  #: node id -> why a build that it needs failed on this machine
         self.terminated = False  #: by SIGTERM or SIGHUP
         self.comparison: Comparison | None = None  #: of A against B
-        self.worktree: Worktree | None = None  #: of the revision that is compared with
         self._closed = False
 
     def declare(self, specs: Sequence[JobSpec]) -> None:
@@ -202,7 +200,7 @@ class BenchmarkSession:
             return [Job(spec) for spec in specs]
         from pytest_mlhpc.session.against import Comparison, announcement, opponents
 
-        jobs, runs = opponents(specs, self.settings, self.id, self.worktree)
+        jobs, runs = opponents(specs, self.settings, self.id)
         metrics = sum(len(job.spec.judged) for job in jobs)
         self.comparison = Comparison(self.settings.against, metrics)
         self.announcement += announcement(self.comparison, jobs, runs)

@@ -178,9 +178,7 @@ def _swept(reporter: pytest.TerminalReporter, session: BenchmarkSession, sweep: 
         reporter.write_line(str(error), red=True)
 
 
-def _compared(
-    reporter: pytest.TerminalReporter, session: BenchmarkSession, comparison: Comparison
-) -> None:
+def _compared(reporter: pytest.TerminalReporter, session: BenchmarkSession, comparison: Comparison) -> None:
     """Write the table of A against B, and the same to a file for programs."""
     from pytest_mlhpc.session.against import table_of, write
 

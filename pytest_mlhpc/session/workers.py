@@ -172,7 +172,6 @@ class ControllerHooks:
                 dict(bench.launchers),
                 dict(bench.models),
                 bench.code_owners,
-                bench.worktree,
             )
         )
         node.workerinput[INPUT] = {"address": address, "key": key, "known": known}
@@ -215,9 +214,9 @@ def activate_worker(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", {}).get(INPUT)
     if given is None:
         return
-    settings, targets, workloads, launchers, models, owners, worktree = pickle.loads(given["known"])  # noqa: S301 - from our own controller, by xdist
+    settings, targets, workloads, launchers, models, owners = pickle.loads(given["known"])  # noqa: S301 - from our own controller, by xdist
 
-    bench = Bench(settings, targets, workloads, launchers, models, code_owners=owners, worktree=worktree)
+    bench = Bench(settings, targets, workloads, launchers, models, code_owners=owners)
     bench.source = source = WorkerSource(given["address"], given["key"])
     bench.declare_remotely = source.declare
     config.stash[BENCH] = bench

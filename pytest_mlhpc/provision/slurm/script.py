@@ -239,9 +239,7 @@ def without_software(environment: Environment) -> Environment:
         name: value for name, value in environment.extra.items() if name not in {"setup", "venv", "conda"}
     }
     alone = not environment.extra.keys() & {"venv", "conda"} and environment.python.startswith("/")
-    return replace(
-        environment, modules=(), extra=extra, python=environment.python if alone else "python3"
-    )
+    return replace(environment, modules=(), extra=extra, python=environment.python if alone else "python3")
 
 
 def _start_batch(plan: Plan, python: str, lines_dir: str, payload: str | None) -> Iterator[str]:
