@@ -108,8 +108,8 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
     try:
         systems = _systems(config, settings, schedulers, tuple(launchers))
         targets = _targets(systems, settings, schedulers)
-        targets, sweep = _placed(targets, settings)
         _refuse_unknown_side(targets, settings)
+        targets, sweep = _placed(targets, settings)
         if sweep is not None and sweep.reservation:
             changed = {**settings.overrides, "slurm.reservation": sweep.reservation}
             settings = replace(settings, overrides=changed)
