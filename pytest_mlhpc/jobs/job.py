@@ -1,4 +1,4 @@
-"""Jobs, their attempts, the allocations that carry them, the retry policy, and the outcome that a test gets."""
+"""Jobs, their attempts, the allocations that carry them, the retry policy, the outcome that a test gets, and nodes that it is granted."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, ProvisionError, RunFailure
 from pytest_mlhpc.jobs.provisioner import Handle
-from pytest_mlhpc.jobs.spec import JobSpec, JobState
+from pytest_mlhpc.jobs.spec import JobSpec, JobState, allocation_time_s, longest_allocation_s
+from pytest_mlhpc.node.batch.output import REQUESTS, append
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, SchemaError, from_json
 from pytest_mlhpc.node.vet.finding import VetVerdict
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Failure
-from pytest_mlhpc.store.verdict import Judgement
+from pytest_mlhpc.store.verdict import Judgement, Verdict
 
 
 @dataclass(frozen=True)
@@ -297,6 +299,23 @@ class Job:
         )
 
 
+def runs_that_fit(job: Job, longest_s: float | None) -> tuple[int, str]:
+    """Return how many runs of a comparison fit into one allocation of at most *longest_s* seconds, and why these are too few."""
+    if job.opponent is None:
+        return 1, ""
+    spec, fewest, runs = job.spec, job.opponent.fewest, job.opponent.runs
+    limit_s = longest_allocation_s(spec, longest_s)
+    while runs >= fewest and allocation_time_s([spec] * runs) > limit_s:
+        runs -= 2
+    if runs >= fewest:
+        return runs, ""
+    excess_s = allocation_time_s([spec] * fewest) - limit_s
+    return 0, (
+        f"a comparison needs {fewest} runs in one allocation, and one of {spec.target.partition.id} lasts at most "
+        f"{limit_s:.0f} s: set time_limit={max(1, int(spec.time_limit_s - excess_s / fewest))} of the test, or less"
+    )
+
+
 def _cancelled(outcome: Outcome) -> bool:
     return outcome.failure is not None and outcome.failure.outcome == "cancelled"
 
@@ -367,3 +386,46 @@ def attempt_error(attempt: Attempt, error: MlhpcError | None) -> MlhpcError | No
     if attempt.shared and not attempt.heard and isinstance(error, RunFailure):
         return ProvisionError("not_begun", f"the job that it shared ended before it began: {error}")
     return error
+
+
+def grant_nodes(job: Job, attempt: Attempt, started: Message) -> None:
+    """Give *job* its outcome with the nodes of *started*: its test begins, and the allocation goes on."""
+    if job.done.is_set():
+        return
+    named = started.body.get("nodes")
+    nodes = tuple(map(str, named)) if isinstance(named, list) else attempt.nodes
+    attempt.nodes = nodes or attempt.nodes
+    held = GrantedNodes(
+        id=attempt.job_id or attempt.run.run_id,
+        nodes=nodes,
+        partition=job.spec.target.partition.name,
+        cores_per_node=job.spec.target.partition.nodes.cores,
+        directory=str(request_folder(attempt)),
+    )
+    job.conclude(
+        Outcome(
+            node_id=job.spec.node_id,
+            benchmark=job.spec.benchmark,
+            judgement=Judgement(Verdict.UNJUDGED),
+            attempts=len(job.attempts),
+            record_id=attempt.run.run_id,
+            directory=attempt.directory,
+            held=held,
+        )
+    )
+    job.become(JobState.RUNNING)
+    job.reason = ""
+
+
+def release_nodes(attempt: Attempt) -> bool:
+    """Ask the batch to release its nodes; return whether the request could be written."""
+    try:
+        append(request_folder(attempt) / REQUESTS, {"kind": "release"})
+    except OSError:
+        return False
+    return True
+
+
+def request_folder(attempt: Attempt) -> Path:
+    """Return the folder of requests and answers. A run that holds nodes never shares its allocation."""
+    return Path(attempt.directory) / attempt.run.run_id

@@ -1,7 +1,4 @@
-"""The queue of one partition: which jobs wait, which allocations are active, and when a job is concluded. It has no thread.
-
-Here, too: nodes are granted to a test that holds them, and released after it.
-"""
+"""The queue of one partition: which jobs wait, which allocations are active, and when a job is concluded. It has no thread."""
 
 from __future__ import annotations
 
@@ -9,20 +6,20 @@ import collections
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, RunFailure, StoreError
 from pytest_mlhpc.jobs.job import (
     ActiveAllocation,
     AdoptedAllocation,
     Attempt,
-    GrantedNodes,
     Job,
-    Opponent,
     Outcome,
     attempt_error,
     failed_nodes,
+    grant_nodes,
     may_retry,
+    release_nodes,
+    runs_that_fit,
     used_nodes,
 )
 from pytest_mlhpc.jobs.provisioner import (
@@ -33,20 +30,10 @@ from pytest_mlhpc.jobs.provisioner import (
     Provisioner,
     StateChanged,
 )
-from pytest_mlhpc.jobs.spec import (
-    JobSpec,
-    JobState,
-    allocation_time_s,
-    fits_into,
-    longest_allocation_s,
-    may_share,
-)
-from pytest_mlhpc.node.batch.output import REQUESTS, append
+from pytest_mlhpc.jobs.spec import JobSpec, JobState, fits_into, may_share
 from pytest_mlhpc.node.files import unwritten
-from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.store.record import Failure
-from pytest_mlhpc.store.verdict import Judgement, Verdict
 
 #: Time limit for the batch of released nodes to end by itself, in seconds: it checks five times a second, and a network file
 #: system may show the request late.
@@ -156,7 +143,7 @@ class PartitionQueue:
         if first.done.is_set() or not self._possible(first):
             return []
         if first.opponent is not None:
-            return self._runs_of_both(first, first.opponent)
+            return self._runs_of_both(first)
         packed = [first]
         if may_share(first.spec, pack=self._pack) and not first.unbuilt:
             longest_s = self._provisioner.longest()
@@ -170,23 +157,14 @@ class PartitionQueue:
                     packed.append(job)
         return packed
 
-    def _runs_of_both(self, job: Job, opponent: Opponent) -> list[Job]:
+    def _runs_of_both(self, job: Job) -> list[Job]:
         """Return *job* as often as runs of its comparison fit into one allocation; none, if these are too few."""
-        spec, fewest = job.spec, opponent.fewest
-        longest_s = longest_allocation_s(spec, self._provisioner.longest())
-        runs = opponent.runs
-        while runs >= fewest and allocation_time_s([spec] * runs) > longest_s:
-            runs -= 2
-        if runs >= fewest:
-            job.pending = job.planned = runs
-            return [job] * runs
-        excess_s = allocation_time_s([spec] * fewest) - longest_s
-        text = (
-            f"a comparison needs {fewest} runs in one allocation, and one of {spec.target.partition.id} lasts at most "
-            f"{longest_s:.0f} s: set time_limit={max(1, int(spec.time_limit_s - excess_s / fewest))} of the test, or less"
-        )
-        self._refused([job], Failure("rejected", text))
-        return []
+        runs, refusal = runs_that_fit(job, self._provisioner.longest())
+        if refusal:
+            self._refused([job], Failure("rejected", refusal))
+            return []
+        job.pending = job.planned = runs
+        return [job] * runs
 
     def _possible(self, job: Job) -> bool:
         sides = [job.spec] if job.opponent is None else [job.spec, job.opponent.spec]
@@ -495,46 +473,3 @@ class PartitionQueue:
         for job in self._jobs:
             submitted = "" if job.attempts else "not submitted yet; "
             self._fail(job, "detached", f"{submitted}a later session adopts it")
-
-
-def grant_nodes(job: Job, attempt: Attempt, started: Message) -> None:
-    """Give *job* its outcome with the nodes of *started*: its test begins, and the allocation goes on."""
-    if job.done.is_set():
-        return
-    named = started.body.get("nodes")
-    nodes = tuple(map(str, named)) if isinstance(named, list) else attempt.nodes
-    attempt.nodes = nodes or attempt.nodes
-    held = GrantedNodes(
-        id=attempt.job_id or attempt.run.run_id,
-        nodes=nodes,
-        partition=job.spec.target.partition.name,
-        cores_per_node=job.spec.target.partition.nodes.cores,
-        directory=str(request_folder(attempt)),
-    )
-    job.conclude(
-        Outcome(
-            node_id=job.spec.node_id,
-            benchmark=job.spec.benchmark,
-            judgement=Judgement(Verdict.UNJUDGED),
-            attempts=len(job.attempts),
-            record_id=attempt.run.run_id,
-            directory=attempt.directory,
-            held=held,
-        )
-    )
-    job.become(JobState.RUNNING)
-    job.reason = ""
-
-
-def release_nodes(attempt: Attempt) -> bool:
-    """Ask the batch to release its nodes; return whether the request could be written."""
-    try:
-        append(request_folder(attempt) / REQUESTS, {"kind": "release"})
-    except OSError:
-        return False
-    return True
-
-
-def request_folder(attempt: Attempt) -> Path:
-    """Return the folder of requests and answers. A run that holds nodes never shares its allocation."""
-    return Path(attempt.directory) / attempt.run.run_id

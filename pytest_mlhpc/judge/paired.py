@@ -11,6 +11,7 @@ confidence interval (Jennison and Turnbull 1989).
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -140,6 +141,7 @@ def _half_width(logs: Sequence[tuple[float, float]], mean: float, nominal: float
     return quantile(nominal, free) * math.sqrt(residual / free * 4 / runs)
 
 
+@functools.lru_cache(maxsize=256)  # a comparison has few looks, a simulation thousands of comparisons
 def quantile(nominal: float, free: int) -> float:
     """Return which deviation from zero Student's t with *free* degrees of freedom exceeds with probability *nominal*, both tails."""
     low, high = 0.0, 1.0

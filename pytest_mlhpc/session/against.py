@@ -46,9 +46,6 @@ from pytest_mlhpc.store.table import aligned
 from pytest_mlhpc.store.text import count, quantity
 from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
 
-#: What the records of both sides say of their purpose. No history, baseline or alert takes it.
-PURPOSE = "against"
-
 #: Launchers that the batch starts itself, so that they have to be found before the software of a side is set up.
 _OUTER_LAUNCHERS = frozenset({"mpirun", "poprun"})
 

@@ -25,10 +25,10 @@ from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.node.protocol.plan import VETTED
 from pytest_mlhpc.node.protocol.schema import Measurement, to_json
 from pytest_mlhpc.options import Settings, state_and_baselines
-from pytest_mlhpc.session.against import PURPOSE, Comparison, broken_run, judge_pairs, loss_of
+from pytest_mlhpc.session.against import Comparison, broken_run, judge_pairs, loss_of
 from pytest_mlhpc.session.validate import check
 from pytest_mlhpc.store.definition import changed
-from pytest_mlhpc.store.record import Epoch, Failure, JudgedBy, Provenance, Record, user_name
+from pytest_mlhpc.store.record import AGAINST, Epoch, Failure, JudgedBy, Provenance, Record, user_name
 from pytest_mlhpc.store.store import Store
 from pytest_mlhpc.store.verdict import WORSE, Judgement, Verdict
 from pytest_mlhpc.vetting.readiness import Readiness
@@ -78,7 +78,7 @@ class JobFinisher:
         self.apart = settings.each_node is not None or not neutral(settings.overrides)
         self._purpose = "manual" if self.apart else provenance.purpose
         if comparison is not None:
-            self._purpose = PURPOSE
+            self._purpose = AGAINST
         self.standings: dict[tuple[str, str], BaselineStanding] = {}
         self.epochs: dict[str, str] = {}  #: node id -> what changed where a new epoch begins
         self.book = BaselineBook(settings.baselines_dir, settings.state_dir)

@@ -320,6 +320,8 @@ def _are_numbers(value: Any) -> bool:
 
 
 PURPOSES = ("nightly", "change", "manual")
+#: Purpose of both sides of a comparison: no history takes it.
+AGAINST = "against"
 #: Sources of pipelines of GitLab and events of GitHub; all others are changes.
 _PURPOSE_OF = {
     "schedule": "nightly", "web": "manual", "api": "manual", "trigger": "manual", "workflow_dispatch": "manual",

@@ -5,6 +5,7 @@ import signal
 import time
 
 import pytest
+from cli_calls import mlhpc  # noqa: F401 - a fixture
 from inner_sessions import output
 
 #: A program that is as fast as SPEED says; each run differs a little. Two environments of this machine set it.
@@ -259,3 +260,14 @@ def test_it(run): pass
     suite.write("@job()\ndef test_next(run): pass\n")
     suite.run("--mlhpc-environment=new").expect(0, passed=1)
     assert not list(suite.state.glob("ledger/*.jsonl"))
+
+
+def test_what_was_measured_before_a_comparison_is_accepted_and_shown_all_the_same(suite, mlhpc, monkeypatch):
+    arrange(suite)
+    suite.run("--mlhpc-environment=new").expect(0, passed=1)
+    suite.run(OLD).expect(0, passed=1)
+    monkeypatch.chdir(suite.folder)
+    assert "recorded no first attempt" not in mlhpc("status").out
+    mlhpc("baseline", "accept", "test_suite.py::test_speed", "--reason", "x")
+    (entry,) = (suite.folder / "baselines").glob("*.yaml")
+    assert "old" not in entry.read_text()
