@@ -1,6 +1,7 @@
 """A against B on a real cluster: both sides in one job on the same nodes, each with software of its own, nothing left behind."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,16 @@ def test_half_a_comparison_of_a_killed_session_is_ended_by_the_next_and_adopted_
     wait_for(lambda: all(one.ended for one in sides.jobs()))
     assert sides.ledgers() == []
     assert {record["purpose"] for record in second.records} == {"manual"}
+
+
+def test_a_runner_that_ends_the_session_leaves_no_half_comparison_queued(sides):
+    (sides.folder / "wait").touch()
+    session = sides.start("--mlhpc-against", "variables.SPEED=90")
+    session.begun("speed")
+    session.signal(signal.SIGTERM)
+    assert session.end().code == 2
+    wait_for(lambda: [job.state for job in sides.jobs()] == ["CANCELLED"])
+    assert sides.ledgers() == []
 
 
 def test_a_time_limit_that_leaves_too_few_runs_is_named_with_what_would_do(sides):
