@@ -17,6 +17,7 @@ from pytest_mlhpc.store.files import default_state_dir
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Target
+    from pytest_mlhpc.config.overrides import Against
 
 #: How long detached jobs may stand unless `mlhpc_lease` says otherwise, in seconds: a held queue over a long weekend.
 DEFAULT_LEASE_S = 7 * 86400.0
@@ -55,6 +56,7 @@ class Settings:
     resume: str | None = None  #: id of a session, or "" for all that were left
     budget: str | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)  #: "slurm.reservation" -> value
+    against: Against | None = None  #: the second side of a comparison
     each_node: str | None = None  #: idle, all, a reservation or a host list: run single-node tests on each
     here: bool = False  #: inside an allocation: submit nothing
     history: str = "local"  #: where the judge reads history: local or influx
@@ -83,6 +85,9 @@ def add(parser: pytest.Parser) -> None:
             help="submit nothing: judge what earlier sessions (or the one that is named) left; exit 75 while any is queued")  # fmt: skip
     add_one("--mlhpc-set", action="append", metavar="SCHEDULER.KEY=VALUE",
             help="another value than systems.yaml's for this session, such as slurm.reservation=maint42; may be given several times")  # fmt: skip
+    add_one("--mlhpc-against", action="append", metavar="WHAT=VALUE",
+            help="compare what is selected (A) with another side (B) on the same nodes, run in turns: environment=NAME "
+            "or variables.NAME=VALUE; precision=1%%: ends once no difference as large is left (default: 1.5%%)")  # fmt: skip
     add_one("--mlhpc-each-node", metavar="WHICH", nargs="?", const="idle",
             help="run tests of one node once on each: idle (default), all, a reservation, or a host list such as node[1-9]")  # fmt: skip
     add_one("--mlhpc-baseline", choices=BASELINE,
@@ -184,7 +189,7 @@ def settings_of(config: pytest.Config) -> Settings:
         state_dir=state_dir.resolve()
         if state_dir
         else (_default_state_dir() if systems or check else Path()),
-        reruns=_or(_given(config, "reruns", _count), 12),
+        reruns=0 if config.option.mlhpc_against else _or(_given(config, "reruns", _count), 12),
         infra_exit_code=_ini(config, "infra_exit_code", _exit_code) or 1,
         pack=bool(_given(config, "pack")),
         wait_s=config.option.mlhpc_wait,
@@ -192,6 +197,7 @@ def settings_of(config: pytest.Config) -> Settings:
         resume=config.option.mlhpc_resume,
         budget=_ini(config, "budget", _budget),
         overrides=_overrides(config.option.mlhpc_set or ()),
+        against=_against(config.option.mlhpc_against),
         each_node=config.option.mlhpc_each_node,
         here=bool(_ini(config, "here")),
         history=_ini(config, "history", _history) or HISTORY[0],
@@ -285,6 +291,7 @@ def repeated_options(settings: Settings, root: Path) -> tuple[str, ...]:
     if settings.preset:
         words += ("--mlhpc-preset", settings.preset)
     words += tuple(f"--mlhpc-set={name}={value}" for name, value in settings.overrides.items())
+    words += tuple(f"--mlhpc-against={word}" for word in settings.against.words) if settings.against else ()
     if settings.state_dir != default_state_dir(os.environ):
         words += (f"--mlhpc-state={settings.state_dir}",)
     if settings.systems_file:
@@ -308,6 +315,18 @@ def _overrides(texts: Sequence[str]) -> Mapping[str, str]:
 
     try:
         return parse(texts)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _against(texts: Sequence[str] | None) -> Against | None:
+    if not texts:
+        return None
+    from pytest_mlhpc.config.overrides import parse_against
+    from pytest_mlhpc.errors import UsageError
+
+    try:
+        return parse_against(texts)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
 

@@ -208,7 +208,7 @@ class OwnerHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
         """Tell pytest-benchmark where the figures were made."""
-        from pytest_mlhpc.session.pytest_benchmark import add_machine
+        from pytest_mlhpc.session.phases import add_machine
 
         add_machine(machine_info, self._bench)
 
@@ -218,7 +218,7 @@ class OwnerHooks:
             self._tally.count(report)
         session = self._bench.session
         if report.when == "call" and session is not None and options.benchmark_tables_asked_for(self._config):
-            from pytest_mlhpc.session.pytest_benchmark import add_row
+            from pytest_mlhpc.session.phases import add_row
 
             if (job := session.jobs.get(report.nodeid)) is not None:
                 add_row(self._config, job)

@@ -68,13 +68,13 @@ def plain(text):
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/coming-from.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/coming-from.md", "docs/against.md"])
 def test_a_page_holds(tmp_path, page):
     reader = Reader(tmp_path)
     blocks = _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
     assert {"python", "console"} <= {language for language, _ in blocks}
     for language, text in blocks:
-        {"python": reader.write, "console": reader.run}[language](text)
+        {"python": reader.write, "yaml": reader.write, "console": reader.run}[language](text)
 
 
 def test_the_readme_is_short_and_the_tutorial_reaches_a_verdict_soon():

@@ -31,8 +31,8 @@ from pytest_mlhpc.influx.push import (
     push_records,
 )
 from pytest_mlhpc.influx.push import retry_rejected as send_rejected
+from pytest_mlhpc.jobs.budget import GROUPS, add_up, charged_text
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.store.cost import GROUPS, add_up, text_of
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record, default_branch_of
 from pytest_mlhpc.store.store import read_records
@@ -177,7 +177,7 @@ def cost(since_ns: int, by: str, state_dir: Path) -> CommandReport:
         "costs": [cost.to_json() for cost in costs],
         "total": total.to_json(),
     }
-    return CommandReport(text_of(costs, total, by, since_ns), data)
+    return CommandReport(charged_text(costs, total, by, since_ns), data)
 
 
 @command.command(

@@ -47,7 +47,7 @@ def command(night: bool, source: str, state_dir: Path) -> CommandReport:
         ending = (f"--state-dir={state_dir.absolute()}",)
     night = night or source != "local"
     with contextlib.closing(Index(state_dir)) as index:
-        newest = index.newest(limit=1)
+        newest = index.newest(limit=1, compared=False)
         if newest and not night and newest[0].purpose != "nightly":
             records = [
                 one for one in index.newest(session=newest[0].session, limit=_LIMIT) if one.attempt == 0

@@ -109,7 +109,9 @@ def within(limit_s: float, work: Callable[[CancellableConnection], T]) -> T:
         thread.join(_NOTICE_S)
         raise TimeoutError  # also if it returned something now: what is cut off may look whole
     if failed:
-        if isinstance(failed[0], urllib3.exceptions.TimeoutError):  # a socket's own limit is that of the exchange
+        if isinstance(
+            failed[0], urllib3.exceptions.TimeoutError
+        ):  # a socket's own limit is that of the exchange
             raise TimeoutError from failed[0]
         raise failed[0]
     return done[0]

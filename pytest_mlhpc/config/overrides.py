@@ -1,14 +1,15 @@
-"""``--mlhpc-set slurm.KEY=VALUE``: options of the scheduler that differ from systems.yaml for one session."""
+"""``--mlhpc-set slurm.KEY=VALUE``: options of the scheduler that differ from systems.yaml for one session. ``--mlhpc-against``: the second side of a comparison."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pytest_mlhpc.config.model import Partition, Target
 from pytest_mlhpc.errors import Problem, SpecError, UsageError, nearest
+from pytest_mlhpc.node.files import may_be_secret
 
 #: Keys of the partition itself: the time limit of runs whose tests set none. ``time`` is sbatch's own word for it.
 _TIME_LIMIT: Final = frozenset({"time", "time_limit"})
@@ -41,6 +42,81 @@ def parse(texts: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"--mlhpc-set {text}: {name} is set to {found[name]!r} already")
         found[name] = match["value"]
     return found
+
+
+#: What cannot be the second side of a comparison yet, and what does instead.
+_NOT_YET: Final = {
+    "rev": "a revision is not checked out; make an environment that has it installed, and compare environment=NAME",
+    "image": "another image is an environment of its own (container: {image: ...}); compare environment=NAME",
+}
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PERCENT: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%")
+
+
+@dataclass(frozen=True)
+class Against:
+    """What B of ``--mlhpc-against`` has instead of A's; empty: the same. ``precision`` is a share, None: the usual."""
+
+    environment: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    precision: float | None = None
+
+    def __str__(self) -> str:
+        """Return what differs as it was given; of a variable that may be a secret, the name alone."""
+        return ", ".join(word for word in self.words if not word.startswith("precision="))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The values of the option, of a variable that may be a secret without its value."""
+        shown = {name: "***" if may_be_secret(name) else text for name, text in self.variables.items()}
+        precision = [f"precision={100 * self.precision:g}%"] if self.precision is not None else []
+        return (
+            *([f"environment={self.environment}"] if self.environment else []),
+            *(f"variables.{name}={text}" for name, text in shown.items()),
+            *precision,
+        )
+
+
+def parse_against(texts: Sequence[str]) -> Against:
+    """Return what ``--mlhpc-against environment=old``, ``variables.NCCL_ALGO=Ring`` and the like say.
+
+    Raises:
+        UsageError: a text has another form, a key is unknown or comes twice, or nothing would differ.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        kind, _, variable = key.partition(".")
+        if key in _NOT_YET:
+            raise UsageError(f"--mlhpc-against {text}: {_NOT_YET[key]}")
+        known = ("environment", "precision")
+        good = _VARIABLE.fullmatch(variable) if kind == "variables" else key in known and value.strip()
+        if not equals or not good or "\0" in value:
+            hint = nearest(key, known)
+            raise UsageError(
+                f"--mlhpc-against {text}: write environment=NAME, variables.NAME=VALUE or precision=1%"
+                + (f" (did you mean {hint}=...?)" if hint and hint != key else "")
+            )
+        if key in found:
+            raise UsageError(f"--mlhpc-against {text}: {key} is {found[key]!r} already")
+        found[key] = value
+    if not found.keys() - {"precision"}:
+        raise UsageError(f"--mlhpc-against {texts[0]}: say what differs, too, such as environment=NAME")
+    variables = {
+        name.partition(".")[2]: value for name, value in found.items() if name.startswith("variables.")
+    }
+    return Against(found.get("environment", ""), variables, _precision(found.get("precision")))
+
+
+def _precision(text: str | None) -> float | None:
+    if text is None:
+        return None
+    match = _PERCENT.fullmatch(text)
+    if match is None or not 0 < float(match[1]) <= 50:
+        raise UsageError(
+            f"--mlhpc-against precision={text}: write a share above 0 and up to 50 %, such as 1%"
+        )
+    return float(match[1]) / 100
 
 
 def neutral(overrides: Iterable[str]) -> bool:

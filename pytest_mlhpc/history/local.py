@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_mlhpc.history.series import Night, NightFigure, Series, assemble
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.record import SeriesKey
+from pytest_mlhpc.store.record import AGAINST, SeriesKey
 
 #: Later than any record (the largest integer that SQLite holds).
 _FOREVER = (1 << 63) - 1
@@ -18,6 +18,8 @@ _PORTION = 2000
 
 _KEY = ("system", "partition", "environment", "fingerprint", "benchmark")
 _TEXTS = ("session", "node_id", *_KEY, "device_model", "definition", "verdict", "purpose", "branch")
+#: Comparisons of two sides are no part of any history.
+_OF_NIGHTS = f"purpose != '{AGAINST}'"
 _NIGHT = f"records.id, record_id, {', '.join(_TEXTS)}, attempt, created_ns, node_hours, calibration, commit_id, more, text"
 _NIGHTS = f"SELECT {_NIGHT} FROM records LEFT JOIN surroundings ON surroundings.id = records.surroundings"  # noqa: S608 - our own words
 
@@ -46,7 +48,7 @@ class LocalSource:
             StoreError: the record files cannot be read.
         """
         query = (
-            f"{_NIGHTS} WHERE (created_ns, record_id) > (:after, :name) AND created_ns < :until"
+            f"{_NIGHTS} WHERE (created_ns, record_id) > (:after, :name) AND created_ns < :until AND {_OF_NIGHTS}"
             " ORDER BY created_ns, record_id, records.id LIMIT :most"
         )
         after, name = since_ns - 1, "\U0010ffff"  # sorts after every id
@@ -69,7 +71,7 @@ class LocalSource:
         """
         window = {"since": since_ns, "until": _until(until_ns)}
         query = (
-            f"SELECT DISTINCT {', '.join(_KEY)} FROM records WHERE created_ns >= :since AND created_ns < :until"  # noqa: S608 - our own words
+            f"SELECT DISTINCT {', '.join(_KEY)} FROM records WHERE created_ns >= :since AND created_ns < :until AND {_OF_NIGHTS}"  # noqa: S608 - our own words
             " AND (:system = '' OR system = :system) AND (:benchmark = '' OR benchmark = :benchmark)"
             f" ORDER BY {', '.join(_KEY)}"
         )
@@ -78,7 +80,7 @@ class LocalSource:
 
     def _of_benchmark(self, values: dict[str, Any]) -> Iterator[Series]:
         same = " AND ".join(f"{name} = :{name}" for name in _KEY)
-        which = f"WHERE {same} AND created_ns >= :since AND created_ns < :until"
+        which = f"WHERE {same} AND created_ns >= :since AND created_ns < :until AND {_OF_NIGHTS}"
         nights = {row[0]: self._night(row) for row in self._index.ask(f"{_NIGHTS} {which}", values)}
         points = self._index.ask(
             f"SELECT metric, record, value, unit, better FROM records JOIN points ON record = id {which} ORDER BY metric",  # noqa: S608 - our own words

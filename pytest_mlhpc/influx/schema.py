@@ -84,7 +84,7 @@ EPOCH_TAGS = (
     Tag("device_model", "model of the accelerator or CPU; `-` where nothing was measured"),
 )
 _ORIGIN_TAGS = (
-    Tag("purpose", "nightly, change or manual"),
+    Tag("purpose", "nightly, change, manual or against"),
     Tag("attempt", "0 for the first run, 1 and up for re-runs"),
 )
 _ID = InfluxField("id", "text", "id of the record (UUIDv7)")

@@ -30,7 +30,7 @@ from pytest_mlhpc.influx.schema import (
 )
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.store.files import page
-from pytest_mlhpc.store.record import SeriesKey
+from pytest_mlhpc.store.record import AGAINST, SeriesKey
 
 #: Rows of one piece of an answer; what is in memory at a time.
 CHUNK_ROWS = 10_000
@@ -330,8 +330,12 @@ def _span(since_ns: int, until_ns: int | None) -> tuple[int, int | None]:
     return since_ns // SECOND_NS * SECOND_NS, until
 
 
+#: Comparisons of two sides are no part of any history.
+_OF_NIGHTS = f"\"purpose\" != '{AGAINST}'"
+
+
 def _where(span: tuple[int, int | None], values: Mapping[str, str]) -> str:
-    words = [f"time >= {span[0]}"]
+    words = [_OF_NIGHTS, f"time >= {span[0]}"]
     if span[1] is not None:
         words.append(f"time < {span[1]}")
     words += [f'"{name}" = {literal(tag_of(text))}' for name, text in values.items()]

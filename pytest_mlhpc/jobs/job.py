@@ -1,4 +1,4 @@
-"""Jobs, their attempts, the allocations that carry them, the retry policy, and the outcome that a test gets."""
+"""Jobs, their attempts, the allocations that carry them, the retry policy, the outcome that a test gets, and nodes that it is granted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, ProvisionError, RunFailure
 from pytest_mlhpc.jobs.provisioner import Handle
-from pytest_mlhpc.jobs.spec import JobSpec, JobState
+from pytest_mlhpc.jobs.spec import JobSpec, JobState, allocation_time_s, longest_allocation_s
+from pytest_mlhpc.node.batch.output import REQUESTS, append
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED, FinishedRun, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, SchemaError, from_json
 from pytest_mlhpc.node.run_files import place_of_run
 from pytest_mlhpc.node.vet.finding import VetVerdict
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Failure
-from pytest_mlhpc.store.verdict import Judgement
+from pytest_mlhpc.store.verdict import Judgement, Verdict
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Outcome:
     held: GrantedNodes | None = None  #: instead of a measurement: nodes that are the test's while it runs
     artifacts: tuple[str, ...] = ()  #: names or globs of files in the run's folder that the test may read
     needed: Mapping[str, FinishedRun] = field(default_factory=dict)  #: what the runs that it needed have left
+    comparison: tuple[Any, ...] = ()  #: of A against B: a result for each metric (``session/against.py``)
 
     @property
     def finished_run(self) -> FinishedRun:
@@ -201,6 +203,27 @@ def _merge_vettings(before: Mapping[str, Any] | None, body: Mapping[str, Any]) -
     }
 
 
+#: Runs of one block of a comparison, A B B A: a steady drift of the machine hits both sides alike.
+BLOCK = 4
+
+
+def is_first_side(number: int) -> bool:
+    """Return whether attempt *number* of a comparison, from 1, is a run of A."""
+    return (number - 1) % BLOCK in (0, BLOCK - 1)
+
+
+@dataclass(frozen=True)
+class Opponent:
+    """The other side of a comparison: B against the A of the job's own spec.
+
+    ``runs`` are wanted of both sides together, in one allocation; below ``fewest`` nothing could be said. Both are even.
+    """
+
+    spec: JobSpec
+    runs: int
+    fewest: int
+
+
 @dataclass(eq=False)
 class Job:
     """A declared job: its state, its attempts and its outcome.
@@ -220,6 +243,10 @@ class Job:
     excluded: set[str] = field(default_factory=set)  #: nodes that failed during its attempts
     refused: Failure | None = None  #: why a re-run was refused
     unbuilt: Failure | None = None  #: why a build that it needs failed, before anything was submitted
+    opponent: Opponent | None = (
+        None  #: what it is compared with; its attempts then count from 1 and alternate
+    )
+    planned: int = 0  #: runs of a comparison that were submitted
     pending: int = 0  #: attempts submitted or waiting to be
     outcome: Outcome | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -269,6 +296,17 @@ class Job:
             before = before.previous
         return before is None
 
+    def spec_of(self, number: int) -> JobSpec:
+        """Return what attempt *number* runs."""
+        return self.spec if self.opponent is None or is_first_side(number) else self.opponent.spec
+
+    @property
+    def next_number(self) -> int:
+        """The number of its next attempt. None of a comparison is 0: only first attempts feed histories."""
+        return 1 + max(
+            (attempt.number for attempt in self.attempts), default=0 if self.opponent is not None else -1
+        )
+
     @property
     def granted(self) -> bool:
         """Whether its test was granted nodes, which it holds until its end."""
@@ -298,6 +336,23 @@ class Job:
                 directory=directory,
             )
         )
+
+
+def runs_that_fit(job: Job, longest_s: float | None) -> tuple[int, str]:
+    """Return how many runs of a comparison fit into one allocation of at most *longest_s* seconds, and why these are too few."""
+    if job.opponent is None:
+        return 1, ""
+    spec, fewest, runs = job.spec, job.opponent.fewest, job.opponent.runs
+    limit_s = longest_allocation_s(spec, longest_s)
+    while runs >= fewest and allocation_time_s([spec] * runs) > limit_s:
+        runs -= 2
+    if runs >= fewest:
+        return runs, ""
+    excess_s = allocation_time_s([spec] * fewest) - limit_s
+    return 0, (
+        f"a comparison needs {fewest} runs in one allocation, and one of {spec.target.partition.id} lasts at most "
+        f"{limit_s:.0f} s: set time_limit={max(1, int(spec.time_limit_s - excess_s / fewest))} of the test, or less"
+    )
 
 
 def _cancelled(outcome: Outcome) -> bool:
@@ -370,3 +425,46 @@ def attempt_error(attempt: Attempt, error: MlhpcError | None) -> MlhpcError | No
     if attempt.shared and not attempt.heard and isinstance(error, RunFailure):
         return ProvisionError("not_begun", f"the job that it shared ended before it began: {error}")
     return error
+
+
+def grant_nodes(job: Job, attempt: Attempt, started: Message) -> None:
+    """Give *job* its outcome with the nodes of *started*: its test begins, and the allocation goes on."""
+    if job.done.is_set():
+        return
+    named = started.body.get("nodes")
+    nodes = tuple(map(str, named)) if isinstance(named, list) else attempt.nodes
+    attempt.nodes = nodes or attempt.nodes
+    held = GrantedNodes(
+        id=attempt.job_id or attempt.run.run_id,
+        nodes=nodes,
+        partition=job.spec.target.partition.name,
+        cores_per_node=job.spec.target.partition.nodes.cores,
+        directory=str(request_folder(attempt)),
+    )
+    job.conclude(
+        Outcome(
+            node_id=job.spec.node_id,
+            benchmark=job.spec.benchmark,
+            judgement=Judgement(Verdict.UNJUDGED),
+            attempts=len(job.attempts),
+            record_id=attempt.run.run_id,
+            directory=attempt.directory,
+            held=held,
+        )
+    )
+    job.become(JobState.RUNNING)
+    job.reason = ""
+
+
+def release_nodes(attempt: Attempt) -> bool:
+    """Ask the batch to release its nodes; return whether the request could be written."""
+    try:
+        append(request_folder(attempt) / REQUESTS, {"kind": "release"})
+    except OSError:
+        return False
+    return True
+
+
+def request_folder(attempt: Attempt) -> Path:
+    """Return the folder of requests and answers. A run that holds nodes never shares its allocation."""
+    return Path(attempt.directory) / attempt.run.run_id

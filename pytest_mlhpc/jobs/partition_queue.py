@@ -1,7 +1,4 @@
-"""The queue of one partition: which jobs wait, which allocations are active, and when a job is concluded. It has no thread.
-
-Here, too: nodes are granted to a test that holds them, and released after it.
-"""
+"""The queue of one partition: which jobs wait, which allocations are active, and when a job is concluded. It has no thread."""
 
 from __future__ import annotations
 
@@ -9,19 +6,20 @@ import collections
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, RunFailure, StoreError
 from pytest_mlhpc.jobs.job import (
     ActiveAllocation,
     AdoptedAllocation,
     Attempt,
-    GrantedNodes,
     Job,
     Outcome,
     attempt_error,
     failed_nodes,
+    grant_nodes,
     may_retry,
+    release_nodes,
+    runs_that_fit,
     used_nodes,
 )
 from pytest_mlhpc.jobs.programs import with_needed
@@ -34,12 +32,9 @@ from pytest_mlhpc.jobs.provisioner import (
     StateChanged,
 )
 from pytest_mlhpc.jobs.spec import JobSpec, JobState, fits_into, may_share
-from pytest_mlhpc.node.batch.output import REQUESTS, append
 from pytest_mlhpc.node.files import unwritten
-from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.store.record import Failure
-from pytest_mlhpc.store.verdict import Judgement, Verdict
 
 #: Time limit for the batch of released nodes to end by itself, in seconds: it checks five times a second, and a network file
 #: system may show the request late.
@@ -148,6 +143,8 @@ class PartitionQueue:
         self._waiting.remove(first)
         if first.done.is_set() or self._left_out(first) or not self._possible(first):
             return []
+        if first.opponent is not None:
+            return self._runs_of_both(first)
         packed = [first]
         if may_share(first.spec, pack=self._pack) and not first.blocked:
             longest_s = self._provisioner.longest()
@@ -169,8 +166,18 @@ class PartitionQueue:
         self._fail(job, blocked.outcome, blocked.text)
         return True
 
+    def _runs_of_both(self, job: Job) -> list[Job]:
+        """Return *job* as often as runs of its comparison fit into one allocation; none, if these are too few."""
+        runs, refusal = runs_that_fit(job, self._provisioner.longest())
+        if refusal:
+            self._refused([job], Failure("rejected", refusal))
+            return []
+        job.pending = job.planned = runs
+        return [job] * runs
+
     def _possible(self, job: Job) -> bool:
-        reason = self._provisioner.validate(job.spec)
+        sides = [job.spec] if job.opponent is None else [job.spec, job.opponent.spec]
+        reason = next(filter(None, map(self._provisioner.validate, sides)), "")
         if reason:
             self._refused([job], Failure("rejected", reason))
         return not reason
@@ -206,11 +213,10 @@ class PartitionQueue:
 
     def _submit_plan(self, jobs: list[Job], blocked: Failure | None) -> None:
         numbered: list[tuple[JobSpec, int]] = []
-        for index, job in enumerate(jobs):  # several re-runs of one job may be packed together
-            ahead = sum(one is job for one in jobs[:index])
-            last = max((attempt.number for attempt in job.attempts), default=-1)
-            spec = job.spec if blocked else with_needed(job.spec, job.needed)
-            numbered.append((spec, last + 1 + ahead))
+        for index, job in enumerate(jobs):  # several runs of one job may be packed together
+            number = job.next_number + sum(one is job for one in jobs[:index])
+            spec = job.spec_of(number)
+            numbered.append((spec if blocked else with_needed(spec, job.needed), number))
         excluded = sorted({node for job in jobs for node in job.excluded})
         plan = self._callbacks.plan(numbered, excluded)
         runs = {}
@@ -231,7 +237,7 @@ class PartitionQueue:
         self._active[plan.allocation_id] = ActiveAllocation(handle, runs, shared=len(plan.runs) > 1)
         for job, attempt in runs.values():
             attempt.handle = handle
-            if attempt.number == 0:
+            if attempt.number == 0 or job.opponent is not None:
                 job.become(JobState.QUEUED)
         if handle.native_id:
             self._accepted(plan.allocation_id, handle.native_id)
@@ -271,7 +277,8 @@ class PartitionQueue:
             if event.state is JobState.RUNNING and not attempt.allocated_ns:
                 attempt.allocated_ns = event.since_ns or time.time_ns()
             if not allocation.shared or event.state is not JobState.RUNNING:
-                job.become(event.state if attempt.number == 0 else JobState.RERUNNING)
+                first = attempt.number == 0 or job.opponent is not None
+                job.become(event.state if first else JobState.RERUNNING)
 
     def _receive(self, allocation: ActiveAllocation, event: LineArrived) -> None:
         job, attempt = allocation.runs.get(event.message.run_id, (None, None))
@@ -286,7 +293,8 @@ class PartitionQueue:
         if not allocation.shared:
             return  # its end is that of the allocation
         if event.message.kind == "started":
-            job.become(JobState.RUNNING if attempt.number == 0 else JobState.RERUNNING)
+            first = attempt.number == 0 or job.opponent is not None
+            job.become(JobState.RUNNING if first else JobState.RERUNNING)
         elif event.message.kind == "end":
             attempt.finish(None)
             self._end_attempt(job, attempt)
@@ -295,7 +303,9 @@ class PartitionQueue:
     def _end_attempt(self, job: Job, attempt: Attempt) -> None:
         """Retry an ended attempt if its failure permits that; else conclude the job after its last attempt."""
         job.pending -= 1
-        if not job.lost and not job.done.is_set() and may_retry(job, attempt):
+        if job.opponent is not None:
+            self._compare(job)
+        elif not job.lost and not job.done.is_set() and may_retry(job, attempt):
             failure = attempt.failure
             job.excluded.update(failed_nodes(job, attempt))
             job.attempts.remove(attempt)
@@ -308,7 +318,23 @@ class PartitionQueue:
         elif job.pending == 0 and (not job.done.is_set() or job.granted):
             self._conclude(job)
 
+    def _compare(self, job: Job) -> None:
+        """Judge a comparison after each of its runs. Once it is decided, its allocation ends: no other job uses it."""
+        if job.done.is_set() or not isinstance(verdict := self._callbacks.judge(job), Outcome):
+            return
+        runs = [attempt.run.run_id for attempt in job.attempts]
+        rest = [one for one in self._active.values() if any(other is job for other, _ in one.unfinished)]
+        for attempt in job.attempts:
+            attempt.over = True
+        job.pending = 0
+        self._cancel_allocations(rest)
+        job.conclude(verdict)
+        self._callbacks.concluded(runs)
+
     def _conclude(self, job: Job) -> None:
+        if job.opponent is not None:
+            self._compare(job)
+            return
         verdict = self._callbacks.judge(job)
         if isinstance(verdict, Outcome):
             job.conclude(verdict)
@@ -457,46 +483,3 @@ class PartitionQueue:
         for job in self._jobs:
             submitted = "" if job.attempts else "not submitted yet; "
             self._fail(job, "detached", f"{submitted}a later session adopts it")
-
-
-def grant_nodes(job: Job, attempt: Attempt, started: Message) -> None:
-    """Give *job* its outcome with the nodes of *started*: its test begins, and the allocation goes on."""
-    if job.done.is_set():
-        return
-    named = started.body.get("nodes")
-    nodes = tuple(map(str, named)) if isinstance(named, list) else attempt.nodes
-    attempt.nodes = nodes or attempt.nodes
-    held = GrantedNodes(
-        id=attempt.job_id or attempt.run.run_id,
-        nodes=nodes,
-        partition=job.spec.target.partition.name,
-        cores_per_node=job.spec.target.partition.nodes.cores,
-        directory=str(request_folder(attempt)),
-    )
-    job.conclude(
-        Outcome(
-            node_id=job.spec.node_id,
-            benchmark=job.spec.benchmark,
-            judgement=Judgement(Verdict.UNJUDGED),
-            attempts=len(job.attempts),
-            record_id=attempt.run.run_id,
-            directory=attempt.directory,
-            held=held,
-        )
-    )
-    job.become(JobState.RUNNING)
-    job.reason = ""
-
-
-def release_nodes(attempt: Attempt) -> bool:
-    """Ask the batch to release its nodes; return whether the request could be written."""
-    try:
-        append(request_folder(attempt) / REQUESTS, {"kind": "release"})
-    except OSError:
-        return False
-    return True
-
-
-def request_folder(attempt: Attempt) -> Path:
-    """Return the folder of requests and answers. A run that holds nodes never shares its allocation."""
-    return Path(attempt.directory) / attempt.run.run_id

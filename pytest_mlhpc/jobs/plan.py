@@ -46,7 +46,11 @@ def plan_of(
     may find some unfit.
     """
     runs = tuple(run_plan(spec, attempt) for spec, attempt in specs)
+    if any(_setup(spec) != _setup(specs[0][0]) for spec, _ in specs):
+        # A warm process has imported torch in the environment of one side.
+        runs = tuple(replace(run, warm=False) for run in runs)
     first = specs[0][0]
+    runs = tuple(_of_its_side(run, spec, first) for run, (spec, _) in zip(runs, specs, strict=True))
     allocation_id = runs[0].run_id if len(runs) == 1 else uuid7()
     return Plan(
         allocation_id=allocation_id,
@@ -65,6 +69,17 @@ def plan_of(
         image=first.image,
         scheduler_options=first.scheduler_options,
     )
+
+
+def _of_its_side(run: RunPlan, spec: JobSpec, first: JobSpec) -> RunPlan:
+    """Return *run* with the environment of *spec*, where it is not that of the plan's *first* one."""
+    name = spec.target.environment.name
+    return run if name == first.target.environment.name else replace(run, environment=name)
+
+
+def _setup(spec: JobSpec) -> tuple[object, ...]:
+    """Return what a process inherits of the run's software."""
+    return spec.target.environment, spec.env
 
 
 def _spares(spec: JobSpec, away: int) -> int:

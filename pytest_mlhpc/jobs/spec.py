@@ -101,6 +101,7 @@ class JobSpec:
         ""  #: of the test's file, as the controller sees it; empty: not known, or nodes do not see it
     )
     module: str = ""  #: import path of the workload's torch half, for a workload that is not our own
+    session: str = ""  #: the only one that may have its runs: of a comparison no later session adopts a part
     node: str = ""  #: the one node on which it has to run (--mlhpc-each-node); no part of the series
     requires: tuple[str, ...] = ()  #: features that the partition must have, or with a minus must not
     scheduler_options: Mapping[str, Any] = field(
@@ -182,9 +183,14 @@ def fits_into(packed: Sequence[JobSpec], more: JobSpec, longest_s: float | None)
     alone = packed[0].holds_nodes or more.holds_nodes or more.agentless
     if alone or not same_needs(packed[0], more):
         return False
+    return allocation_time_s([*packed, more]) <= longest_allocation_s(more, longest_s)
+
+
+def longest_allocation_s(spec: JobSpec, longest_s: float | None) -> float:
+    """Return how long an allocation with *spec* and others may last where the partition allows *longest_s* seconds; None: any time."""
     # All of one allocation say the same where tests say a time; one beyond *longest_s* is had alone.
-    limits = [limit for limit in (longest_s, more.scheduler_options.get("max_time")) if limit is not None]
-    return allocation_time_s([*packed, more]) <= min(limits, default=math.inf)
+    limits = [limit for limit in (longest_s, spec.scheduler_options.get("max_time")) if limit is not None]
+    return min(limits, default=math.inf)
 
 
 def _needs(spec: JobSpec) -> tuple[object, ...]:

@@ -57,7 +57,7 @@ def accept(
     """
     if records := index.newest(session=test, limit=_ALL_RECORDS):
         return _accept_new(book, records, reason, settled or {})
-    if newest := index.newest(test=test, limit=1):
+    if newest := index.newest(test=test, limit=1, compared=False):
         records = index.newest(session=newest[0].session, test=test, limit=_ALL_RECORDS)
         found = [one for one in records if one.measurement or not one.attempt]
     else:

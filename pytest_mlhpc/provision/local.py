@@ -261,7 +261,7 @@ class LocalProvisioner:
         run = plan.runs[0]
         environment = {
             **copy_of(os.environ),
-            **run.variables,  # all runs of an allocation have one environment
+            **_shared_variables(plan),
             "MLHPC_SESSION": self._session_id,
             "MLHPC_ALLOCATION": plan.allocation_id,
             "MLHPC_RUN": run.run_id,
@@ -332,6 +332,12 @@ class LocalProvisioner:
                 self._batches.pop(0).end()
         allocation.lock.release()
         self._running.pop(allocation.handle.id, None)
+
+
+def _shared_variables(plan: Plan) -> dict[str, str]:
+    """Return the variables that all runs of *plan* have: of two sides that are compared, neither inherits the other's."""
+    first, *others = (run.variables for run in plan.runs)
+    return {name: text for name, text in first.items() if all(one.get(name) == text for one in others)}
 
 
 def _requirements(plan: Plan) -> tuple[bool, list[str]]:

@@ -25,7 +25,7 @@ from pytest_mlhpc.node.files import (
     replace_file,
     unwritten,
 )
-from pytest_mlhpc.node.protocol.plan import Plan
+from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.store.files import make_directories
 
 #: What travels of this package.
@@ -147,16 +147,17 @@ def _holds(path: Path, content: bytes) -> bool:
         return False
 
 
-def environment_of(plan: Plan, partition: Partition) -> Environment:
-    """Return the environment that *plan* names, with the software that its tests ask for.
+def environment_of(plan: Plan, partition: Partition, run: RunPlan | None = None) -> Environment:
+    """Return the environment that *plan* names, or *run* for itself, with the software that its tests ask for.
 
     Raises:
         ProvisionError: ``rejected``, the partition has none of this name (an adopted plan after an edit).
     """
+    name = (run.environment if run is not None else "") or plan.environment
     for environment in partition.environments:
-        if environment.name == plan.environment:
+        if environment.name == name:
             return environment.with_software(plan.modules, plan.image)
-    raise ProvisionError("rejected", f"{partition.id} has no environment {plan.environment!r} any more")
+    raise ProvisionError("rejected", f"{partition.id} has no environment {name!r} any more")
 
 
 def make_session_directory(directory: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from pytest_mlhpc.errors import Problem, UsageError
+from pytest_mlhpc.errors import Problem, UsageError, did_you_mean
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.session.owners import CodeOwners, read_code_owners
 
@@ -108,6 +108,7 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
     try:
         systems = _systems(config, settings, schedulers, tuple(launchers))
         targets = _targets(systems, settings, schedulers)
+        _refuse_unknown_side(targets, settings)
         targets, sweep = _placed(targets, settings)
         if sweep is not None and sweep.reservation:
             changed = {**settings.overrides, "slurm.reservation": sweep.reservation}
@@ -201,6 +202,26 @@ def _targets(
             "are no baseline for it; change the file, or leave one out"
         )
     return apply(tuple({target.id: target for target in found}.values()), settings.overrides, schedulers)
+
+
+def _refuse_unknown_side(targets: Sequence[Target], settings: Settings) -> None:
+    """Refuse a comparison with an environment that no selected partition has, or with options that exclude it.
+
+    Raises:
+        UsageError: names what there is.
+    """
+    if settings.against is None:
+        return
+    from pytest_mlhpc.session.against import refuse
+
+    refuse(settings)
+    name = settings.against.environment
+    known = {one.name for target in targets for one in target.partition.environments}
+    if name and name not in known:
+        raise UsageError(
+            f"--mlhpc-against environment={name}: no selected partition has it; there are {', '.join(sorted(known))}"
+            + did_you_mean(name, known)
+        )
 
 
 def outliving(settings: Settings) -> list[str]:

@@ -17,6 +17,7 @@ from pytest_mlhpc.jobs.builds import DECLARED, Build, Needed, Preparation, named
 from pytest_mlhpc.jobs.contradictions import duplicates, lacking, unfulfilled
 from pytest_mlhpc.jobs.declare import Declaration, misdeclared, resolve
 from pytest_mlhpc.jobs.decorators import Declared, declared_of
+from pytest_mlhpc.jobs.software import SoftwareError
 from pytest_mlhpc.jobs.spec import JobSpec, as_list, field_names, with_needs
 from pytest_mlhpc.node.worker.workloads.definitions import Workload
 from pytest_mlhpc.session.bench import Bench, workloads_of
@@ -113,6 +114,7 @@ def finish(session: pytest.Session, bench: Bench) -> None:
     """
     specs = declare(session, bench)
     option = session.config.option
+    _refuse_one_sided(bench)
     if session.testsfailed and not option.continue_on_collection_errors:
         return
     if bench.declare_remotely is not None:
@@ -138,7 +140,8 @@ def declare(session: pytest.Session, bench: Bench) -> list[JobSpec]:
             reason := _not_required(item, declared) or _elsewhere(item, declared, bench)
         ):
             spec = _spec(item, declared, bench)
-            reason = next(filter(None, map(lacking, with_needs([spec]))), "") if spec is not None else ""
+            if spec is not None:
+                reason = next(filter(None, map(lacking, with_needs([spec]))), "") or _one_sided(spec, bench)
         if reason:
             gone.append(item)
             if (line := f"{_without_node(item)}: {reason}") not in bench.deselected:
@@ -153,6 +156,32 @@ def declare(session: pytest.Session, bench: Bench) -> list[JobSpec]:
         session.items[:] = kept
         session.config.hook.pytest_deselected(items=gone)
     return [spec for node_id, spec in bench.specs.items() if will_run(items[node_id])]
+
+
+def _one_sided(spec: JobSpec, bench: Bench) -> str:
+    """Return why the test has no second side to be compared with, empty where none is asked for."""
+    if bench.settings.against is None:
+        return ""
+    from pytest_mlhpc.session.against import second_side
+
+    try:
+        second_side(spec, bench.settings.against)
+    except SoftwareError as error:
+        return str(error)
+    return ""
+
+
+def _refuse_one_sided(bench: Bench) -> None:
+    """Refuse a comparison of which nothing is left. A worker of pytest-xdist leaves that to the closing list.
+
+    Raises:
+        pytest.UsageError: names the tests and why each is left out.
+    """
+    against = bench.settings.against
+    if against is None or bench.specs or bench.faults or bench.declare_remotely is not None:
+        return
+    lines = "; ".join(bench.deselected[:5]) or "no benchmark is selected"
+    raise pytest.UsageError(f"--mlhpc-against {against}: nothing can be compared: {lines}")
 
 
 def _not_required(item: pytest.Item, declared: Declared) -> str:

@@ -14,7 +14,7 @@ from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.errors import ConfigError, StoreError
 from pytest_mlhpc.history.past import JudgeHistory
 from pytest_mlhpc.jobs.budget import account_of, used_hours
-from pytest_mlhpc.jobs.job import Attempt, Job, Outcome
+from pytest_mlhpc.jobs.job import Attempt, Job, Outcome, is_first_side
 from pytest_mlhpc.jobs.plan import node_verdict, vetted_record
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge.accepting import BaselineStanding, standings_of
@@ -25,10 +25,11 @@ from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.node.protocol.plan import VETTED
 from pytest_mlhpc.node.protocol.schema import Measurement, to_json
 from pytest_mlhpc.options import Settings, options_of_target, repeated_options, state_and_baselines
+from pytest_mlhpc.session.against import Comparison, broken_run, judge_pairs, loss_of
 from pytest_mlhpc.session.validate import check
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.files import default_state_dir
-from pytest_mlhpc.store.record import Epoch, Failure, JudgedBy, Provenance, Record, user_name
+from pytest_mlhpc.store.record import AGAINST, Epoch, Failure, JudgedBy, Provenance, Record, user_name
 from pytest_mlhpc.store.store import Store
 from pytest_mlhpc.store.verdict import WORSE, Judgement, Verdict
 from pytest_mlhpc.vetting.readiness import Readiness
@@ -58,8 +59,10 @@ class JobFinisher:
         false_alarms: float = 1.0,
         source: Source | None = None,
         tell: Callable[[str], None] = lambda _text: None,
+        comparison: Comparison | None = None,
     ) -> None:
         self._settings = settings
+        self._comparison = comparison
         self._session_id = session_id
         self._provenance = provenance
         self._publish = publish
@@ -75,6 +78,8 @@ class JobFinisher:
         # Hundreds of records of one night, or of other options than usual, would drown the nights that the judge looks at.
         self.apart = settings.each_node is not None or not neutral(settings.overrides)
         self._purpose = "manual" if self.apart else provenance.purpose
+        if comparison is not None:
+            self._purpose = AGAINST
         self.standings: dict[tuple[str, str], BaselineStanding] = {}
         self.epochs: dict[str, str] = {}  #: node id -> what changed where a new epoch begins
         self.book = BaselineBook(settings.baselines_dir, settings.state_dir)
@@ -84,6 +89,8 @@ class JobFinisher:
         """Return the outcome of *job*, all its attempts having ended, or how many more attempts to run."""
         with self._lock:
             try:
+                if self._comparison is not None:
+                    return self._compared(job, self._comparison)
                 return self._conclude(job)
             except StoreError as error:
                 return self._outcome(job, None, Failure(unwritten(error), str(error)))
@@ -109,9 +116,7 @@ class JobFinisher:
 
     def _conclude(self, job: Job) -> Outcome | int:
         spec, first = job.spec, job.attempts[0]
-        for attempt in job.attempts:
-            if attempt.measurement is not None and not attempt.failures:
-                attempt.failures += check(attempt.measurement, spec, attempt.run)
+        check_all(job)
         if spec.about_nodes and first.failure is None:
             return self._outcome(job, Judgement(Verdict.UNJUDGED), None)
         if first.failure is not None or first.measurement is None:
@@ -139,6 +144,20 @@ class JobFinisher:
         self.standings.update(standings_of(spec.node_id, judgement, accepted, update=update, local=local))
         self._accept(spec, good, judgement, entries)
         return self._outcome(job, judgement, failure, by)
+
+    def _compared(self, job: Job, comparison: Comparison) -> Outcome | int:
+        """Return the outcome of a comparison, or 0: more of its runs are on their way."""
+        check_all(job)
+        judged = judge_pairs(job, comparison)
+        failure = broken_run(job)
+        if failure is None and judged is None:
+            if job.pending and job.refused is None:
+                return 0
+            failure = job.refused or Failure("no_result", "no pair of runs of both sides ended")
+        judgement, results = judged if judged is not None and failure is None else (None, ())
+        if judgement is not None:
+            failure = loss_of(judgement)
+        return replace(self._outcome(job, judgement, failure), comparison=results)
 
     def _refused(self, job: Job, wanted: int) -> str:
         """Return why *wanted* re-runs cannot be had, or an empty text after having asked the budget for them."""
@@ -275,8 +294,10 @@ class JobFinisher:
         self._spending.ended(job)
         try:
             for attempt in (*job.lost, *job.attempts):
-                own = failure if attempt is first else attempt.failure
+                own = failure if attempt is first and job.opponent is None else attempt.failure
                 judged_by = by if attempt is first else None
+                if job.opponent is not None and not (attempt.heard or own):
+                    continue  # the comparison was decided before it began
                 record = self._record(job, attempt, verdict, own, judgement, by=judged_by)
                 self._append(record, job.spec, attempt)
         except StoreError as error:
@@ -307,7 +328,7 @@ class JobFinisher:
         *,
         by: JudgedBy | None,
     ) -> Record:
-        spec = job.spec
+        spec = job.spec_of(attempt.number)
         measurement, partition = attempt.measurement, spec.target.partition
         ours = (self._purpose, self._provenance.branch, self._provenance.commit)
         purpose, branch, commit = attempt.made_from or ours
@@ -319,11 +340,11 @@ class JobFinisher:
             definition=spec.definition,
             system=partition.system,
             partition=partition.name,
-            environment=spec.target.environment.name,
+            environment=self._environment(job, attempt),
             device_model=measurement.device_model if measurement else "",
             attempt=attempt.number,
             created_ns=attempt.ended_ns if attempt.adopted else time.time_ns(),
-            verdict=failure.outcome if failure else verdict,
+            verdict=failure.outcome if failure else Verdict.UNJUDGED.value if job.opponent else verdict,
             fingerprint=spec.target.fingerprint,
             purpose=purpose,
             branch=branch,
@@ -363,6 +384,14 @@ class JobFinisher:
         root = Path(self._provenance.root) if self._provenance.root else Path.cwd()
         return (*options_of_target(settings, spec.target), *repeated_options(settings, root))
 
+    def _environment(self, job: Job, attempt: Attempt) -> str:
+        """Return the name of the environment; of B with all that it has instead of A's, so that no series is that of another."""
+        name = job.spec_of(attempt.number).target.environment.name
+        if job.opponent is None or is_first_side(attempt.number) or self._comparison is None:
+            return name
+        other = str(replace(self._comparison.against, environment=""))
+        return f"{name}, {other}" if other else name
+
     def _append(self, record: Record, spec: JobSpec, attempt: Attempt) -> None:
         """Store a record, unless the session that submitted its run was killed between this line and the ledger's."""
         if attempt.adopted and self._index_().has(record.id):
@@ -380,6 +409,13 @@ class JobFinisher:
 
             self._index = Index(self._settings.state_dir)
         return self._index
+
+
+def check_all(job: Job) -> None:
+    """Give each measured attempt the failures that its measurement shows."""
+    for attempt in job.attempts:
+        if attempt.measurement is not None and not attempt.failures:
+            attempt.failures += check(attempt.measurement, job.spec_of(attempt.number), attempt.run)
 
 
 def _where(attempt: Attempt) -> str:

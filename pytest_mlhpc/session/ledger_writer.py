@@ -59,7 +59,7 @@ class LedgerWriter:
         return plan_of(
             specs,
             runs_dir,
-            self._payload(first, root, alone=len(specs) == 1),
+            self._payload([spec for spec, _ in specs], root),
             away,
             self.readiness.settings(first),
         )
@@ -226,12 +226,14 @@ class LedgerWriter:
             self._payloads[str(root),] = payload.build(root, ()).sha256
         return self._payloads[str(root),]
 
-    def _payload(self, spec: JobSpec, root: Path, *, alone: bool) -> str:
-        """Return the hash of the payload that *spec* needs; a program that is started directly, by itself, needs none."""
+    def _payload(self, specs: Sequence[JobSpec], root: Path) -> str:
+        """Return the hash of the payload that *specs* need; a program that is started directly, by itself, needs none."""
+        spec, alone = specs[0], len(specs) == 1
         local = spec.target.partition.scheduler == "local"
         if local and alone and spec.workload == "command" and spec.launcher == "plain" and not spec.builds:
             return ""
-        if spec.target.partition.scheduler == "slurm" and has_this_package(spec.target.environment):
+        ours = all(has_this_package(one.target.environment) for one in specs)
+        if spec.target.partition.scheduler == "slurm" and ours:
             return FROM_SOURCE  # pods have a file system of their own
         foreign = () if spec.launcher in OURS else (spec.launcher,)
         extra = (*self._workloads[spec.workload].extra_modules, *foreign)

@@ -1,17 +1,24 @@
-"""The phases of a benchmark: its run is awaited in setup and judged around the call, and its reports carry properties for JUnit files."""
+"""The phases of a benchmark: its run is awaited in setup and judged around the call, and its reports carry properties for JUnit files.
+
+Here, too, is the bridge to pytest-benchmark: with one of its options, every run is a row in its table, its JSON and its
+comparisons. pytest-benchmark has no public call for a measurement that was made elsewhere; this uses one private attribute of
+its plug-in (``config._benchmarksession``) and does nothing where that is not there. Judging stays ours.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
+import types
 import warnings
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 from _pytest._code.code import TerminalRepr
 
 from pytest_mlhpc.errors import InfrastructureError, RunFailure, SpecError
-from pytest_mlhpc.jobs.job import Outcome
+from pytest_mlhpc.jobs.job import Job, Outcome
 from pytest_mlhpc.options import options_of_target, repeated_options
 from pytest_mlhpc.session.bench import INFRA_ATTRIBUTE, Bench
 from pytest_mlhpc.session.live import live_of
@@ -30,6 +37,10 @@ def properties(outcome: Outcome) -> list[tuple[str, object]]:
         found.append(("mlhpc.failure", outcome.failure.outcome))
     if outcome.judgement is not None:
         found.append(("mlhpc.verdict", outcome.judgement.verdict.value))
+    for one in outcome.comparison:
+        result = one.result
+        bounds = f"{result.change:.6g} [{result.low:.6g}, {result.high:.6g}]"
+        found.append((f"mlhpc.against.{one.metric}", f"{result.verdict.value} {bounds}"))
     if outcome.vetting is not None:
         found.append(("mlhpc.fit", ",".join(outcome.vetting.good)))
         found.append(("mlhpc.unfit", ",".join(outcome.vetting.exclude)))
@@ -154,3 +165,54 @@ def repeat_command(item: pytest.Item, bench: Bench) -> str:
     words = ["pytest", path + separator + rest, settings.system_option, target.partition.id]
     words += (*options_of_target(settings, target), *repeated_options(settings, item.config.rootpath))
     return shlex.join(words)
+
+
+def add_row(config: pytest.Config, job: Job) -> None:
+    """Add the run of *job* as one benchmark: its rounds are the slowest rank's step times, in seconds.
+
+    A run without steps (`command`) is one round, as long as the program ran. A test that is run again
+    (pytest-rerunfailures) has the same run, and no second row.
+    """
+    benchmarks = getattr(config, "_benchmarksession", None)
+    outcome = job.outcome
+    if benchmarks is None or outcome is None or outcome.measurement is None:
+        return
+    if any(row.fullname == job.spec.node_id for row in benchmarks.benchmarks[-1:]):
+        return
+    from pytest_benchmark.stats import Metadata
+
+    measurement, spec = outcome.measurement, job.spec
+    fixture = types.SimpleNamespace(
+        name=spec.node_id.rpartition("::")[2],
+        fullname=spec.node_id,
+        group=spec.workload,
+        param=spec.target.id,
+        params={"system": spec.target.id, **{name: str(value) for name, value in spec.asked.items()}},
+        extra_info=_extra_info(job),
+        cprofile_stats=None,
+        has_error=False,
+    )
+    row: Any = Metadata(fixture, iterations=1, options={"timer": "remote"})  # type: ignore[no-untyped-call]  # theirs
+    whole = (measurement.ended_ns - measurement.started_ns) / 1e9
+    for seconds in measurement.step_times_s or (whole,):
+        row.update(seconds)
+    benchmarks.benchmarks.append(row)
+
+
+def add_machine(machine_info: dict[str, Any], bench: Bench) -> None:
+    """Say where the figures were made: pytest-benchmark itself only knows the machine that pytest runs on."""
+    machine_info["mlhpc"] = sorted(target.id for target in bench.targets)
+
+
+def _extra_info(job: Job) -> dict[str, Any]:
+    outcome = job.outcome
+    if outcome is None or outcome.measurement is None:
+        return {}
+    return {
+        "benchmark": outcome.benchmark,
+        "run": outcome.record_id,
+        "verdict": outcome.judgement.verdict.value if outcome.judgement else "",
+        "device_model": outcome.measurement.device_model,
+        "nodes": list(outcome.measurement.nodes),
+        "metrics": {metric.name: metric.value for metric in outcome.measurement.metrics},
+    }

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from pytest_mlhpc.history.series import Source
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
+    from pytest_mlhpc.session.against import Comparison
     from pytest_mlhpc.session.conclude import JobFinisher
     from pytest_mlhpc.session.preflight import Spending
 
@@ -134,6 +135,7 @@ class BenchmarkSession:
             str, Failure
         ] = {}  #: node id -> why a build that it needs failed on this machine
         self.terminated = False  #: by SIGTERM or SIGHUP
+        self.comparison: Comparison | None = None  #: of A against B
         self._closed = False
 
     def declare(self, specs: Sequence[JobSpec]) -> None:
@@ -149,6 +151,8 @@ class BenchmarkSession:
         from pytest_mlhpc.session.conclude import JobFinisher
         from pytest_mlhpc.session.preflight import build_before, check
 
+        jobs = self._jobs_of(specs)
+        specs = [job.spec_of(number) for job in jobs for number in range(1, 1 + _runs_of(job))]
         spending = check(specs, self.settings)
         self.announcement += spending.announcement
         unbuilt: Mapping[str, Failure] = {}
@@ -166,9 +170,11 @@ class BenchmarkSession:
             false_alarms=self._false_alarms,
             source=self._source_of_history(),
             tell=self.trouble.append,
+            comparison=self.comparison,
         )
         self._concluder.book.problems(sorted({spec.target.partition.system for spec in specs}))
-        jobs = [Job(spec, unbuilt=unbuilt.get(spec.node_id)) for spec in specs]
+        for job in jobs:
+            job.unbuilt = unbuilt.get(job.spec.node_id)
         adopted: Mapping[str, Sequence[AdoptedAllocation]] = {}
         self._signals.catch()  # what is taken over keeps its lease if this session is told to end now
         try:
@@ -186,6 +192,22 @@ class BenchmarkSession:
         self._make_drivers(adopted, spending)
         self._books.note({"node_hours_at_most": spending.bounds, "budget": self.settings.budget})
         self._start()
+
+    def _jobs_of(self, specs: Sequence[JobSpec]) -> list[Job]:
+        """Return a job for each of *specs*, with both sides where A is compared with B.
+
+        Raises:
+            UsageError: a test has no second side, or the budget is too small.
+        """
+        if self.settings.against is None:
+            return [Job(spec) for spec in specs]
+        from pytest_mlhpc.session.against import Comparison, announcement, opponents
+
+        jobs, runs = opponents(specs, self.settings, self.id)
+        metrics = sum(len(job.spec.judged) for job in jobs)
+        self.comparison = Comparison(self.settings.against, metrics)
+        self.announcement += announcement(self.comparison, jobs, runs)
+        return jobs
 
     def _source_of_history(self) -> Source | None:
         """Return where the judge reads history if not in the local store.
@@ -465,7 +487,7 @@ class BenchmarkSession:
         )
         most = self.settings.max_jobs or partition.max_jobs
         here = self.settings.here
-        durable = partition.scheduler != "local" and not here
+        durable = partition.scheduler != "local" and not here and self.comparison is None
         most = 1 if here else most  # one allocation, whose nodes each run owns
         return Driver(partition.id, provisioner, most, callbacks, pack=self.settings.pack, durable=durable)
 
@@ -508,6 +530,10 @@ def _without_user(jobs: Sequence[Job], going_on: Collection[int]) -> list[Job]:
         if mine and id(job) not in going_on and all(id(one) in going_on or one in found for one in mine):
             found.append(job)
     return found
+
+
+def _runs_of(job: Job) -> int:
+    return job.opponent.runs if job.opponent is not None else 1
 
 
 def _by_partition(jobs: Iterable[Job]) -> list[tuple[Partition, list[Job]]]:

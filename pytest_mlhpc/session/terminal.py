@@ -23,6 +23,7 @@ from pytest_mlhpc.store.text import count, quantity
 from pytest_mlhpc.store.verdict import FINE, NOTABLE, MetricVerdict, Verdict
 
 if TYPE_CHECKING:
+    from pytest_mlhpc.session.against import Comparison
     from pytest_mlhpc.session.session import BenchmarkSession
     from pytest_mlhpc.session.sweep import Sweep
 
@@ -130,6 +131,7 @@ def header(bench: Bench) -> str:
     """Return the line for pytest's header."""
     targets = ", ".join(_places(bench)) or "nothing"
     changed = "".join(f"; set {name}={value}" for name, value in bench.settings.overrides.items())
+    changed += f"; against {bench.settings.against}" if bench.settings.against else ""
     preset = f", preset {bench.settings.preset}" if bench.settings.preset else ""
     return (
         f"mlhpc: running on {targets}{preset}{changed}; "
@@ -171,6 +173,25 @@ def _swept(reporter: pytest.TerminalReporter, session: BenchmarkSession, sweep: 
         path = write(
             folder, sweep, tables, state_dir=settings.state_dir, missing=missing, overrides=settings.overrides
         )
+        reporter.write_line(f"the same for programs: {path}")
+    except StoreError as error:
+        reporter.write_line(str(error), red=True)
+
+
+def _compared(reporter: pytest.TerminalReporter, session: BenchmarkSession, comparison: Comparison) -> None:
+    """Write the table of A against B, and the same to a file for programs."""
+    from pytest_mlhpc.session.against import table_of, write
+
+    jobs = [job for job in session.jobs.values() if job.taken]
+    if not jobs:
+        return
+    reporter.section("A against B", sep="=")
+    for line in table_of(jobs, comparison):
+        words = line.rsplit(None, 1)
+        reporter.write_line(line, red=words[-1:] == ["worse"], yellow=words[-1:] == ["unclear"])
+    folder = session.settings.state_dir / "runs" / session.id
+    try:
+        path = write(folder, jobs, comparison, session.settings.state_dir)
         reporter.write_line(f"the same for programs: {path}")
     except StoreError as error:
         reporter.write_line(str(error), red=True)
@@ -232,10 +253,13 @@ def _other_users(session: BenchmarkSession) -> list[str]:
 def _rows(
     reporter: pytest.TerminalReporter, session: BenchmarkSession, config: pytest.Config
 ) -> list[tuple[str, ...]]:
-    """Return the rows of the table, failures first; none where the tables of a sweep say more, a row for each node."""
+    """Return the rows of the table, failures first; none where the tables of a sweep or a comparison say more."""
     bench = bench_of(config)
     if bench is not None and bench.sweep is not None and session.jobs:
         _swept(reporter, session, bench.sweep)
+        return []
+    if session.comparison is not None:
+        _compared(reporter, session, session.comparison)
         return []
     if config.option.no_summary:
         return []  # pytest asks plug-ins all the same; what they have to complain of is no summary

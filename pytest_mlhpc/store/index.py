@@ -16,6 +16,7 @@ from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.protocol.schema import SchemaError
 from pytest_mlhpc.store.files import index_path
 from pytest_mlhpc.store.record import (
+    AGAINST,
     Epoch,
     Record,
     SeriesKey,
@@ -207,13 +208,20 @@ class Index:
         text = f"{node_id}["
         return [row[0] for row in self._ask(query, {"n": len(text), "text": text})]
 
-    def newest(self, *, session: str = "", test: str = "", limit: int = 50) -> Sequence[Record]:
-        """Return the newest records, newest first, of a session or a test where given, by its node id or identity."""
+    def newest(
+        self, *, session: str = "", test: str = "", limit: int = 50, compared: bool = True
+    ) -> Sequence[Record]:
+        """Return the newest records, newest first, of a session or a test where given, by its node id or identity.
+
+        Without *compared*, those of comparisons (``--mlhpc-against``) are left out.
+        """
         query = (
             "SELECT path, start, record_id FROM records WHERE (:session = '' OR session = :session)"
-            " AND (:test = '' OR node_id = :test OR benchmark = :test) ORDER BY created_ns DESC, id DESC LIMIT :limit"
+            " AND (:test = '' OR node_id = :test OR benchmark = :test) AND (:compared OR purpose != :against)"
+            " ORDER BY created_ns DESC, id DESC LIMIT :limit"
         )
-        return list(self._read(self._ask(query, {"session": session, "test": test, "limit": limit})))
+        values = {"session": session, "test": test, "limit": limit, "compared": compared, "against": AGAINST}
+        return list(self._read(self._ask(query, values)))
 
     def find(self, text: str) -> Sequence[Record]:
         """Return records whose id starts with *text*, newest first, at most 10."""

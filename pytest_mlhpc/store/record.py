@@ -55,7 +55,7 @@ class Record:
 
     ``system, partition, environment, benchmark`` (+ ``fingerprint`` on `local`) + a metric's name make the series;
     ``benchmark`` is the test's identity. Figures of one series are comparable while ``definition`` and ``device_model``
-    stay as they were: another one begins a new epoch. ``purpose`` is nightly, change or manual. ``verdict`` is a Verdict's value or the failure's name.
+    stay as they were: another one begins a new epoch. ``purpose`` is nightly, change or manual, or against: one side of a comparison, which feeds nothing. ``verdict`` is a Verdict's value or the failure's name.
     ``created_ns`` is when the record was written, UTC; a measurement carries the run's own times.
     """
 
@@ -331,6 +331,8 @@ def _are_numbers(value: Any) -> bool:
 
 
 PURPOSES = ("nightly", "change", "manual")
+#: Purpose of both sides of a comparison: no history takes it.
+AGAINST = "against"
 #: Sources of pipelines of GitLab and events of GitHub; all others are changes.
 _PURPOSE_OF = {
     "schedule": "nightly", "web": "manual", "api": "manual", "trigger": "manual", "workflow_dispatch": "manual",

@@ -129,3 +129,16 @@ def test_records_of_older_versions_are_read_and_those_of_newer_ones_named(state_
     with contextlib.closing(LocalSource(state_dir, problems.append)) as source:
         assert [(night.id[-1], night.judged) for night in source.nights()] == [("1", ()), ("3", ("rate",))]
     assert ["schema 99 is newer" in problem for problem in problems] == [True]
+
+
+def test_neither_side_of_a_comparison_is_part_of_history(state_dir, source):
+    night = record(1, created_ns=SECOND, measurement=measurement())
+    sides = [
+        record(
+            number, created_ns=number * SECOND, attempt=number, purpose="against", measurement=measurement()
+        )
+        for number in (2, 3)
+    ]
+    store(state_dir, [night, *sides])
+    assert [one.id for one in source.nights()] == [night.id]
+    assert [point.night.id for series in source.series() for point in series.points] == [night.id]

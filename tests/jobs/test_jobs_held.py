@@ -7,9 +7,8 @@ from running_suites import wait_for
 from pytest_mlhpc.errors import NodeFault
 from pytest_mlhpc.jobs import partition_queue
 from pytest_mlhpc.jobs.contradictions import duplicates
-from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.job import Job, request_folder
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, LedgerRun, spec_digest
-from pytest_mlhpc.jobs.partition_queue import request_folder
 from pytest_mlhpc.jobs.resume import is_needed_by
 from pytest_mlhpc.jobs.spec import fits_into
 

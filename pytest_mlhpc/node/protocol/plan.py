@@ -135,7 +135,8 @@ class RunPlan:
     ``nonce`` tells attempts apart and stands in all lines; ``secret`` is what processes of the run prove to know, and stands
     in no line. ``launcher_options`` are more words for the launcher's own command (srun, mpirun), ``wrapper`` those that go before
     the interpreter or program, such as a container runtime with its options. A ``warm`` run has one rank, which may be forked by
-    a process that has imported torch (``node/batch/warm.py``).
+    a process that has imported torch (``node/batch/warm.py``). ``environment`` is set where it is not the plan's: a
+    comparison runs two sides in one allocation.
     """
 
     run_id: str
@@ -175,6 +176,7 @@ class RunPlan:
     wrapper: Tuple[str, ...] = ()
     secret: str = field(default="", repr=False)
     warm: bool = False
+    environment: str = ""
 
     @property
     def started(self) -> int:

@@ -233,6 +233,15 @@ def with_software(argv: Sequence[str], environment: Environment) -> list[str]:
     )
 
 
+def without_software(environment: Environment) -> Environment:
+    """Return *environment* without the software that a job script sets up; the batch has an interpreter that does without."""
+    extra = {
+        name: value for name, value in environment.extra.items() if name not in {"setup", "venv", "conda"}
+    }
+    alone = not environment.extra.keys() & {"venv", "conda"} and environment.python.startswith("/")
+    return replace(environment, modules=(), extra=extra, python=environment.python if alone else "python3")
+
+
 def _start_batch(plan: Plan, python: str, lines_dir: str, payload: str | None) -> Iterator[str]:
     """Yield the lines that start the batch, after checks that it can run."""
     file = str(PurePosixPath(plan.directory, "plan.json"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_mlhpc.config.model import Environment, Partition
+from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.ledger_entry import job_name, user_name
 from pytest_mlhpc.jobs.provisioner import Event
@@ -39,7 +39,13 @@ from pytest_mlhpc.provision.slurm.client import (
     SlurmUnusable,
 )
 from pytest_mlhpc.provision.slurm.poll import GONE_S, Backoff
-from pytest_mlhpc.provision.slurm.script import launcher_options, rank_wrapper, render_script
+from pytest_mlhpc.provision.slurm.script import (
+    launcher_options,
+    rank_wrapper,
+    render_script,
+    with_software,
+    without_software,
+)
 
 #: How long a submission is retried while Slurm does not answer, in seconds.
 SUBMIT_LIMIT_S = 600.0
@@ -66,7 +72,9 @@ def write_job(plan: Plan, partition: Partition, payload: Path | None) -> SlurmSu
         partition, scheduler_options={**partition.scheduler_options, **plan.scheduler_options}
     )
     environment = environment_of(plan, partition)
-    plan = with_launch_options(plan, partition, environment, payload)
+    plan = with_launch_options(plan, partition, payload)
+    if differing_software(plan, partition):
+        environment = without_software(environment)  # each run has its own
     script = render_script(
         plan,
         partition,
@@ -88,16 +96,22 @@ def write_job(plan: Plan, partition: Partition, payload: Path | None) -> SlurmSu
     return SlurmSubmission(name, directory / "job.sh", directory)
 
 
-def with_launch_options(
-    plan: Plan, partition: Partition, environment: Environment, payload: Path | None
-) -> Plan:
+def differing_software(plan: Plan, partition: Partition) -> bool:
+    """Return whether runs of *plan* want different modules, virtual environments or other set-ups."""
+    own = [environment_of(plan, partition, run) for run in plan.runs if run.environment]
+    words = {tuple(with_software((), one)) for one in (environment_of(plan, partition), *own)}
+    return len(words) > 1
+
+
+def with_launch_options(plan: Plan, partition: Partition, payload: Path | None) -> Plan:
     """Return *plan* with the arguments of this partition's launchers and containers in each of its runs.
 
     Raises:
         UsageError: the container's runtime cannot be used here, or cannot take a path.
     """
-    runs = []
+    runs, differing = [], differing_software(plan, partition)
     for run in plan.runs:
+        environment = environment_of(plan, partition, run)
         folders = [
             str(Path(plan.directory).parent),
             str(payload.parent) if payload else "",
@@ -112,6 +126,8 @@ def with_launch_options(
             ranks_per_node=-(-run.started // run.nodes),
         )
         arguments = rank_wrapper(environment, binds, partition.accelerator)
+        if differing:
+            arguments = (*with_software((), environment), *arguments)
         runs.append(replace(run, launcher_options=options, wrapper=arguments))
     return replace(plan, runs=tuple(runs))
 

@@ -64,6 +64,17 @@ def test_hostile_names_and_texts_come_back_as_they_were(
     ours.close()
 
 
+def test_neither_side_of_a_comparison_comes_back(influxdb: Influx, tmp_path: Path) -> None:
+    night, side = (
+        record(number, purpose=purpose, measurement=measurement())
+        for number, purpose in ((1, "nightly"), (2, "against"))
+    )
+    influx = pushed(influxdb, tmp_path, [night, side])
+    assert [one.id for one in influx.nights()] == [night.id]
+    assert [point.night.id for series in influx.series() for point in series.points] == [night.id]
+    influx.close()
+
+
 def test_time_spans_and_filters_give_the_same_from_both(
     influxdb: Influx, state_dir: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,34 @@
+"""A against B on a real Kubernetes: both sides in the pods of one workload, whose image they share."""
+
+import json
+
+TEST = """\
+SPEED = "import os, random; print('rate:', float(os.environ['SPEED']) * random.gauss(1, 0.004))"
+
+@program(["python3", "-c", SPEED], RATE, time_limit=60, env={"SPEED": "100"})
+def test_speed(run): pass
+"""
+
+
+def test_both_sides_run_in_turns_in_one_pod(pod_suite):
+    pod_suite.tests(TEST)
+    result = pod_suite.run("--mlhpc-against", "variables.SPEED=80")
+    result.expect(0, "8 to 30 runs", "better", passed=1)
+    assert len({record["job_id"] for record in result.records}) == 1
+    measured = sorted(
+        (one for one in result.records if one["measurement"]), key=lambda record: record["attempt"]
+    )
+    assert [", " in record["environment"] for record in measured][:8] == [False, True, True, False] * 2
+    assert {record["purpose"] for record in result.records} == {"against"}
+    assert pod_suite.ledgers() == []
+
+
+def test_another_environment_is_another_image_and_refused(pod_suite):
+    pod_suite.tests(TEST)
+    path = pod_suite.folder / "systems.yaml"
+    systems = json.loads(path.read_text())
+    (partition,) = next(iter(systems["systems"].values()))["partitions"].values()
+    (environment,) = partition["environments"].values()
+    partition["environments"]["old"] = {**environment, "variables": {"X": "1"}}
+    path.write_text(json.dumps(systems))
+    pod_suite.run("--mlhpc-against", "environment=old").expect(4, "have one image for both sides")

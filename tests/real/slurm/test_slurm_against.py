@@ -1,0 +1,96 @@
+"""A against B on a real cluster: both sides in one job on the same nodes, each with software of its own, nothing left behind."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from running_suites import wait_for
+
+#: A side's set-up says how fast its program is.
+FAST, SLOW = ("export SPEED=100 ONLY_NEW=1", "export SPEED=80")
+
+TEST = """\
+SPEED = "import os, random, time; print('rate:', float(os.environ['SPEED']) * random.gauss(1, 0.004))"
+SIDE = "; print('only:', os.environ.get('ONLY_NEW')); folder = os.environ['FOLDER']"
+WAIT = "; open(folder + '/begun-speed', 'w').close(); time.sleep(60 * os.path.exists(folder + '/wait'))"
+
+@program([sys.executable, "-c", SPEED + SIDE + WAIT], RATE, nodes=1, env={"FOLDER": "%s"})
+def test_speed(run):
+    assert "only: 1" in run.output
+"""
+
+
+@pytest.fixture
+def sides(suite):
+    """A suite of one test on a partition with two environments, whose job scripts would be set up differently."""
+    suite.partition(setup=FAST, time_limit="1m")
+    path = suite.folder / "systems.yaml"
+    systems = json.loads(path.read_text())
+    environments = systems["systems"]["cluster"]["partitions"]["part"]["environments"]
+    environments["old"] = {**environments["default"], "setup": SLOW}
+    path.write_text(json.dumps(systems))
+    suite.tests(TEST % suite.folder)
+    return suite
+
+
+def outputs(state: Path) -> dict[str, set[str]]:
+    """Return what runs of A and B printed of the variable that A alone sets."""
+    found: dict[str, set[str]] = {"A": set(), "B": set()}
+    (path,) = state.glob("runs/*/*/plan.json")
+    for number, run in enumerate(json.loads(path.read_text())["runs"], 1):
+        log = path.parent / run["run_id"] / "rank0.log"
+        if log.exists():
+            side = "A" if number % 4 in (0, 1) else "B"
+            found[side] |= {line for line in log.read_text().splitlines() if line.startswith("only:")}
+    return found
+
+
+def test_both_sides_run_in_turns_in_one_job_each_with_its_own_software(sides):
+    result = sides.run("--mlhpc-against", "environment=old")
+    result.expect(0, "rate", "8", "better", "8 to 30 runs", passed=1)
+    (job,) = sides.jobs()
+    assert job.state in {"CANCELLED", "COMPLETED"}
+    records = result.records
+    assert {record["job_id"] for record in records} == {job.id}
+    assert len({tuple(record["nodes"]) for record in records}) == 1
+    measured = sorted(
+        (record for record in records if record["measurement"]), key=lambda record: record["attempt"]
+    )
+    assert [record["environment"] for record in measured][:8] == [
+        *("default", "old", "old", "default") * 2
+    ]  # fmt: skip
+    assert {record["purpose"] for record in records} == {"against"}
+    assert outputs(sides.state) == {"A": {"only: 1"}, "B": {"only: None"}}
+    assert sides.ledgers() == []
+
+
+def test_half_a_comparison_of_a_killed_session_is_ended_by_the_next_and_adopted_by_none(sides):
+    (sides.folder / "wait").touch()
+    first = sides.start("--mlhpc-against", "variables.SPEED=90")
+    first.begun("speed")
+    first.until("its id in the ledger", lambda: sides.jobs()[0].id in sides.ledgers()[0].read_text())
+    first.kill()
+    (job,) = sides.jobs()
+    (sides.folder / "wait").unlink()
+    second = sides.run()
+    assert "going on with" not in second.text
+    second.expect(0, f"cancelled job {job.id}", passed=1)
+    wait_for(lambda: all(one.ended for one in sides.jobs()))
+    assert sides.ledgers() == []
+    assert {record["purpose"] for record in second.records} == {"manual"}
+
+
+def test_a_runner_that_ends_the_session_leaves_no_half_comparison_queued(sides):
+    (sides.folder / "wait").touch()
+    session = sides.start("--mlhpc-against", "variables.SPEED=90")
+    session.begun("speed")
+    session.signal(signal.SIGTERM)
+    assert session.end().code == 2
+    wait_for(lambda: [job.state for job in sides.jobs()] == ["CANCELLED"])
+    assert sides.ledgers() == []
+
+
+def test_a_time_limit_that_leaves_too_few_runs_is_named_with_what_would_do(sides):
+    result = sides.run("--mlhpc-against", "environment=old", "--mlhpc-set", "slurm.max_time=9m")
+    result.expect(1, "needs 8 runs in one allocation", "set time_limit=", error=1)
