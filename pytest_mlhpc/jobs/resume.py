@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +80,20 @@ def resume_entries(
             AdoptedAllocation(plan, entry.native_id, runs, frozenset(others))
         )
     return Resumed({name: tuple(found) for name, found in adopted.items()}, unusable, unseen)
+
+
+def without_user(jobs: Sequence[Job], going_on: Collection[int]) -> list[Job]:
+    """Return those of *jobs*, in test order, that only runs need which are *going_on* (ids of jobs) since an earlier session."""
+    users: dict[int, list[Job]] = {}
+    for job in jobs:
+        for one in job.needs.values():
+            users.setdefault(id(one), []).append(job)
+    found: list[Job] = []
+    for job in reversed(jobs):
+        mine = users.get(id(job), [])
+        if mine and id(job) not in going_on and all(id(one) in going_on or one in found for one in mine):
+            found.append(job)
+    return found
 
 
 def _remove_skip_file(plan: Plan, run_id: str) -> None:

@@ -1,7 +1,7 @@
 """What the nightly judge can find in a series: the smallest loss that fails its test within some nights. Pure.
 
 The nights of the series itself are drawn anew, in blocks of a week, so that neighbouring nights resemble each other as they
-did. A loss is planted into the newest of them, and each is judged as :mod:`pytest_mlhpc.judge.nightly` judges it, with the
+did. A loss is planted into the newest of them, and each is judged as :mod:`pytest_mlhpc.judge.rules` judges it, with the
 re-runs that it asks for.
 """
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import signal
-import termios
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,10 +15,12 @@ from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
 from pytest_mlhpc.jobs.job import AdoptedAllocation, Job, Outcome
 from pytest_mlhpc.jobs.partition_queue import Callbacks
 from pytest_mlhpc.jobs.queue import Driver
+from pytest_mlhpc.jobs.resume import without_user
 from pytest_mlhpc.jobs.spec import JobSpec, run_root, uuid7, with_needs
 from pytest_mlhpc.judge.accepting import WAITING, recorded_line, written_line
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.session.ledger_writer import LedgerWriter
+from pytest_mlhpc.session.signals import Signals
 from pytest_mlhpc.store.record import Failure, SeriesKey, provenance_of
 from pytest_mlhpc.store.text import count
 
@@ -35,66 +32,6 @@ if TYPE_CHECKING:
     from pytest_mlhpc.session.against import Comparison
     from pytest_mlhpc.session.conclude import JobFinisher
     from pytest_mlhpc.session.preflight import Spending
-
-
-class Signals:
-    """What the session does about signals, in the main thread. ``told`` is called before pytest is ended."""
-
-    def __init__(self, told: Callable[[], None]) -> None:
-        self._told = told
-        self._before: dict[int, Any] = {}  #: signal -> what was done about it before
-
-    def catch(self) -> None:
-        """From here on a runner's time-out and a dropped connection end pytest in order; what nohup ignores stays ignored."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._end)
-
-    def _end(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        self._told()
-        if number == signal.SIGHUP:
-            leave_terminal()
-        pytest.exit(
-            f"{signal.Signals(number).name}: the session ends", returncode=int(pytest.ExitCode.INTERRUPTED)
-        )
-
-    @contextlib.contextmanager
-    def closing(self) -> Iterator[None]:
-        """While closing, another SIGTERM or SIGHUP changes nothing."""
-        for number in self._before:
-            signal.signal(number, signal.SIG_IGN if number == signal.SIGTERM else lambda *_: leave_terminal())
-        try:
-            yield
-        finally:
-            for number, before in self._before.items():
-                signal.signal(number, before)
-
-    @contextlib.contextmanager
-    def uninterrupted(self) -> Iterator[None]:
-        """For what takes no time and must be whole: a Ctrl-C changes nothing."""
-        if not self._before:
-            yield
-            return
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-
-def leave_terminal() -> None:
-    """Let what goes to a terminal that is gone go nowhere: each write to it would be an error, and the last we could say."""
-    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        try:
-            termios.tcgetattr(descriptor)
-        except termios.error as error:  # no OSError
-            if error.args[0] == errno.EIO:
-                os.dup2(nowhere, descriptor, os.get_inheritable(descriptor))
-    os.close(nowhere)
 
 
 #: How often a waiting main thread redraws.
@@ -228,7 +165,7 @@ class BenchmarkSession:
         for partition, jobs in _by_partition(self.jobs.values()):
             self._drivers[partition.id] = driver = self._driver(partition, spending)
             driver.adopt(adopted.get(partition.id, ()))
-            unneeded = _without_user(jobs, going_on)
+            unneeded = without_user(jobs, going_on)
             for job in unneeded:
                 job.fail("cancelled", "all runs that need it are those of an earlier session")
                 spending.ended(job)
@@ -516,20 +453,6 @@ class BenchmarkSession:
     def _terminate(self) -> None:
         """A runner's time-out leaves jobs elsewhere to a later session; what runs on this machine is cancelled."""
         self._detaching = self.terminated = True
-
-
-def _without_user(jobs: Sequence[Job], going_on: Collection[int]) -> list[Job]:
-    """Return those of *jobs*, in test order, that only runs need which are *going_on* (ids of jobs) since an earlier session."""
-    users: dict[int, list[Job]] = {}
-    for job in jobs:
-        for one in job.needs.values():
-            users.setdefault(id(one), []).append(job)
-    found: list[Job] = []
-    for job in reversed(jobs):
-        mine = users.get(id(job), [])
-        if mine and id(job) not in going_on and all(id(one) in going_on or one in found for one in mine):
-            found.append(job)
-    return found
 
 
 def _runs_of(job: Job) -> int:

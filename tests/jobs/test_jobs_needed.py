@@ -9,9 +9,9 @@ from pytest_mlhpc.errors import NodeFault, RunFailure
 from pytest_mlhpc.jobs.job import Job, Outcome
 from pytest_mlhpc.jobs.ledger_entry import spec_digest
 from pytest_mlhpc.jobs.programs import with_needed
+from pytest_mlhpc.jobs.resume import without_user
 from pytest_mlhpc.jobs.spec import with_needs
 from pytest_mlhpc.node.protocol.plan import FinishedRun
-from pytest_mlhpc.session.session import _without_user
 from pytest_mlhpc.store.record import Failure
 
 
@@ -115,9 +115,9 @@ def test_another_run_that_is_needed_is_another_job(needed):
 def test_a_run_that_only_runs_of_an_earlier_session_need_is_not_made_again(needed):
     first, users = needed(2)
     jobs = [first, *users]
-    assert _without_user(jobs, {id(users[0])}) == []
-    assert _without_user(jobs, {id(job) for job in users}) == [first]
-    assert _without_user(jobs, {id(job) for job in jobs}) == []
+    assert without_user(jobs, {id(users[0])}) == []
+    assert without_user(jobs, {id(job) for job in users}) == [first]
+    assert without_user(jobs, {id(job) for job in jobs}) == []
 
 
 def test_artifacts_that_a_pod_cannot_take_are_named(command, tmp_path):

@@ -11,7 +11,8 @@ import pytest
 from inner_sessions import ONE_JOB
 from running_suites import LIMIT_S, wait_for
 
-from pytest_mlhpc.session.session import BenchmarkSession, Signals
+from pytest_mlhpc.session.session import BenchmarkSession
+from pytest_mlhpc.session.signals import Signals
 
 pytestmark = pytest.mark.servers  # sessions of pytest in processes of their own
 

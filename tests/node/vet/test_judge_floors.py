@@ -90,7 +90,10 @@ def test_a_figure_of_one_node_is_judged_by_its_floor_and_by_history(value, how, 
 
 
 def test_a_floor_of_low_confidence_says_that_it_is():
-    assert "too little known to condemn" in found(verdict_on(measured([1.5], **MEMORY)), "n0").reason
+    assert (
+        "too little is known of it to condemn a node"
+        in found(verdict_on(measured([1.5], **MEMORY)), "n0").reason
+    )
 
 
 def test_a_floor_that_all_peers_miss_only_warns():
