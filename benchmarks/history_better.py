@@ -7,8 +7,8 @@ import statistics
 import sys
 
 from benchmarks.report import Row, machine, table
-from pytest_mlhpc.alert.slower import KnownIncidents, Rules, regressions
-from pytest_mlhpc.history.nightly import WatchedSeries, with_causes
+from pytest_mlhpc.alert.slower_series import KnownIncidents, Rules, regressions
+from pytest_mlhpc.history.level_changes import WatchedSeries, with_causes
 from pytest_mlhpc.history.series import Night, Point, Series
 from pytest_mlhpc.judge.changes import Change, find_all
 from pytest_mlhpc.store.record import SeriesKey

@@ -16,8 +16,8 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 from benchmarks.report import Row
-from pytest_mlhpc.report.html.gather import PageQuery, gather
 from pytest_mlhpc.report.html.page import html_of
+from pytest_mlhpc.report.html.page_data import PageQuery, gather
 
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
 

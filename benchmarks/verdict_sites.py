@@ -19,7 +19,7 @@ from pytest_mlhpc.alert.incidents import advance, place
 from pytest_mlhpc.alert.messages import message_of, suspects_code
 from pytest_mlhpc.alert.model import DAY_NS, Book, Incident
 from pytest_mlhpc.alert.observe import Question, observe
-from pytest_mlhpc.alert.slower import Rules
+from pytest_mlhpc.alert.slower_series import Rules
 from pytest_mlhpc.history.series import Night, Point, Series
 from pytest_mlhpc.judge.losses import limits_for
 from pytest_mlhpc.store.record import SeriesKey

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mlhpc.store.files import default_state_dir
+from pytest_mlhpc.store.locations import default_state_dir
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Target

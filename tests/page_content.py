@@ -5,7 +5,7 @@ import re
 
 from made_nights import DAY_NS, GivenSource, night
 
-from pytest_mlhpc.report.html.gather import PageQuery, gather
+from pytest_mlhpc.report.html.page_data import PageQuery, gather
 
 _CONTENT = re.compile(r'<script type="application/json" id="content">(.*?)</script>', re.DOTALL)
 

@@ -14,8 +14,8 @@ from made_nights import DAY_NS, FIRST_NS, GivenSource, a_year, benchmark, night,
 from pytest_mlhpc.history.events import new_event
 from pytest_mlhpc.history.series import Series
 from pytest_mlhpc.judge.baseline_files import Entry
-from pytest_mlhpc.report.html.gather import PageQuery, gather
 from pytest_mlhpc.report.html.page import html_of
+from pytest_mlhpc.report.html.page_data import PageQuery, gather
 from pytest_mlhpc.store.record import SeriesKey
 
 DOCS = Path(__file__).parent.parent / "docs"

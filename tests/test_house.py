@@ -1,5 +1,6 @@
 """The house stays as it is drawn: each allowance may be lowered at any time, and raised only with a reason in the commit."""
 
+import ast
 import re
 
 import pytest
@@ -43,3 +44,16 @@ def test_modules_that_a_page_names_are_there(page):
     there = {path.name for folder in folders for path in (ROOT / folder).rglob("*.py")}
     named = set(re.findall(r"`(?:[\w/]+/)?([a-z_]\w*\.py)`", (ROOT / page).read_text(encoding="utf-8")))
     assert sorted(named - there) == []
+
+
+def test_each_module_that_the_docstring_of_a_package_names_exists():
+    packages = sorted((ROOT / "pytest_mlhpc").rglob("__init__.py"))
+    named = {
+        (str(path.relative_to(ROOT)), name)
+        for path in packages
+        for name in re.findall(
+            r"(?<![\w<.])(\w+\.py)\b", ast.get_docstring(ast.parse(path.read_text())) or ""
+        )
+    }
+    there = {path.name for path in (ROOT / "pytest_mlhpc").rglob("*.py")}
+    assert [pair for pair in sorted(named) if pair[1] not in there] == []

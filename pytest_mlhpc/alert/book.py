@@ -16,7 +16,7 @@ from pytest_mlhpc.alert.model import DAY_NS, Book, Pending
 from pytest_mlhpc.errors import MlhpcError, StoreError
 from pytest_mlhpc.node.files import read_json, sync_folder
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
-from pytest_mlhpc.store.files import is_shared, make_directories, open_regular, replace_file
+from pytest_mlhpc.store.locations import is_shared, make_directories, open_regular, replace_file
 
 #: A larger file is no book of ours: thousands of open incidents are a few MB.
 MAX_BYTES = 64 << 20

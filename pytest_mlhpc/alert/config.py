@@ -29,7 +29,7 @@ from typing import Any
 
 from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, Kind
 from pytest_mlhpc.alert.model import NIGHT_NS, Incident, owner_names
-from pytest_mlhpc.alert.slower import Rules
+from pytest_mlhpc.alert.slower_series import Rules
 from pytest_mlhpc.config.build import resolve
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.config.yaml import YamlNode, read_file

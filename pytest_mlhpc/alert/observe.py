@@ -9,9 +9,9 @@ from pathlib import Path
 from pytest_mlhpc.alert.channels.base import Kind
 from pytest_mlhpc.alert.incidents import Companions, open_subjects
 from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Book, Observation, Subject
-from pytest_mlhpc.alert.slower import KnownIncidents, Rules, elsewhere, regressions, subject_of
+from pytest_mlhpc.alert.slower_series import KnownIncidents, Rules, elsewhere, regressions, subject_of
 from pytest_mlhpc.history.events import Event, maintenance_of
-from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, watch
+from pytest_mlhpc.history.level_changes import NightlyQuery, WatchedSeries, watch
 from pytest_mlhpc.history.series import Night, Series, Source, feeds
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, SeriesKey
 from pytest_mlhpc.store.text import minutes, one_line

@@ -23,7 +23,7 @@ from pytest_mlhpc.judge import baseline_files
 from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json, to_json
-from pytest_mlhpc.store.files import open_regular, replace_file
+from pytest_mlhpc.store.locations import open_regular, replace_file
 from pytest_mlhpc.store.text import from_to, one_line, quantity
 
 #: A file of more is none of ours; GitLab itself takes comments of a million characters.

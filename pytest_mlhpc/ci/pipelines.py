@@ -14,7 +14,7 @@ from pytest_mlhpc.config.schema import Text
 from pytest_mlhpc.config.validation import validate
 from pytest_mlhpc.config.yaml import YamlNode, read_file
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
-from pytest_mlhpc.store.files import page
+from pytest_mlhpc.store.locations import page
 
 #: Sources of pipelines in which a system does something (rules of ci/gitlab/templates/bench.yml).
 SOURCES = ("schedule", "web", "api", "trigger", "merge_request_event")

@@ -31,7 +31,7 @@ from pytest_mlhpc.alert.model import Book, Incident, KnownIssue
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice, NounGroup
 from pytest_mlhpc.errors import StoreError, UsageError
-from pytest_mlhpc.history.nightly import cache_path
+from pytest_mlhpc.history.level_changes import cache_path
 from pytest_mlhpc.influx.choice import chosen, store_text
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.record import provenance_of

@@ -164,8 +164,8 @@ def propose(
 def _settled(book: BaselineBook, index: Index, state_dir: Path, branch: str) -> Mapping[SeriesKey, Entry]:
     """Return the levels that nights have settled and nobody has accepted."""
     from pytest_mlhpc.history.events import events
+    from pytest_mlhpc.history.judge_inputs import settled_entries
     from pytest_mlhpc.history.local import LocalSource
-    from pytest_mlhpc.history.past import settled_entries
 
     source = LocalSource(state_dir, index=index)
     return dict(

@@ -12,7 +12,7 @@ from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.store.text import count
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.session.checking import SuiteCheck
+    from pytest_mlhpc.session.check_suites import SuiteCheck
 
 
 @click.command(
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @options.systems_file
 def command(paths: tuple[str, ...], systems_file: str | None) -> CommandReport:
     """Collect the tests once, for all systems together."""
-    from pytest_mlhpc.session.checking import check
+    from pytest_mlhpc.session.check_suites import check
 
     checked = check(paths, systems_file)
     left_out = options.chosen_systems(systems_file).every_target()[1]

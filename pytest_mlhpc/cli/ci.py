@@ -46,7 +46,7 @@ def pipelines(config: Path, systems_file: str | None, output: Path) -> CommandRe
 
     from pytest_mlhpc.ci import pipelines
     from pytest_mlhpc.ci.pipelines import child, idle, occasion_of
-    from pytest_mlhpc.store.files import replace_file
+    from pytest_mlhpc.store.locations import replace_file
 
     archived = {name: entry.archived for name, entry in options.chosen_systems(systems_file).known.items()}
     found = pipelines.read(config, archived)

@@ -183,7 +183,7 @@ class DataCommand(Command):
 
             text = object_text(ctx.command_path.partition(" ")[2], report.data)
         if output is not None:
-            from pytest_mlhpc.store.files import replace_file
+            from pytest_mlhpc.store.locations import replace_file
 
             replace_file(output, text)
         elif as_json:

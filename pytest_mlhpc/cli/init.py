@@ -17,7 +17,7 @@ import click
 
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.config.systems_files import BUILT_IN, known_text, with_system
-from pytest_mlhpc.store.files import replace_file
+from pytest_mlhpc.store.locations import replace_file
 
 
 @click.command(

@@ -14,7 +14,7 @@ import click
 from pytest_mlhpc.cli.commands import NearestChoice
 from pytest_mlhpc.errors import ConfigError, UsageError
 from pytest_mlhpc.history.events import Event, events, planned
-from pytest_mlhpc.store.files import default_state_dir
+from pytest_mlhpc.store.locations import default_state_dir
 from pytest_mlhpc.store.text import tell
 
 if TYPE_CHECKING:

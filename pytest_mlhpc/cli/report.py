@@ -18,8 +18,8 @@ from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command, NounGroup
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.influx.choice import chosen, selection_of, store_text
-from pytest_mlhpc.store.files import page, replace_file
 from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.locations import page, replace_file
 from pytest_mlhpc.store.record import SeriesKey
 from pytest_mlhpc.store.text import clean, count, minutes, tell, write
 
@@ -82,8 +82,8 @@ def html(
 ) -> None:
     """Write the page; where nothing is recorded, write nothing."""
     from pytest_mlhpc.cli.status import read_morning
-    from pytest_mlhpc.report.html.gather import PageQuery, gather
     from pytest_mlhpc.report.html.page import html_of
+    from pytest_mlhpc.report.html.page_data import PageQuery, gather
     from pytest_mlhpc.report.night import MorningQuery
 
     wanted = PageQuery(

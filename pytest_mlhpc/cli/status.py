@@ -18,8 +18,8 @@ from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.report.morning import WIDTH, Morning, session_morning
-from pytest_mlhpc.store.files import default_state_dir
 from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.locations import default_state_dir
 from pytest_mlhpc.store.text import tell
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def read_morning(source: Source, state_dir: Path, asked: MorningQuery) -> Mornin
     from pytest_mlhpc.alert.incidents import advance
     from pytest_mlhpc.alert.observe import Question, observe
     from pytest_mlhpc.cli.alert import DEFAULT_CONFIG
-    from pytest_mlhpc.history.nightly import cache_path
+    from pytest_mlhpc.history.level_changes import cache_path
     from pytest_mlhpc.report.night import AHEAD_NS, LEARNT_NS, night_morning
     from pytest_mlhpc.store.record import provenance_of
 

@@ -119,7 +119,7 @@ def add(name: str, systems_file: str | None) -> CommandReport:
 def schema(output: Path | None) -> None:
     """Print or write the schema."""
     from pytest_mlhpc.config.schema import json_schema
-    from pytest_mlhpc.store.files import replace_file
+    from pytest_mlhpc.store.locations import replace_file
 
     if output is None:
         sys.stdout.write(json_schema())

@@ -191,7 +191,7 @@ def run(args: SimpleNamespace) -> int:
     from pytest_mlhpc.node.child_process import PAYLOAD
     from pytest_mlhpc.node.vet.main import run as vet
     from pytest_mlhpc.provision.payload import build
-    from pytest_mlhpc.store.files import default_state_dir
+    from pytest_mlhpc.store.locations import default_state_dir
     from pytest_mlhpc.vetting.reuse import StoredResults, max_age
 
     settings, environ, state_dir = settings_of(args), dict(os.environ), default_state_dir(os.environ)

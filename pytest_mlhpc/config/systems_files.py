@@ -14,7 +14,7 @@ import yaml
 
 from pytest_mlhpc.config.yaml import YamlNode, read_file
 from pytest_mlhpc.errors import ConfigError, Problem, UsageError, did_you_mean
-from pytest_mlhpc.store.files import replace_file
+from pytest_mlhpc.store.locations import replace_file
 
 #: Values of all systems together, defaults written out: enough for hundreds of partitions.
 MAX_EXPANDED: Final = 100_000

@@ -17,7 +17,7 @@ from pytest_mlhpc.history.series import Night, Point, Series
 from pytest_mlhpc.node.files import read_json, sync_folder
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.definition import changed
-from pytest_mlhpc.store.files import is_shared, make_directories, open_regular
+from pytest_mlhpc.store.locations import is_shared, make_directories, open_regular
 
 _ID = re.compile(r"[0-9a-f]{8}\Z")
 #: An event is a line that people read; a file that is longer is none.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_mlhpc.history.events import Event
-from pytest_mlhpc.history.nightly import Cause, Shift
+from pytest_mlhpc.history.level_changes import Cause, Shift
 from pytest_mlhpc.history.series import Night
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.record import SeriesKey

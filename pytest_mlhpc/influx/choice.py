@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_mlhpc.history.level_changes import NightlyQuery
 from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.nightly import NightlyQuery
 from pytest_mlhpc.history.series import Source
 from pytest_mlhpc.influx.credentials import server_of
 from pytest_mlhpc.store.record import provenance_of

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.store.files import page
+from pytest_mlhpc.store.locations import page
 
 URL, BUCKET, ORG, CA, PUSH = (f"MLHPC_INFLUX_{name}" for name in ("URL", "BUCKET", "ORG", "CA", "PUSH"))
 TOKEN, TOKEN_FILE = "MLHPC_INFLUX_TOKEN", "MLHPC_INFLUX_TOKEN_FILE"

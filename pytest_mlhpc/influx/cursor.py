@@ -32,7 +32,7 @@ from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.influx.schema import FORM
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, from_json, to_json
-from pytest_mlhpc.store.files import LEFT_AFTER_S, is_shared, make_directories, replace_file
+from pytest_mlhpc.store.locations import LEFT_AFTER_S, is_shared, make_directories, replace_file
 from pytest_mlhpc.store.store import read_lines, record_files
 from pytest_mlhpc.store.text import count
 
@@ -40,7 +40,7 @@ from pytest_mlhpc.store.text import count
 _MAX_CURSOR = 4096
 #: The same of the start, which has a line of some 60 bytes for each record file: a million of them fit.
 _MAX_START = 64 << 20
-#: How far clocks of machines that share a state directory may differ, as store/files.py assumes.
+#: How far clocks of machines that share a state directory may differ, as store/locations.py assumes.
 _CLOCKS_DIFFER_NS = int(LEFT_AFTER_S * 1e9)
 #: Folders in which versions before 0.2 had a copy of each record.
 _OLD_FOLDERS = ("open", "ready", "sent")

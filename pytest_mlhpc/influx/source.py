@@ -29,7 +29,7 @@ from pytest_mlhpc.influx.schema import (
     tag_of,
 )
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.store.files import page
+from pytest_mlhpc.store.locations import page
 from pytest_mlhpc.store.record import AGAINST, SeriesKey
 
 #: Rows of one piece of an answer; what is in memory at a time.

@@ -31,7 +31,7 @@ from pytest_mlhpc.jobs.ledger_files import (
 )
 from pytest_mlhpc.node.files import append_lines, sync_folder
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.store.files import make_directories
+from pytest_mlhpc.store.locations import make_directories
 
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 

@@ -76,7 +76,7 @@ class LedgerEntry:
     runs: tuple[LedgerRun, ...] = ()
     cluster: str = ""
     concluded: tuple[str, ...] = ()  #: run ids whose records are stored: nobody needs them again
-    commit: str = ""  #: of what was submitted; this and the next two as in provenance.py
+    commit: str = ""  #: of what was submitted; this and the next two as in ``store/record.py``
     branch: str = ""
     purpose: str = ""
 

@@ -23,9 +23,9 @@ from pytest_mlhpc.node.protocol.plan import (
     VetSettings,
 )
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
-from pytest_mlhpc.node.vet.files import verdict_from_json
 from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, Origin, Report, VetVerdict
 from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
+from pytest_mlhpc.node.vet.verdict_files import verdict_from_json
 from pytest_mlhpc.store.record import RecordedVetting
 
 #: Accelerators whose ranks may be forked: a driver must not have been initialised before, of the others nobody has tried.

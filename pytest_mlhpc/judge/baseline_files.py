@@ -15,7 +15,7 @@ from typing import Any
 from pytest_mlhpc.errors import ConfigError, Problem, StoreError, nearest
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.protocol.schema import BETTER, SCHEMA, UNITS
-from pytest_mlhpc.store.files import open_regular
+from pytest_mlhpc.store.locations import open_regular
 from pytest_mlhpc.store.record import Epoch, SeriesKey
 from pytest_mlhpc.store.text import nanoseconds
 

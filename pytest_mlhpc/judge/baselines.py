@@ -13,7 +13,7 @@ from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge import baseline_files
 from pytest_mlhpc.judge.baseline_files import BaselineFile, Entry, render, series_of
 from pytest_mlhpc.store.definition import changed
-from pytest_mlhpc.store.files import make_directories, replace_file
+from pytest_mlhpc.store.locations import make_directories, replace_file
 from pytest_mlhpc.store.record import Epoch, SeriesKey
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")

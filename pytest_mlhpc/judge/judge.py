@@ -9,9 +9,9 @@ from typing import Protocol
 
 from pytest_mlhpc.judge import evidence
 from pytest_mlhpc.judge.baseline_files import LOCAL_TOLERANCE, TOLERANCE, Entry
-from pytest_mlhpc.judge.case import Ruling, Setting, usable
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.fence import robust_sigma
+from pytest_mlhpc.judge.judged_metric import Ruling, Setting, usable
 from pytest_mlhpc.judge.rules import RERUNS_INCOMPLETE, SEVERITY, judge_metric
 from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.store.record import Epoch, Failure, Record, calibration_rate

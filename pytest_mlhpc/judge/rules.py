@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from pytest_mlhpc.judge import fence, losses
 from pytest_mlhpc.judge.baseline_files import TOLERANCE, Entry
-from pytest_mlhpc.judge.case import Case, Ruling, Setting, busy, speed, usable
 from pytest_mlhpc.judge.changes import Attempts
+from pytest_mlhpc.judge.judged_metric import Case, Ruling, Setting, busy, speed, usable
 from pytest_mlhpc.judge.losses import Loss
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.store import record

@@ -19,7 +19,7 @@ from pytest_mlhpc.jobs.metrics import base_unit, choices
 from pytest_mlhpc.node.processes import describe_exit
 from pytest_mlhpc.node.protocol.plan import MetricPattern, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, SchemaError
-from pytest_mlhpc.provision.search import RunFiles, search, values_of
+from pytest_mlhpc.provision.output_search import RunFiles, search, values_of
 from pytest_mlhpc.store.record import Failure
 
 #: Most bytes of output that are logged and searched.
@@ -262,7 +262,7 @@ def _ask(
     Raises:
         RunFailure: there is none.
     """
-    from pytest_mlhpc.provision import search as program
+    from pytest_mlhpc.provision import output_search as program
 
     try:
         answer = subprocess.run(

@@ -26,7 +26,7 @@ from pytest_mlhpc.node.files import (
     unwritten,
 )
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
-from pytest_mlhpc.store.files import make_directories
+from pytest_mlhpc.store.locations import make_directories
 
 #: What travels of this package.
 FOLDER = "node"

@@ -9,6 +9,7 @@ from typing import Final
 from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.compared_systems import MachineColumn, MeasuredMachine, VerdictCount
 from pytest_mlhpc.report.figures import (
     ACCEPTED,
     DIVISIBLE,
@@ -27,7 +28,6 @@ from pytest_mlhpc.report.figures import (
     with_ratios,
 )
 from pytest_mlhpc.report.keys import Benchmark
-from pytest_mlhpc.report.machines import MachineColumn, MeasuredMachine, VerdictCount
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.text import iso
 

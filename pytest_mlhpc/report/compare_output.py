@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.compared_systems import MachineColumn
 from pytest_mlhpc.report.figures import Cell, ComparisonRow, Table
 from pytest_mlhpc.report.keys import Benchmark
-from pytest_mlhpc.report.machines import MachineColumn
 from pytest_mlhpc.store.table import (
     WIDTH,
     aligned,

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pytest_mlhpc.judge import case
+from pytest_mlhpc.judge import judged_metric
 from pytest_mlhpc.judge.fence import SMALLEST
 from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.compared_systems import MachineColumn
 from pytest_mlhpc.report.keys import Benchmark, benchmark_of
-from pytest_mlhpc.report.machines import MachineColumn
 from pytest_mlhpc.store.record import Record
 from pytest_mlhpc.store.verdict import GOOD, Verdict
 
@@ -135,7 +135,7 @@ def run_of(record: Record) -> RecordedRun | None:
         nodes=len(measurement.nodes),
         samples=measurement.samples,
         energy_j=record.energy_j,
-        busy=case.busy(measurement),
+        busy=judged_metric.busy(measurement),
     )
 
 

@@ -188,7 +188,7 @@ def _write_page(
     path: Path, lines: Sequence[str], samples: Sequence[Sample], spoken: Sequence[TrainingTrace]
 ) -> None:
     from pytest_mlhpc.screen.report import charts, html_of
-    from pytest_mlhpc.store.files import replace_file
+    from pytest_mlhpc.store.locations import replace_file
 
     try:
         replace_file(path, html_of(lines, charts(samples, spoken)))

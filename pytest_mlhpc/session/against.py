@@ -27,7 +27,7 @@ from pytest_mlhpc.jobs.budget import (
 from pytest_mlhpc.jobs.job import Job, Opponent, is_first_side
 from pytest_mlhpc.jobs.software import SoftwareError, target_with
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.judge.case import usable
+from pytest_mlhpc.judge.judged_metric import usable
 from pytest_mlhpc.judge.paired import (
     ALPHA,
     FEWEST_RUNS,
@@ -40,7 +40,7 @@ from pytest_mlhpc.judge.paired import (
 from pytest_mlhpc.node.files import make_private
 from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.options import Settings
-from pytest_mlhpc.store.files import make_directories
+from pytest_mlhpc.store.locations import make_directories
 from pytest_mlhpc.store.record import Failure
 from pytest_mlhpc.store.table import aligned
 from pytest_mlhpc.store.text import count, quantity

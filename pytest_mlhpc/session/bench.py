@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pytest_mlhpc.jobs.job import Job, Outcome
     from pytest_mlhpc.jobs.spec import JobSpec
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
+    from pytest_mlhpc.session.each_node import Sweep
     from pytest_mlhpc.session.session import BenchmarkSession
-    from pytest_mlhpc.session.sweep import Sweep
     from pytest_mlhpc.store.record import Failure
 
 #: Attribute of reports (it travels to the controller of pytest-xdist) of errors that are the infrastructure's.
@@ -239,19 +239,19 @@ def _placed(targets: tuple[Target, ...], settings: Settings) -> tuple[tuple[Targ
     if settings.each_node is None and not settings.here:
         return targets, None
     from pytest_mlhpc.provision.slurm.client import SlurmError, SlurmRefused, SlurmUnusable
-    from pytest_mlhpc.session import sweep
+    from pytest_mlhpc.session import each_node
 
-    sweep.refuse(settings)
+    each_node.refuse(settings)
     try:
         if settings.here:
             from pytest_mlhpc.provision.slurm.inside_job import select_own_partition
 
             own = select_own_partition(
-                targets, os.environ, sweep.client_of, settings.systems, outliving(settings)
+                targets, os.environ, each_node.client_of, settings.systems, outliving(settings)
             )
             return own, None
-        return sweep.expand(targets, str(settings.each_node), sweep.client_of)
+        return each_node.expand(targets, str(settings.each_node), each_node.client_of)
     except (SlurmRefused, SlurmUnusable) as error:
         raise UsageError(str(error)) from error
-    except (SlurmError, sweep.NothingToMeasureError) as error:
+    except (SlurmError, each_node.NothingToMeasureError) as error:
         pytest.exit(f"infra: {error}; nothing was submitted", returncode=settings.infra_exit_code)

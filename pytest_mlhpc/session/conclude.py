@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.errors import ConfigError, StoreError
-from pytest_mlhpc.history.past import JudgeHistory
+from pytest_mlhpc.history.judge_inputs import JudgeHistory
 from pytest_mlhpc.jobs.budget import account_of, used_hours
 from pytest_mlhpc.jobs.job import Attempt, Job, Outcome, is_first_side
 from pytest_mlhpc.jobs.plan import node_verdict, vetted_record
@@ -26,9 +26,9 @@ from pytest_mlhpc.node.protocol.plan import VETTED
 from pytest_mlhpc.node.protocol.schema import Measurement, to_json
 from pytest_mlhpc.options import Settings, options_of_target, repeated_options, state_and_baselines
 from pytest_mlhpc.session.against import Comparison, broken_run, judge_pairs, loss_of
-from pytest_mlhpc.session.validate import check
+from pytest_mlhpc.session.check_measurement import check
 from pytest_mlhpc.store.definition import changed
-from pytest_mlhpc.store.files import default_state_dir
+from pytest_mlhpc.store.locations import default_state_dir
 from pytest_mlhpc.store.record import AGAINST, Epoch, Failure, JudgedBy, Provenance, Record, user_name
 from pytest_mlhpc.store.store import Store
 from pytest_mlhpc.store.verdict import WORSE, Judgement, Verdict

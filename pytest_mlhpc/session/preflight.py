@@ -38,7 +38,7 @@ from pytest_mlhpc.node.batch.runs import COMPLETE
 from pytest_mlhpc.node.protocol.plan import BuildPlan, RunPlan
 from pytest_mlhpc.node.worker.workloads.fields.parallel import layout
 from pytest_mlhpc.options import Settings
-from pytest_mlhpc.store.files import unusable
+from pytest_mlhpc.store.locations import unusable
 from pytest_mlhpc.store.record import Failure, purpose_of
 from pytest_mlhpc.store.text import minutes, tell
 
@@ -245,7 +245,7 @@ def _refuse_unusable_slurm(specs: Sequence[JobSpec], settings: Settings) -> list
 
 def _refuse_maintenance(specs: Sequence[JobSpec], settings: Settings) -> None:
     """End the session where jobs would run into a maintenance; record all that are announced, for the morning page."""
-    from pytest_mlhpc.session.sweep import client_of
+    from pytest_mlhpc.session.each_node import client_of
 
     now_ns = time.time_ns()
     delay, announced = maintenance_delay(specs, client_of, now_ns)

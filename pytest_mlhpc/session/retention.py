@@ -24,7 +24,7 @@ from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.influx.cursor import Cursor, line_digest, present_cursor, write_cursor
 from pytest_mlhpc.jobs.ledger_files import sessions_in_ledgers
 from pytest_mlhpc.node.files import UNFINISHED, read_json
-from pytest_mlhpc.store.files import LEFT_AFTER_S, replace_file
+from pytest_mlhpc.store.locations import LEFT_AFTER_S, replace_file
 from pytest_mlhpc.store.record import without_samples
 from pytest_mlhpc.store.store import MAX_LINE, json_line, month_of, record_of
 from pytest_mlhpc.store.table import table

@@ -15,7 +15,7 @@ from pytest_mlhpc.jobs.metrics import base_unit
 from pytest_mlhpc.judge.evidence import metric_lines
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.node.run_files import place_of_run
-from pytest_mlhpc.provision.search import RankFiles, RunFiles
+from pytest_mlhpc.provision.output_search import RankFiles, RunFiles
 from pytest_mlhpc.store.record import NEEDED_FAILED
 from pytest_mlhpc.store.text import quantity
 from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict

@@ -24,8 +24,8 @@ from pytest_mlhpc.store.verdict import FINE, NOTABLE, MetricVerdict, Verdict
 
 if TYPE_CHECKING:
     from pytest_mlhpc.session.against import Comparison
+    from pytest_mlhpc.session.each_node import Sweep
     from pytest_mlhpc.session.session import BenchmarkSession
-    from pytest_mlhpc.session.sweep import Sweep
 
 
 #: Options of pytest that leave tests out; under pytest-xdist the workers do, and the controller counts none of them.
@@ -161,7 +161,7 @@ def _misplaced(session: BenchmarkSession, config: pytest.Config) -> list[str]:
 
 def _swept(reporter: pytest.TerminalReporter, session: BenchmarkSession, sweep: Sweep) -> None:
     """Write each node against its peers, and the same to a file for programs."""
-    from pytest_mlhpc.session.sweep import lines_of, not_measured, tables_of, write
+    from pytest_mlhpc.session.each_node import lines_of, not_measured, tables_of, write
 
     settings, jobs = session.settings, list(session.jobs.values())
     tables, missing = tables_of(jobs), not_measured(sweep, jobs)
@@ -343,7 +343,7 @@ def table(rows: list[tuple[str, ...]], columns: int | None = None) -> list[str]:
 
 
 def _nodes(verdict: NodesVerdict) -> str:
-    from pytest_mlhpc.node.vet.files import node_name
+    from pytest_mlhpc.node.vet.verdict_files import node_name
 
     names = ",".join(dict.fromkeys(map(node_name, verdict.exclude)))
     away = f", without {names}" if names else ""

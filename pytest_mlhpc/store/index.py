@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.protocol.schema import SchemaError
-from pytest_mlhpc.store.files import index_path
+from pytest_mlhpc.store.locations import index_path
 from pytest_mlhpc.store.record import (
     AGAINST,
     Epoch,

@@ -19,7 +19,7 @@ from typing import Any
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.files import append_lines, read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
-from pytest_mlhpc.store.files import is_shared, make_directories, open_regular
+from pytest_mlhpc.store.locations import is_shared, make_directories, open_regular
 from pytest_mlhpc.store.record import Record
 
 #: A longer line is damage: no run reports that much (4,096 samples of each of a few dozen metrics are below 4 MB).

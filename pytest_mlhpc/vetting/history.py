@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
-from pytest_mlhpc.node.vet.files import node_name
 from pytest_mlhpc.node.vet.finding import (
     Exit,
     Finding,
@@ -25,6 +24,7 @@ from pytest_mlhpc.node.vet.finding import (
 )
 from pytest_mlhpc.node.vet.statistics import mad
 from pytest_mlhpc.node.vet.text import reason
+from pytest_mlhpc.node.vet.verdict_files import node_name
 from pytest_mlhpc.vetting.journal import (
     HISTORY,
     QUANTITY,

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.files import append_lines, read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
-from pytest_mlhpc.store.files import is_shared, make_directories
+from pytest_mlhpc.store.locations import is_shared, make_directories
 from pytest_mlhpc.store.store import read_lines
 
 HISTORY, REPORTS = "history", "reports"

@@ -107,8 +107,8 @@ def worst(exits: Iterable[Exit]) -> Exit:
 
 def show(verdicts: Sequence[VetVerdict], out: str, *, as_json: bool = False) -> int:
     """Print verdicts (for programs: all as one), and write the files of the only one; return 0, or exit code 4 where that failed."""
-    from pytest_mlhpc.node.vet import files, output
-    from pytest_mlhpc.node.vet.files import WrittenVerdict
+    from pytest_mlhpc.node.vet import output, verdict_files
+    from pytest_mlhpc.node.vet.verdict_files import WrittenVerdict
 
     if as_json and verdicts:
         output.show_json(WrittenVerdict(uuid.uuid4().hex, time.time_ns(), merged(verdicts)), sys.stdout)
@@ -117,9 +117,9 @@ def show(verdicts: Sequence[VetVerdict], out: str, *, as_json: bool = False) -> 
     if not out or not verdicts:
         return 0
     try:
-        folder = files.prepare(Path(out))
+        folder = verdict_files.prepare(Path(out))
         folder.write(merged(verdicts))
-    except files.FilesError as error:
+    except verdict_files.FilesError as error:
         sys.stderr.write(f"mlhpc vet: error: {error}\n")
         return Exit.INTERNAL
     return 0

@@ -7,8 +7,8 @@ import pytest
 from alert_bads import bad, night, series
 from test_expected_nights import of
 
-from pytest_mlhpc.alert.slower import KnownIncidents, Rules, elsewhere, regressions, subject_of
-from pytest_mlhpc.history.nightly import WatchedSeries, with_causes
+from pytest_mlhpc.alert.slower_series import KnownIncidents, Rules, elsewhere, regressions, subject_of
+from pytest_mlhpc.history.level_changes import WatchedSeries, with_causes
 from pytest_mlhpc.history.series import Point, Series
 from pytest_mlhpc.judge.changes import find
 from pytest_mlhpc.store.record import SeriesKey

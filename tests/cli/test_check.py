@@ -7,7 +7,7 @@ from textwrap import dedent
 import pytest
 
 from pytest_mlhpc.errors import Problem, UsageError
-from pytest_mlhpc.session.checking import SuiteProblem, check, findings
+from pytest_mlhpc.session.check_suites import SuiteProblem, check, findings
 
 SYSTEMS = """
 systems:

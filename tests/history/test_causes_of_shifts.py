@@ -6,7 +6,7 @@ import pytest
 from worlds import record
 
 from pytest_mlhpc.history.events import Event, epoch_start, events_near
-from pytest_mlhpc.history.nightly import Cause, causes
+from pytest_mlhpc.history.level_changes import Cause, causes
 from pytest_mlhpc.history.series import Point, night_of
 
 

@@ -11,10 +11,10 @@ import pytest
 from nights_of import nights, quiet, store
 from worlds import measurement, record
 
-from pytest_mlhpc.history import nightly
+from pytest_mlhpc.history import level_changes
 from pytest_mlhpc.history.events import Event
+from pytest_mlhpc.history.level_changes import Cache, Cause, NightlyQuery, cache_path, watch, worse_by
 from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.nightly import Cache, Cause, NightlyQuery, cache_path, watch, worse_by
 from pytest_mlhpc.judge.changes import Change
 from pytest_mlhpc.judge.fence import Detector
 from pytest_mlhpc.node.protocol.schema import MetricValue
@@ -65,7 +65,7 @@ def test_short_histories_have_no_change(state_dir, count):
 
 
 def test_no_more_than_the_newest_nights_are_looked_at(state_dir, monkeypatch):
-    monkeypatch.setattr(nightly, "MOST_NIGHTS", 8)
+    monkeypatch.setattr(level_changes, "MOST_NIGHTS", 8)
     store(state_dir, nights(DROP))
     (watched,) = look(state_dir)
     assert (len(watched.series.points), watched.shifts) == (8, ())
@@ -86,7 +86,7 @@ def test_the_cache_changes_no_answer_and_saves_the_computing(state_dir):
     store(state_dir, nights(quiet(12), benchmark="b"), session="s2")
     cache = cache_path(state_dir)
     fresh = look(state_dir)
-    with patch.object(nightly, "find_all", side_effect=nightly.find_all) as computing:
+    with patch.object(level_changes, "find_all", side_effect=level_changes.find_all) as computing:
         assert look(state_dir, cache=cache) == look(state_dir, cache=cache) == fresh
         store(state_dir, records[-1:], session="tonight")
         assert look(state_dir, cache=cache) == look(state_dir)
@@ -123,7 +123,7 @@ def damage_cache(path, damage, stack):
 
 @pytest.mark.parametrize("damage", ["junk", "locked", "directory", "columns", "entry"])
 def test_a_cache_that_cannot_be_used_costs_nothing_but_time(tmp_path, damage, monkeypatch):
-    monkeypatch.setattr("pytest_mlhpc.history.nightly.WAIT_S", 0.01)
+    monkeypatch.setattr("pytest_mlhpc.history.level_changes.WAIT_S", 0.01)
     path = tmp_path / "cache.sqlite"
     with contextlib.ExitStack() as stack:
         holder = damage_cache(path, damage, stack)

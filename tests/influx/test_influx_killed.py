@@ -19,9 +19,9 @@ from pytest_mlhpc.influx import cursor as cursors
 from pytest_mlhpc.influx import push as pushing
 from pytest_mlhpc.influx.cursor import begin, read_start, rejected_folder, restart, waiting
 from pytest_mlhpc.influx.push import Sender, push_records, retry_rejected
-from pytest_mlhpc.store import files
+from pytest_mlhpc.store import locations
 
-TRACED = {module.__file__ for module in (pushing, cursors, files)}
+TRACED = {module.__file__ for module in (pushing, cursors, locations)}
 
 
 def refuses_four(line):

@@ -28,8 +28,7 @@ from pytest_mlhpc.provision.slurm.commands import expand_or_refuse
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.provision.slurm.script import render_script
 from pytest_mlhpc.session.bench import outliving
-from pytest_mlhpc.session.preflight import maintenance_delay
-from pytest_mlhpc.session.sweep import (
+from pytest_mlhpc.session.each_node import (
     NothingToMeasureError,
     Sweep,
     choose,
@@ -41,6 +40,7 @@ from pytest_mlhpc.session.sweep import (
     tables_of,
     write,
 )
+from pytest_mlhpc.session.preflight import maintenance_delay
 
 HOUR = 3600 * 10**9
 NOW = 1_800_000_000 * 10**9

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pytest_mlhpc.node.protocol.plan import MetricPattern
 from pytest_mlhpc.node.protocol.schema import Measurement, from_json, to_json
 from pytest_mlhpc.provision import command
-from pytest_mlhpc.provision import search as search_program
+from pytest_mlhpc.provision import output_search as search_program
 from pytest_mlhpc.provision.command import FinishedProgram, measure
 from pytest_mlhpc.store.record import FAILURES, Failure
 

@@ -38,11 +38,11 @@ from pytest_mlhpc.node import files as node_files
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.session import retention
 from pytest_mlhpc.session.retention import below, prune, usage
-from pytest_mlhpc.store import files
+from pytest_mlhpc.store import locations
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.store import Store, json_line, parse_record, read_records
 
-TRACED = {module.__file__ for module in (retention, cursors, files, node_files)}
+TRACED = {module.__file__ for module in (retention, cursors, locations, node_files)}
 US, OTHER, GROUP = 65501, 65502, 65500
 
 

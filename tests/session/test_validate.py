@@ -10,7 +10,7 @@ from worlds import SECOND, measurement, rank, spec
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
-from pytest_mlhpc.session.validate import check
+from pytest_mlhpc.session.check_measurement import check
 
 RUN_ID = "01890000-0000-7000-8000-000000000001"
 

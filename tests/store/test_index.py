@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from worlds import DEFINITION, measurement, record
 
-from pytest_mlhpc.store.files import file_system, index_path
 from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.locations import file_system, index_path
 from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
 from pytest_mlhpc.store.store import Store, read_records
 from pytest_mlhpc.store.text import nanoseconds

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.node.files import unwritten
-from pytest_mlhpc.store.files import default_state_dir, unusable
+from pytest_mlhpc.store.locations import default_state_dir, unusable
 
 NOBODY = 65534
 

@@ -9,7 +9,7 @@ import pytest
 from full_disk import Limited
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.store.files import LEFT_AFTER_S, replace_file
+from pytest_mlhpc.store.locations import LEFT_AFTER_S, replace_file
 
 
 def test_a_full_disk_is_named_and_leaves_the_old_file(tmp_path: Path) -> None:

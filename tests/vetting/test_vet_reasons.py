@@ -6,9 +6,9 @@ import pytest
 
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.vet.files import prepare
 from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, VetVerdict
 from pytest_mlhpc.node.vet.judge import PRESENCE
+from pytest_mlhpc.node.vet.verdict_files import prepare
 from pytest_mlhpc.vetting.cordon import (
     apply,
     changed,

@@ -11,7 +11,7 @@ from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.events import events
-from pytest_mlhpc.history.nightly import Shift, cache_path, watch
+from pytest_mlhpc.history.level_changes import Shift, cache_path, watch
 from pytest_mlhpc.influx.choice import chosen, selection_of
 from pytest_mlhpc.store.text import minutes, tell
 

@@ -14,10 +14,10 @@ from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.history import rendering
-from pytest_mlhpc.history.nightly import WatchedSeries, watched_part
+from pytest_mlhpc.history.level_changes import WatchedSeries, watched_part
 from pytest_mlhpc.influx.choice import chosen, selection_of
 from pytest_mlhpc.judge.baselines import BaselineBook
-from pytest_mlhpc.judge.case import smallest_loss
+from pytest_mlhpc.judge.judged_metric import smallest_loss
 from pytest_mlhpc.judge.losses import limits_for
 from pytest_mlhpc.judge.sensitivity import FEWEST, SURE, WITHIN, Sensitivity, sensitivity
 from pytest_mlhpc.store.record import SeriesKey

@@ -16,7 +16,7 @@ from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.events import began, events
-from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, watched_part, with_causes
+from pytest_mlhpc.history.level_changes import NightlyQuery, WatchedSeries, watched_part, with_causes
 from pytest_mlhpc.history.series import Point, Series, Source, feeds
 from pytest_mlhpc.influx.choice import chosen, selection_of
 from pytest_mlhpc.judge.changes import find_all

@@ -28,9 +28,9 @@ from pytest_mlhpc.node.child_process import Answers, ChildProcess
 from pytest_mlhpc.node.processes import run_to_end, say
 from pytest_mlhpc.node.protocol.plan import VETTED, Plan, RunPlan, read_plan
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.node.vet.files import FilesError, read
 from pytest_mlhpc.node.vet.finding import Exit, Origin
 from pytest_mlhpc.node.vet.finding import VetVerdict as Vetting
+from pytest_mlhpc.node.vet.verdict_files import FilesError, read
 
 EXIT_UNFIT = 10
 EXIT_SET_UP = 78  #: EX_CONFIG of sysexits.h (4.3BSD)

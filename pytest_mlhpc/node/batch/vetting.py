@@ -24,8 +24,8 @@ from pytest_mlhpc.node.launch.step import KEEP_GOING
 from pytest_mlhpc.node.processes import CappedLog
 from pytest_mlhpc.node.protocol.plan import BUDGET_S, VETTED, Plan, RunPlan, VetSettings
 from pytest_mlhpc.node.protocol.schema import from_json
-from pytest_mlhpc.node.vet.files import FilesError, WrittenVerdict, node_name, read, verdict_to_json
 from pytest_mlhpc.node.vet.finding import Exit, NodeVerdict, Severity, VetVerdict
+from pytest_mlhpc.node.vet.verdict_files import FilesError, WrittenVerdict, node_name, read, verdict_to_json
 
 #: What starting a step on all nodes and importing there may take besides the budget of vetting itself, in seconds.
 START_S = 60.0
@@ -36,7 +36,7 @@ TOLD = frozenset({"node_failure", "out_of_memory"})
 #: What only processes of this allocation know, for the proof of who they are (``node/vet/place.py``).
 KEY = "MLHPC_VET_KEY"
 
-#: The variable with the names of all nodes, and the file of what was measured (``node/vet/files.py``).
+#: The variable with the names of all nodes, and the file of what was measured (``node/vet/verdict_files.py``).
 HOSTS, REPORT = "MLHPC_VET_HOSTS", "report.json"
 
 

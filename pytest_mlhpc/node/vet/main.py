@@ -21,10 +21,9 @@ from pytest_mlhpc.node.agents.wire import Wire, listen
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
-from pytest_mlhpc.node.vet import files, output
+from pytest_mlhpc.node.vet import output, verdict_files
 from pytest_mlhpc.node.vet.agent import Agent, farewell
 from pytest_mlhpc.node.vet.checks.job_processes import pids, variables
-from pytest_mlhpc.node.vet.files import WrittenVerdict
 from pytest_mlhpc.node.vet.finding import Exit, NodeReport, PairResult, Report, VetVerdict
 from pytest_mlhpc.node.vet.judge import judge
 from pytest_mlhpc.node.vet.leader import Leader
@@ -41,6 +40,7 @@ from pytest_mlhpc.node.vet.place import (
     shared_key,
 )
 from pytest_mlhpc.node.vet.policy import built_in
+from pytest_mlhpc.node.vet.verdict_files import WrittenVerdict
 from pytest_mlhpc.node.vet.vetting_run import VettingRun
 from pytest_mlhpc.node.vet.workers import WorkerModules, WorkerSignals, budget_of
 
@@ -159,7 +159,7 @@ class Session:
         self._leader = Leader(place, key, self._first, listening)
         try:
             return self._vet(self._leader, listening)
-        except files.FilesError as error:
+        except verdict_files.FilesError as error:
             sys.stderr.write(f"mlhpc vet: error: {error}\n")
             return Exit.USAGE
         finally:
@@ -168,7 +168,7 @@ class Session:
     def _vet(self, leader: Leader, listening: Optional[socket.socket]) -> int:
         settings = self._settings
         self.stage = f"preparing the folder {settings.out}"
-        folder = files.prepare(Path(settings.out)) if settings.out else None
+        folder = verdict_files.prepare(Path(settings.out)) if settings.out else None
         if listening is not None and settings.out:
             addresses, port = own_addresses(self._place.host), int(listening.getsockname()[1])
             self._word = leave_word(settings.out, key_of(self._environ), addresses, port)
@@ -185,7 +185,7 @@ class Session:
             self.stage = f"writing the verdict to {settings.out}"
             try:
                 folder.write(verdict, report)
-            except files.FilesError as error:
+            except verdict_files.FilesError as error:
                 sys.stderr.write(f"mlhpc vet: error: {error}\n")
                 code = int(Exit.INTERNAL)
         identity = folder.id if folder is not None else uuid.uuid4().hex

@@ -7,7 +7,6 @@ import statistics
 from collections import Counter
 from typing import Dict, List, Sequence, TextIO, Tuple
 
-from pytest_mlhpc.node.vet.files import WrittenVerdict, verdict_to_json
 from pytest_mlhpc.node.vet.finding import OWN_HISTORY, UNCOMPARED, Finding, Severity, VetVerdict
 from pytest_mlhpc.node.vet.statistics import spell
 from pytest_mlhpc.node.vet.text import (
@@ -21,6 +20,7 @@ from pytest_mlhpc.node.vet.text import (
     not_compared,
     table,
 )
+from pytest_mlhpc.node.vet.verdict_files import WrittenVerdict, verdict_to_json
 
 #: Rules that judge a figure; the reasons of all others say what was seen.
 _OF_FIGURES = frozenset({"peers", "floor", "history", "pairs", OWN_HISTORY, *UNJUDGED})

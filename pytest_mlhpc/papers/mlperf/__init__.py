@@ -2,13 +2,11 @@
 
 ::
 
-    records (source.py) -> one trained run each (trained.py, timeline.py: pure)
-        -> lines of a log (entries.py, pure) -> result_N.txt (writing.py) -> the real compliance checker (checking.py)
-        -> which rules it departs from, so in which division it belongs (rules.py, limits.py: pure)
-        -> groups of repeated runs (groups.py), olympic mean (scoring.py): pure
-        -> epochs times epoch time (points.py, predict.py), weak and strong scaling (scaling.py), published results
-           (reference.py): pure
-        -> sheets (sheets*.py) -> text, Markdown, JSON (render.py)
+    records -> trained runs (trained.py) -> result_N.txt and the real compliance checker (logs.py)
+            -> which rules a run departs from, and so its division (rules.py)
+            -> groups of repeated runs with their olympic mean, published results (results.py)
+            -> epochs times epoch time, weak and strong scaling (predict.py)
+            -> sheets as text, Markdown, JSON (sheets.py)
 
 Runs to a quality target are made by the worker (``until="quality"``); what happened in them are a rank's ``events``.
 """

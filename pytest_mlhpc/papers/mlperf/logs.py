@@ -21,7 +21,7 @@ from pytest_mlhpc.papers.mlperf import rules, trained
 from pytest_mlhpc.papers.mlperf.results import ResultScore, RunGroup
 from pytest_mlhpc.papers.mlperf.rules import Departure
 from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, RULESET, USAGE, TrainedRun
-from pytest_mlhpc.store.files import replace_file
+from pytest_mlhpc.store.locations import replace_file
 from pytest_mlhpc.store.table import table
 
 INTERVAL_START: Final = "INTERVAL_START"

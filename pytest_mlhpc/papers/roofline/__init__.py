@@ -2,6 +2,5 @@
 
 ::
 
-    Index -> gather.py -> Page (model.py) -> text.py (terminal)
-                                          -> chart.py, page.py (one HTML file without scripts)
+    index of records -> recorded_runs.py -> page.py -> text, or one HTML file without scripts
 """

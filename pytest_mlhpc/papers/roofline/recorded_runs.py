@@ -18,10 +18,10 @@ from pytest_mlhpc.papers.roofline.page import (
     si,
 )
 from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.compared_systems import MeasuredMachine
 from pytest_mlhpc.report.figures import ACCEPTED
-from pytest_mlhpc.report.machines import MeasuredMachine
-from pytest_mlhpc.store.files import suite
 from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.locations import suite
 from pytest_mlhpc.store.record import Record
 
 #: Fields of a training that neither change what a step computes nor how large it is.

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pytest_mlhpc.errors import MlhpcError, ProvisionError
-from pytest_mlhpc.store.files import page
+from pytest_mlhpc.store.locations import page
 
 #: Longest quotation of a server's message, in characters.
 MAX_MESSAGE = 2000

@@ -20,7 +20,7 @@ from pytest_mlhpc.provision.slurm.client import (
 )
 from pytest_mlhpc.provision.slurm.commands import PRESERVED_VARIABLES
 from pytest_mlhpc.provision.slurm.options import OTHER_CLUSTER, settings_of
-from pytest_mlhpc.store.files import page
+from pytest_mlhpc.store.locations import page
 
 #: The programs that every job needs.
 _PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")

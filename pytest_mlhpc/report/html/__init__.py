@@ -2,9 +2,9 @@
 
 ::
 
-    Source -> gather.py -> Page (model.py) -> encode.py -> page.py -> one file
-                |
-                +- rows.py (baseline band, change points), overview.py, split.py, scaling.py, hosts.py: pure
+    source of history -> page_data.py -> Page (model.py) -> page.py -> one file
+                          |
+                          +- rows.py, hosts.py: pure
 
 What is judged, counted or compared is so in Python; the scripts in ``parts/`` only show it. ``vendor/uplot`` draws.
 """

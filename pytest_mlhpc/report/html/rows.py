@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_mlhpc.history.events import Event, began, epoch_start, present_epoch
-from pytest_mlhpc.history.nightly import Shift as Told
-from pytest_mlhpc.history.nightly import WatchedSeries
+from pytest_mlhpc.history.level_changes import Shift as Told
+from pytest_mlhpc.history.level_changes import WatchedSeries
 from pytest_mlhpc.history.rendering import short
 from pytest_mlhpc.history.series import Night, Series, feeds
 from pytest_mlhpc.judge.baseline_files import Entry

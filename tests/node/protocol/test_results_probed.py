@@ -20,7 +20,7 @@ from pytest_mlhpc.node.protocol.schema import (
     from_json,
     to_json,
 )
-from pytest_mlhpc.session import validate
+from pytest_mlhpc.session import check_measurement
 
 
 def storage_run(ranks: int = 2) -> RunPlan:
@@ -114,7 +114,7 @@ def test_a_time_that_is_no_number_is_refused_when_it_is_read():
 def outcomes(*reports: RankReport) -> list[str]:
     made = combine(storage_run(), reports)
     wanted = dataclasses.replace(spec(("write_bandwidth",)), workload="storage", ranks=2, steps=3)
-    return [f"{one.outcome}: {one.text}" for one in validate.check(made, wanted, storage_run())]
+    return [f"{one.outcome}: {one.text}" for one in check_measurement.check(made, wanted, storage_run())]
 
 
 @pytest.mark.parametrize(

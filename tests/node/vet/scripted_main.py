@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-from pytest_mlhpc.node.vet import files, main, place
+from pytest_mlhpc.node.vet import main, place, verdict_files
 from pytest_mlhpc.node.vet.workers import WorkerModules
 
 
@@ -26,7 +26,7 @@ if __name__ == "__main__":
     stuck = os.environ.get("MLHPC_SCRIPT_STUCK")
     main.MEMORY_S = 0.5 if stuck else main.MEMORY_S
     if stuck == "files":
-        files.prepare = Stuck().before
+        verdict_files.prepare = Stuck().before
     place.MOUNTS = Path(os.environ.get("MLHPC_SCRIPT_MOUNTS") or place.MOUNTS)
     memory = Stuck() if stuck == "memory" else None
     main.leave(main.main(sys.argv[1:], WorkerModules("scripted_passive", "scripted_child"), memory))

@@ -9,7 +9,7 @@ import torch
 from child_driver import Child
 
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Severity
-from pytest_mlhpc.node.vet.load import all_reduce, devices, gemm, host, host_copy, memory
+from pytest_mlhpc.node.vet.load import all_reduce, devices, gemm, host_copy, memory, node_facts
 from pytest_mlhpc.node.vet.load.arguments import Failed
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.main import measured
@@ -26,7 +26,7 @@ PVC = Device("xpu", 0, "Intel(R) Data Center GPU Max 1550", "", 512, 64 * GIB)
 
 def bare(**changes: object) -> LoadNode:
     """Return a node with one core and no devices."""
-    node = LoadNode(torch.__version__, "cpu", (), host.allowed_cores()[:1], "Processor")
+    node = LoadNode(torch.__version__, "cpu", (), node_facts.allowed_cores()[:1], "Processor")
     return replace(node, **changes)  # type: ignore[arg-type]  # fields of the dataclass
 
 
@@ -114,17 +114,17 @@ def test_devices_that_torch_cannot_use_are_unknown_and_never_pass() -> None:
 
 
 def test_devices_of_the_kernel_are_seen_without_torch(tmp_path: Path) -> None:
-    assert host.unused_devices("2.9", tmp_path) == ""
+    assert node_facts.unused_devices("2.9", tmp_path) == ""
     kfd = tmp_path / "sys/class/kfd/kfd/topology/nodes"
     for number, gpu in enumerate(("0", "51110")):
         (kfd / str(number)).mkdir(parents=True)
         (kfd / str(number) / "gpu_id").write_text(gpu)
-    assert "this node shows AMD devices" in host.unused_devices("2.9", tmp_path)
+    assert "this node shows AMD devices" in node_facts.unused_devices("2.9", tmp_path)
     (kfd / "1/gpu_id").write_text("0")  # processors alone
-    assert host.unused_devices("2.9", tmp_path) == ""
+    assert node_facts.unused_devices("2.9", tmp_path) == ""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    assert "this node shows NVIDIA devices" in host.unused_devices("2.9", tmp_path)
+    assert "this node shows NVIDIA devices" in node_facts.unused_devices("2.9", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_the_rate_is_that_of_a_usual_period(seconds: list[float], rate: float) -
 @pytest.mark.servers
 def test_nodes_say_on_how_many_cores_they_compute(child: Child) -> None:
     (fact,) = child.outcome("gemm", seconds=0.05).facts
-    assert (fact.name, fact.value) == ("cores to compute on", str(len(host.allowed_cores())))
+    assert (fact.name, fact.value) == ("cores to compute on", str(len(node_facts.allowed_cores())))
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,10 @@ def test_a_control_groups_quota_limits_the_cores(tmp_path: Path) -> None:
     (tmp_path / "kubepods/pod1/box").mkdir(parents=True)
     for folder, quota in (("kubepods", "max"), ("kubepods/pod1", "350000"), ("kubepods/pod1/box", "max")):
         (tmp_path / folder / "cpu.max").write_text(f"{quota} 100000")
-    assert host.cores_of_quota(tmp_path, own) == 4
+    assert node_facts.cores_of_quota(tmp_path, own) == 4
     (tmp_path / "kubepods/pod1/cpu.max").write_text("max 100000")
-    assert host.cores_of_quota(tmp_path, own) is None
-    assert host.cores_of_quota(tmp_path, tmp_path / "missing") is None
+    assert node_facts.cores_of_quota(tmp_path, own) is None
+    assert node_facts.cores_of_quota(tmp_path, tmp_path / "missing") is None
 
 
 def test_what_one_thread_raises_is_raised_and_no_other_waits_for_it() -> None:
@@ -204,7 +204,7 @@ def test_what_one_thread_raises_is_raised_and_no_other_waits_for_it() -> None:
         barrier.wait()
 
     with pytest.raises(ValueError, match="one"):
-        host.at_once(3, work)
+        node_facts.at_once(3, work)
 
 
 def test_cores_beside_a_device_are_those_of_the_kernels_list(tmp_path: Path) -> None:

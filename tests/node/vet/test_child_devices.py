@@ -12,7 +12,7 @@ import torch
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Severity
-from pytest_mlhpc.node.vet.load import all_reduce, devices, digest, gemm, host, host_copy, memory
+from pytest_mlhpc.node.vet.load import all_reduce, devices, digest, gemm, host_copy, memory, node_facts
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.digest import EXACT, Digests
 from pytest_mlhpc.node.vet.load.gemm import GemmCase
@@ -52,7 +52,7 @@ def node(*breaks: str, models: tuple[str, ...] = ()) -> LoadNode:
         Stand("cuda", number, names[number], "9.0", 132, 64 << 20, breaks=text)
         for number, text in enumerate(breaks)
     )
-    return LoadNode(torch.__version__, "cuda", found, host.allowed_cores(), "Processor")
+    return LoadNode(torch.__version__, "cuda", found, node_facts.allowed_cores(), "Processor")
 
 
 def run(module: Any, on: LoadNode, **args: object) -> tuple[CheckOutcome, list[str]]:

@@ -9,9 +9,9 @@ from child_driver import Child
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
-from pytest_mlhpc.node.vet.load import host, transport
+from pytest_mlhpc.node.vet.load import node_facts, transport
 from pytest_mlhpc.node.vet.load.arguments import Failed
-from pytest_mlhpc.node.vet.load.host import parse_log
+from pytest_mlhpc.node.vet.load.node_facts import parse_log
 from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.ports import Fabric
@@ -40,19 +40,19 @@ def test_what_was_chosen_is_read_from_the_log(log: str, chosen: tuple[object, ..
 
 def test_the_log_is_memory_that_only_this_process_reads() -> None:
     environ: dict[str, str] = {"NCCL_DEBUG_FILE": "/home/somebody/log", "NCCL_SOCKET_IFNAME": "ib0"}
-    host.prepare(environ)
+    node_facts.prepare(environ)
     log = Path(environ["NCCL_DEBUG_FILE"])
     try:
         assert (environ["NCCL_SOCKET_IFNAME"], environ["NCCL_DEBUG"]) == ("ib0", "INFO")
         log.write_text(SOCKETS)  # as NCCL opens it: by its path, from the beginning
-        assert host.log_text(environ) == SOCKETS
+        assert node_facts.log_text(environ) == SOCKETS
         assert "(deleted)" in str(log.readlink())
     finally:
         os.close(int(log.name))
-    assert host.log_text(environ) == ""
+    assert node_facts.log_text(environ) == ""
 
 
-def judged(root: Path, chosen: host.ChosenTransport) -> Finding:
+def judged(root: Path, chosen: node_facts.ChosenTransport) -> Finding:
     """Return the one finding on a transport beside InfiniBand."""
     exam = Examination("transport", Machine(root=root), Context(built_in()), Origin.USER)
     transport.judge(exam, chosen, Fabric(verbs=("mlx5_0",)))

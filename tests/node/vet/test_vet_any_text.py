@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_vet_files import complaints
 
-from pytest_mlhpc.node.vet.files import WrittenVerdict, environment, verdict_from_json, verdict_to_json
 from pytest_mlhpc.node.vet.finding import (
     Exit,
     Finding,
@@ -20,6 +19,12 @@ from pytest_mlhpc.node.vet.finding import (
     VetVerdict,
 )
 from pytest_mlhpc.node.vet.text import fold, junit, last_line, table
+from pytest_mlhpc.node.vet.verdict_files import (
+    WrittenVerdict,
+    environment,
+    verdict_from_json,
+    verdict_to_json,
+)
 from pytest_mlhpc.vetting.cordon import MOST, is_ours, sealed
 
 #: Every code point, lone surrogates and control characters too.

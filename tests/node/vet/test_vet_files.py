@@ -16,7 +16,6 @@ from full_disk import Limited
 from manifest_schemas import by_model
 
 from pytest_mlhpc.node.protocol.schema import from_json
-from pytest_mlhpc.node.vet.files import FILES, MARK, FilesError, WrittenVerdict, affinity, prepare, read
 from pytest_mlhpc.node.vet.finding import (
     CheckOutcome,
     Exit,
@@ -32,6 +31,15 @@ from pytest_mlhpc.node.vet.finding import (
     VetVerdict,
 )
 from pytest_mlhpc.node.vet.text import last_line
+from pytest_mlhpc.node.vet.verdict_files import (
+    FILES,
+    MARK,
+    FilesError,
+    WrittenVerdict,
+    affinity,
+    prepare,
+    read,
+)
 
 GOOD = Finding("edac", Severity.PASS, "no memory faults", seconds=0.01)
 SLOW = Finding(

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mlhpc.node.vet.files import WrittenVerdict, verdict_to_json
 from pytest_mlhpc.node.vet.finding import (
     Exit,
     Finding,
@@ -20,6 +19,7 @@ from pytest_mlhpc.node.vet.finding import (
 )
 from pytest_mlhpc.node.vet.output import checked, show, show_json
 from pytest_mlhpc.node.vet.text import fold, last_line, safe, table
+from pytest_mlhpc.node.vet.verdict_files import WrittenVerdict, verdict_to_json
 
 
 def finding(severity, reason="why", check="gemm", device="", origin=Origin.NODE):

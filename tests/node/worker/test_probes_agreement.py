@@ -8,7 +8,7 @@ from probe_ranks import place_of
 
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import agreement
-from pytest_mlhpc.session import validate
+from pytest_mlhpc.session import check_measurement
 
 SMALL = {"input_size": 16, "layers": 3, "base_channels": 4}
 
@@ -26,7 +26,7 @@ def model(probe):
 def test_a_cpu_agrees_and_reports_how_far_it_was_from_float64(ranks, declare_probe):
     spec, run = declare_probe("agreement", ranks=1, fields=SMALL, batch=2)
     measurement = ranks(run).measurement
-    assert validate.check(measurement, spec, run) == []
+    assert check_measurement.check(measurement, spec, run) == []
     assert max(measurement.metric(f"{of}_error").value for of in ("gradient", "loss")) < 1e-5
     assert len(measurement.metric("gradient_time").samples) == run.steps
     assert 0 < float(measurement.environment["gradient_bound"]) < 1e-3

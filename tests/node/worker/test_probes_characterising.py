@@ -8,7 +8,7 @@ from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import gradients, kernels, reading
 from pytest_mlhpc.node.worker.workloads.characters import CLASSES
-from pytest_mlhpc.session import validate
+from pytest_mlhpc.session import check_measurement
 
 SMALL = {"input_size": 16, "layers": 3, "base_channels": 4}
 
@@ -20,7 +20,7 @@ def measured(ranks, declare_probe):
     def measure(workload, **fields):
         spec, run = declare_probe(workload, fields=SMALL, batch=2, **fields)
         measurement = ranks(run).measurement
-        assert validate.check(measurement, spec, run) == []
+        assert check_measurement.check(measurement, spec, run) == []
         return measurement, {metric.name: metric.value for metric in measurement.metrics}
 
     return measure

@@ -11,7 +11,7 @@ from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import collective
 from pytest_mlhpc.node.worker.workloads.probing import OPERATIONS, collective_metrics, size_name
-from pytest_mlhpc.session import validate
+from pytest_mlhpc.session import check_measurement
 
 KIB = 1024
 
@@ -70,7 +70,7 @@ def test_an_operation_is_timed_for_every_size(ranks, declare_probe, operation):
     spec, run = declare_probe("collective", ranks=2, operation=operation, sizes=[8, 64 * KIB], steps=3)
     measurement = ranks(run).measurement
     values, latency = values_of(measurement, run), measurement.metric("latency")
-    assert validate.check(measurement, spec, run) == []
+    assert check_measurement.check(measurement, spec, run) == []
     assert values["latency"] == values["time_8b"]
     assert values["bus_bandwidth"] == values["bus_bandwidth_64kib"]
     factor = collective.bus_factor(operation, 2)

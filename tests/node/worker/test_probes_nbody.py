@@ -8,7 +8,7 @@ from probe_ranks import place_of, sabotaged
 
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import nbody
-from pytest_mlhpc.session import validate
+from pytest_mlhpc.session import check_measurement
 
 
 def nbody_of(tmp_path, **parameters) -> nbody.NBody:
@@ -66,7 +66,7 @@ def test_bodies_that_do_not_divide_are_refused(tmp_path):
 def test_two_ranks_measure_interactions_of_all_pairs(ranks, declare_probe):
     spec, run = declare_probe("nbody", ranks=2, bodies=256)
     measurement = ranks(run).measurement
-    assert validate.check(measurement, spec, run) == []
+    assert check_measurement.check(measurement, spec, run) == []
     rate, step = measurement.metric("interaction_rate"), measurement.metric("step_time")
     assert rate.unit == "items/s"
     done = [per_s * took_s for per_s, took_s in zip(rate.samples, step.samples, strict=True)]

@@ -17,7 +17,7 @@ from zipped_batch import bodies, run_batch
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import storage
 from pytest_mlhpc.node.worker.probes.volume import Blocks, SmallFiles
-from pytest_mlhpc.session import validate
+from pytest_mlhpc.session import check_measurement
 
 KIB = 1024
 RATES = {"write_bandwidth": "B/s", "read_bandwidth": "B/s", "create_rate": "items/s", "stat_rate": "items/s",
@@ -136,7 +136,7 @@ class TestRanks:
     def test_two_ranks_measured_what_was_asked(self, ranks, declare_probe, volume):
         spec, run = declare_probe("storage", ranks=2, path=str(volume), **SHORT)
         measurement = ranks(run).measurement
-        assert validate.check(measurement, spec, run) == []
+        assert check_measurement.check(measurement, spec, run) == []
         assert measurement.metric("write_bandwidth_of_slowest_rank").value > 0
         assert names_in(volume) == []
 

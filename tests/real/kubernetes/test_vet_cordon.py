@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pytest_mlhpc.node.vet.files import prepare
 from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, VetVerdict
+from pytest_mlhpc.node.vet.verdict_files import prepare
 from pytest_mlhpc.provision.kubernetes.connect import connect
 from pytest_mlhpc.provision.kubernetes.objects import NODE, ObjectRef
 from pytest_mlhpc.vetting.cordon import ANNOTATION, KubernetesNodes, apply, is_ours, undo

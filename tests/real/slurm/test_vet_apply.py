@@ -9,8 +9,8 @@ import sys
 import pytest
 from services import wait_until
 
-from pytest_mlhpc.node.vet.files import prepare
 from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, VetVerdict
+from pytest_mlhpc.node.vet.verdict_files import prepare
 from pytest_mlhpc.provision.slurm.commands import CliClient
 from pytest_mlhpc.vetting.cordon import SlurmNodes, apply, is_ours, undo
 

@@ -9,8 +9,8 @@ import pytest
 from made_nights import GivenSource, a_year, benchmark, series
 from page_content import content_of, nights, page_of
 
-from pytest_mlhpc.report.html.gather import PageQuery, gather
 from pytest_mlhpc.report.html.page import SCRIPTS, html_of
+from pytest_mlhpc.report.html.page_data import PageQuery, gather
 
 HOSTILE = json.loads(Path(__file__).with_name("hostile.json").read_text(encoding="utf-8"))
 

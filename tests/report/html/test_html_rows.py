@@ -126,7 +126,7 @@ def test_rows_that_are_judged_come_first():
 
 
 def test_a_page_of_too_many_figures_keeps_those_that_are_judged(monkeypatch):
-    monkeypatch.setattr("pytest_mlhpc.report.html.gather.MOST_FIGURES", 5)
+    monkeypatch.setattr("pytest_mlhpc.report.html.page_data.MOST_FIGURES", 5)
     made = nights(3)
     memory = series(made, [1, 2, 3], "peak_memory", "B", "lower")
     page = page_of(memory, series(made, [1, 2, 3]))

@@ -16,7 +16,7 @@ import torch
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import Finding, Severity
-from pytest_mlhpc.node.vet.load import host
+from pytest_mlhpc.node.vet.load import node_facts
 from pytest_mlhpc.node.vet.load.arguments import Begun, Failed
 from pytest_mlhpc.node.worker.environment import cpu_model
 
@@ -114,9 +114,9 @@ def open_node(wanted: str, begun: Begun) -> LoadNode:
     if wanted not in ("auto", "cpu") and kind != wanted:
         text = f"torch {torch.__version__} finds no {wanted} device here; check driver, allocation and environment"
         raise Failed("no_device", text)
-    trouble = host.unused_devices(str(torch.__version__)) if wanted == "auto" and kind == "cpu" else ""
-    allowed = host.allowed_cores()
-    paid = host.cores_of_quota()
+    trouble = node_facts.unused_devices(str(torch.__version__)) if wanted == "auto" and kind == "cpu" else ""
+    allowed = node_facts.allowed_cores()
+    paid = node_facts.cores_of_quota()
     if paid is not None:
         allowed = allowed[:paid]
     torch.set_num_threads(len(allowed))
@@ -221,7 +221,7 @@ def on_all(
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        return list(zip(devices, host.at_once(len(devices), one)))
+        return list(zip(devices, node_facts.at_once(len(devices), one)))
     finally:
         over.set()
 
@@ -348,7 +348,7 @@ def times_together(
             barrier.wait()
 
     try:
-        host.at_once(count, work, cores)
+        node_facts.at_once(count, work, cores)
     finally:
         torch.set_num_threads(node.threads)
     return times

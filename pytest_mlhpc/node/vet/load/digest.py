@@ -20,7 +20,7 @@ from pytest_mlhpc.node.vet.load import devices
 from pytest_mlhpc.node.vet.load.arguments import Arguments, Begun
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode, Meet, on_all
 from pytest_mlhpc.node.vet.load.gemm import allow_tf32, cases_of
-from pytest_mlhpc.node.vet.load.host import at_once
+from pytest_mlhpc.node.vet.load.node_facts import at_once
 
 #: Products in a chain.
 STEPS = 8

@@ -25,7 +25,7 @@ from pytest_mlhpc.node.vet.load.devices import (
     on_all,
     rate_of,
 )
-from pytest_mlhpc.node.vet.load.host import cpu_flags
+from pytest_mlhpc.node.vet.load.node_facts import cpu_flags
 
 #: Seconds of measuring, all precisions together. A deep one is long enough for a device to become as hot as in a long run.
 QUICK_S, DEEP_S = 3.0, 120.0

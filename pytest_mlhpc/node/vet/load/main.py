@@ -28,9 +28,9 @@ from pytest_mlhpc.node.child_process import Answers, Order, Orders, OwnerLost
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import CheckOutcome
-from pytest_mlhpc.node.vet.load import host
+from pytest_mlhpc.node.vet.load import node_facts
 from pytest_mlhpc.node.vet.load.arguments import ArgumentError, Arguments, Begun, Failed
-from pytest_mlhpc.node.vet.load.host import forget_shares
+from pytest_mlhpc.node.vet.load.node_facts import forget_shares
 from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.policy import built_in
 
@@ -127,7 +127,7 @@ def prepare(environ: Any) -> None:
     environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     environ["NCCL_ASYNC_ERROR_HANDLING"] = environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
-    host.prepare(environ)
+    node_facts.prepare(environ)
 
 
 def carry_out(order: Order, node: Any, answers: Answers) -> None:

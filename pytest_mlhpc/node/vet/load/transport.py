@@ -1,6 +1,6 @@
 """Which transport NCCL, RCCL or gloo chose here, with this user's settings: sockets beside a fabric are far slower.
 
-NCCL and RCCL are started on this node's devices, and their own log is read (``host.py``); what the network between nodes will
+NCCL and RCCL are started on this node's devices, and their own log is read (``node_facts.py``); what the network between nodes will
 be is decided then already. Gloo binds to the address of the interface that GLOO_SOCKET_IFNAME names, else to that of the
 host's name (PyTorch, ProcessGroupGloo::createDefaultDevice).
 """
@@ -16,11 +16,11 @@ import torch
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.checks import job_network
 from pytest_mlhpc.node.vet.finding import Origin
-from pytest_mlhpc.node.vet.load import host
+from pytest_mlhpc.node.vet.load import node_facts
 from pytest_mlhpc.node.vet.load.all_reduce import library
 from pytest_mlhpc.node.vet.load.arguments import Arguments, Begun, Failed
 from pytest_mlhpc.node.vet.load.devices import LoadNode
-from pytest_mlhpc.node.vet.load.host import ChosenTransport
+from pytest_mlhpc.node.vet.load.node_facts import ChosenTransport
 from pytest_mlhpc.node.vet.machine import Machine, Unreadable, or_else
 from pytest_mlhpc.node.vet.ports import Fabric, fabric_of, ipv4_addresses
 
@@ -72,7 +72,7 @@ def of_nccl(node: LoadNode, name: str) -> ChosenTransport:
     nccl.all_reduce([torch.ones(1024, device=device.torch) for device in node.devices])
     for device in node.devices:
         device.module.synchronize(device.ordinal)
-    chosen = host.parse_log(host.log_text(os.environ), name)
+    chosen = node_facts.parse_log(node_facts.log_text(os.environ), name)
     if not chosen.network:
         raise Failed(
             "no_log", f"{name} did not log which network it chose: whether it is a fast one is unknown"
@@ -124,7 +124,7 @@ def of_gloo(environ: Mapping[str, str], host: str) -> ChosenTransport:
         address = "127.0.0.1"  # so does torch, with a warning
     interface = interface_of(address)
     if interface is None:
-        text = f"this host's name, {host}, stands for {address}, which is none of its addresses; set GLOO_SOCKET_IFNAME"
+        text = f"this host's name, {node_facts}, stands for {address}, which is none of its addresses; set GLOO_SOCKET_IFNAME"
         raise Failed("name", text)
     return ChosenTransport("gloo", "TCP", (interface,))
 

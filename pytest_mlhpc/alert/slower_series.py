@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pytest_mlhpc.alert.channels.base import Kind
 from pytest_mlhpc.alert.model import DAY_NS, Bad, Subject
 from pytest_mlhpc.history import events
-from pytest_mlhpc.history.nightly import Shift, WatchedSeries, causes
-from pytest_mlhpc.history.nightly import worse_by as _worse_by
+from pytest_mlhpc.history.level_changes import Shift, WatchedSeries, causes
+from pytest_mlhpc.history.level_changes import worse_by as _worse_by
 from pytest_mlhpc.history.series import Point
 from pytest_mlhpc.judge import losses
 from pytest_mlhpc.judge.changes import Attempts, Change, lasting_drops

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_mlhpc.history.events import Event
-from pytest_mlhpc.history.nightly import NightlyQuery, WatchedSeries, watch
+from pytest_mlhpc.history.level_changes import NightlyQuery, WatchedSeries, watch
 from pytest_mlhpc.history.series import Night, Series, Source
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.report import keys

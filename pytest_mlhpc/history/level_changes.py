@@ -34,7 +34,7 @@ from pytest_mlhpc.judge import changes as detection
 from pytest_mlhpc.judge.changes import Change, find_all
 from pytest_mlhpc.judge.fence import Detector
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.store.files import index_path
+from pytest_mlhpc.store.locations import index_path
 from pytest_mlhpc.store.record import SeriesKey
 
 #: Part of what an entry is of: another detector never reads ours.

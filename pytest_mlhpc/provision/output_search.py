@@ -1,4 +1,6 @@
-"""The search for metrics in a program's output and files, a process of its own that can be ended: ``python -I -S search.py``.
+"""The search for metrics in a program's output and files, a process of its own that can be ended.
+
+It runs as ``python -I -S output_search.py``.
 
 A regular expression may run for ever, and Python's cannot be interrupted: hence a file of its own, without imports of this
 package. Standard input is one JSON object ``{"path": ..., "patterns": {name: pattern}}``. Standard output is

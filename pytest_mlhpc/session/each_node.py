@@ -17,7 +17,7 @@ from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.spec import MARGIN_S
 from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, drop
 from pytest_mlhpc.node.files import make_private
-from pytest_mlhpc.store.files import make_directories
+from pytest_mlhpc.store.locations import make_directories
 from pytest_mlhpc.store.table import table
 from pytest_mlhpc.store.text import figure, one_line, quantity
 
