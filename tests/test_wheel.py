@@ -90,4 +90,4 @@ def test_no_message_names_a_file_of_the_checkout():
                     (path.name, node.value)
                     for _ in re.findall(r"\bdocs/(?!CODEOWNERS)|pytest suites/\w", node.value)
                 ]
-    assert {name for name, _ in found} == {"files.py"}, found
+    assert {name for name, _ in found} == {"locations.py"}, found
