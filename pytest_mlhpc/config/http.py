@@ -109,12 +109,16 @@ def within(limit_s: float, work: Callable[[CancellableConnection], T]) -> T:
         thread.join(_NOTICE_S)
         raise TimeoutError  # also if it returned something now: what is cut off may look whole
     if failed:
-        if isinstance(
-            failed[0], urllib3.exceptions.TimeoutError
-        ):  # a socket's own limit is that of the exchange
+        if _is_timeout(failed[0]):  # a socket's own limit is that of the exchange
             raise TimeoutError from failed[0]
         raise failed[0]
     return done[0]
+
+
+def _is_timeout(error: BaseException) -> bool:
+    """Return whether a limit has passed. For urllib3 a refused connection is one whose limit to connect has passed, too."""
+    refused = urllib3.exceptions.NewConnectionError
+    return isinstance(error, urllib3.exceptions.TimeoutError) and not isinstance(error, refused)
 
 
 #: The line of this thread's request. A context variable, as urllib3 passes no arguments to its connections.

@@ -20,7 +20,7 @@ from pytest_mlhpc.screen.limits import ProgramEvidence, judge
 from pytest_mlhpc.screen.report import report_data, report_lines
 from pytest_mlhpc.screen.run import hook_folder
 from pytest_mlhpc.screen.usage import find_ranks
-from pytest_mlhpc.store.text import object_text
+from pytest_mlhpc.store.text import count, object_text
 
 HOOK = Path(hook.__file__).parent
 
@@ -141,7 +141,7 @@ def _report(
 ) -> None:
     if len(samples) < 2:
         page = "" if options.page is None else "; no page was written"
-        why = f"ended too soon to say what limits it ({len(samples)} samples)"
+        why = f"ended too soon to say what limits it ({count(len(samples), 'sample')})"
         say(f"{what} {why}{page}")
         if options.as_json:
             _print(report_data(what, None, (), [*missing, f"what limits it: it {why}"]))

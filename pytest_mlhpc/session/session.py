@@ -357,13 +357,18 @@ class BenchmarkSession:
         )
 
     def history_line(self) -> str:
-        """Return how many nights the judge was given, and from which store; empty where it asked for none."""
+        """Return how many nights the judge was given, and from which store; empty where it asked for none.
+
+        That a store is empty is of use to know only where another one was meant: of InfluxDB, or on a runner of CI.
+        """
         if self._concluder is None or not self._concluder.past.was_asked:
             return ""
         from pytest_mlhpc.influx.choice import store_text
 
         past = self._concluder.past
         source = self.settings.history if past.all_from_source else "local"
+        if not past.night_count and self.settings.history != "influx" and not os.environ.get("CI"):
+            return ""
         return (
             f"history: {count(past.night_count, 'night')} from {store_text(source, self.settings.state_dir)}"
         )

@@ -210,7 +210,7 @@ def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, conf
         ),
         ("baseline entries of places that the systems file does not have", _misplaced(session, config)),
     ]
-    facts = [line for line in (session.history_line(), session.baseline_line(), _doubtful(session)) if line]
+    facts = [line for line in (session.baseline_line(), _doubtful(session), session.history_line()) if line]
     loud = session.trouble or session.notes or facts
     if not rows and not loud and not any(lines for _, lines in lists):
         return
