@@ -99,7 +99,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
         raise SpecError(problems)
     result = yield
     if bench is not None and bench.source is not None and item.nodeid in bench.specs:
-        from pytest_mlhpc.session.phases import take
+        from pytest_mlhpc.session.runtest import take
 
         take(item, bench)
     return result
@@ -111,7 +111,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     bench = bench_of(pyfuncitem.config)
     if bench is None or bench.source is None or pyfuncitem.nodeid not in bench.specs:
         return (yield)
-    from pytest_mlhpc.session.phases import around_call
+    from pytest_mlhpc.session.runtest import around_call
 
     return (yield from around_call(pyfuncitem, bench))
 
@@ -134,7 +134,7 @@ def pytest_runtest_makereport(
     """End each failure of a benchmark with the command that repeats it."""
     report = yield
     if report.failed and (bench := bench_of(item.config)) is not None:
-        from pytest_mlhpc.session.phases import finish_report
+        from pytest_mlhpc.session.runtest import finish_report
 
         finish_report(item, call, report, bench)
     return report
@@ -208,7 +208,7 @@ class OwnerHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
         """Tell pytest-benchmark where the figures were made."""
-        from pytest_mlhpc.session.phases import add_machine
+        from pytest_mlhpc.session.runtest import add_machine
 
         add_machine(machine_info, self._bench)
 
@@ -218,7 +218,7 @@ class OwnerHooks:
             self._tally.count(report)
         session = self._bench.session
         if report.when == "call" and session is not None and options.benchmark_tables_asked_for(self._config):
-            from pytest_mlhpc.session.phases import add_row
+            from pytest_mlhpc.session.runtest import add_row
 
             if (job := session.jobs.get(report.nodeid)) is not None:
                 add_row(self._config, job)

@@ -26,8 +26,8 @@ def system(request: pytest.FixtureRequest) -> Target:
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Run:
     """The measured and judged run: ``run["loss"].last``, ``run >= baseline``."""
-    from pytest_mlhpc.session.phases import take
     from pytest_mlhpc.session.run import Run
+    from pytest_mlhpc.session.runtest import take
 
     return Run(take(request.node, _bench(request)))
 
@@ -35,8 +35,8 @@ def run(request: pytest.FixtureRequest) -> Run:
 @pytest.fixture
 def baseline(request: pytest.FixtureRequest) -> Baseline:
     """The accepted values that the run is compared with: ``baseline["effective_throughput"]``."""
-    from pytest_mlhpc.session.phases import take
     from pytest_mlhpc.session.run import Baseline
+    from pytest_mlhpc.session.runtest import take
     from pytest_mlhpc.store.verdict import Judgement, Verdict
 
     outcome = take(request.node, _bench(request))
@@ -47,7 +47,7 @@ def baseline(request: pytest.FixtureRequest) -> Baseline:
 def vetting(request: pytest.FixtureRequest) -> Vetting:
     """What was found of the nodes of a test under ``@nodes(vet="quick")``: ``assert vetting.trouble("edac") == []``."""
     from pytest_mlhpc.session.allocation import Vetting
-    from pytest_mlhpc.session.phases import take
+    from pytest_mlhpc.session.runtest import take
 
     outcome = take(request.node, _bench(request))
     if outcome.failure is not None:
@@ -63,7 +63,7 @@ def vetting(request: pytest.FixtureRequest) -> Vetting:
 def allocation(request: pytest.FixtureRequest) -> Iterator[Allocation]:
     """The nodes that a test under ``@nodes(...)`` holds while it runs: ``allocation.run(["hostname"]).stdout``."""
     from pytest_mlhpc.session.allocation import Allocation
-    from pytest_mlhpc.session.phases import take
+    from pytest_mlhpc.session.runtest import take
 
     bench, node_id = _bench(request), request.node.nodeid
     spec = bench.specs.get(node_id)

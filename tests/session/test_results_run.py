@@ -6,8 +6,8 @@ import pytest
 from pytest_mlhpc.errors import RunFailure
 from pytest_mlhpc.jobs.job import Outcome
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
-from pytest_mlhpc.session.phases import properties
 from pytest_mlhpc.session.run import Baseline, Run, explain
+from pytest_mlhpc.session.runtest import properties
 from pytest_mlhpc.store.record import Failure
 from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
 
