@@ -291,7 +291,7 @@ def repeated_options(settings: Settings, root: Path) -> tuple[str, ...]:
     if settings.preset:
         words += ("--mlhpc-preset", settings.preset)
     words += tuple(f"--mlhpc-set={name}={value}" for name, value in settings.overrides.items())
-    words += tuple(f"--mlhpc-against={word}" for word in settings.against.words) if settings.against else ()
+    words += tuple(f"--mlhpc-against={word}" for word in settings.against.values) if settings.against else ()
     if settings.state_dir != default_state_dir(os.environ):
         words += (f"--mlhpc-state={settings.state_dir}",)
     if settings.systems_file:

@@ -63,10 +63,10 @@ class Against:
 
     def __str__(self) -> str:
         """Return what differs as it was given; of a variable that may be a secret, the name alone."""
-        return ", ".join(word for word in self.words if not word.startswith("precision="))
+        return ", ".join(word for word in self.values if not word.startswith("precision="))
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def values(self) -> tuple[str, ...]:
         """The values of the option, of a variable that may be a secret without its value."""
         shown = {name: "***" if may_be_secret(name) else text for name, text in self.variables.items()}
         precision = [f"precision={100 * self.precision:g}%"] if self.precision is not None else []

@@ -62,14 +62,14 @@ class PairedResult:
         return self.verdict is not PairedVerdict.UNCLEAR
 
 
-def looks(most: int) -> list[int]:
+def analyses(most: int) -> list[int]:
     """Return the numbers of runs after which a comparison of at most *most* runs is looked at, the last of them *most*."""
     return [*(runs for runs in range(FEWEST_RUNS, most - BLOCK + 1, BLOCK)), most]
 
 
 def level(runs: int, most: int, alpha: float) -> float:
     """Return the two-sided level of the look after *runs* of at most *most*; 0 where there is none."""
-    planned = looks(most)
+    planned = analyses(most)
     if runs not in planned:
         return 0.0
     return alpha * (1 - EARLY * (len(planned) - 1)) if runs == most else alpha * EARLY
@@ -82,7 +82,7 @@ def follow(
 
     All looks hold together, so what an earlier one has decided stands whatever later runs say.
     """
-    made = [runs for runs in looks(most) if runs <= 2 * len(pairs)]
+    made = [runs for runs in analyses(most) if runs <= 2 * len(pairs)]
     for runs in made:
         found = compare(pairs[: runs // 2], better, most=most, precision=precision, alpha=alpha)
         if found.decided:

@@ -117,15 +117,15 @@ def _index(path: Path) -> list[tuple[int, int]] | None:
     return [(int(rank), int(size)) for rank, size in found]
 
 
-def _parts(log: Path, index: Sequence[tuple[int, int]], count: int) -> list[str]:
+def _texts_of_ranks(log: Path, index: Sequence[tuple[int, int]], count: int) -> list[str]:
     """Return what *log* has of each of *count* ranks."""
     data, at = log.read_bytes() if log.is_file() else b"", 0
-    parts = [bytearray() for _ in range(count)]
+    texts = [bytearray() for _ in range(count)]
     for rank, size in index:
         if rank >= 0:
-            parts[rank] += data[at : at + size]
+            texts[rank] += data[at : at + size]
         at += size
-    return [bytes(part).decode("utf-8", "replace") for part in parts]
+    return [bytes(text).decode("utf-8", "replace") for text in texts]
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,10 @@ class RunFiles:
         if of_output is not None and of_errors is not None:
             count = 1 + max((rank for rank, _ in (*of_output, *of_errors)), default=-1)
             errors = self.log.with_name("errors.log")
-            outputs, errors_of = _parts(self.log, of_output, count), _parts(errors, of_errors, count)
+            outputs, errors_of = (
+                _texts_of_ranks(self.log, of_output, count),
+                _texts_of_ranks(errors, of_errors, count),
+            )
             return tuple(map(RankFiles, outputs, errors_of))
         own = sorted(self.log.parent.glob("rank*.log"), key=lambda path: (len(path.name), path.name))
         if self.log.name in {"launcher.log", "container.log"} and not own:

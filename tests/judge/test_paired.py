@@ -12,10 +12,10 @@ from pytest_mlhpc.judge.paired import (
     FEWEST_RUNS,
     MOST_RUNS,
     PairedVerdict,
+    analyses,
     compare,
     follow,
     level,
-    looks,
     quantile,
     two_sided,
 )
@@ -55,7 +55,7 @@ def test_a_quantile_is_exceeded_with_its_probability(free, nominal):
 
 @pytest.mark.parametrize("most", range(FEWEST_RUNS, MOST_RUNS + 1, 2))
 def test_all_looks_together_spend_the_level_and_no_more(most):
-    planned = looks(most)
+    planned = analyses(most)
     assert planned[-1] == most
     assert sorted(set(planned)) == planned
     assert sum(level(runs, most, ALPHA) for runs in planned) == pytest.approx(ALPHA)

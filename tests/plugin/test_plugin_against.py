@@ -2,11 +2,11 @@
 
 import json
 import signal
-import time
 
 import pytest
 from cli_calls import mlhpc  # noqa: F401 - a fixture
 from inner_sessions import output
+from running_suites import wait_for
 
 #: A program that is as fast as SPEED says; each run differs a little. Two environments of this machine set it.
 SYSTEMS = """
@@ -245,18 +245,10 @@ def test_it(run): pass
 """.replace("{0}", str(suite.folder)),
     )
     with suite.start(OLD) as session:
-        begun = suite.folder / "begun"
-        deadline = time.monotonic() + 120
-        while not begun.exists():
-            assert time.monotonic() < deadline
-            assert session.poll() is None
-            time.sleep(0.05)
+        wait_for((suite.folder / "begun").exists)
         session.send_signal(number)
-        session.wait(60)
-    deadline = time.monotonic() + 60
-    while suite.processes(program="sleep"):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+        session.wait()
+    wait_for(lambda: not suite.processes(program="sleep"))
     suite.write("@job()\ndef test_next(run): pass\n")
     suite.run("--mlhpc-environment=new").expect(0, passed=1)
     assert not list(suite.state.glob("ledger/*.jsonl"))

@@ -1,6 +1,9 @@
 """Runs that end before the run of a test is submitted (``prepare``); tests/program_files.py has what is the same on every system."""
 
+import signal
+
 import pytest
+from running_suites import wait_for
 
 COUNTED = """
     from pytest_mlhpc import prepare
@@ -170,3 +173,20 @@ def test_a_run_of_a_conftest_serves_the_tests_of_several_files(suite):
         suite.file(f"inner/{name}/test_{name}.py", TAKES_SHARED)
     suite.run("inner").assert_outcomes(passed=2)
     assert (suite.folder / "inner/conftest.py.count").read_text() == "x\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_session_that_is_killed_under_a_run_that_others_need_leaves_nothing_and_the_next_makes_it_anew(
+    suite, number
+):
+    first = "    " + COUNTED.format(folder=suite.folder).strip()
+    suite.write(first.replace("echo result > made'", f"touch {suite.folder}/begun; exec sleep 600'"))
+    with suite.start() as session:
+        wait_for((suite.folder / "begun").exists)
+        session.send_signal(number)
+        session.wait()
+    wait_for(lambda: not suite.processes(program="sleep"))
+    counted(suite)
+    suite.run().expect(0, passed=4)
+    assert times_made(suite) == 2
+    assert not list(suite.state.glob("ledger/*.jsonl"))

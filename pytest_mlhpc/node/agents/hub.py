@@ -142,7 +142,7 @@ class Hub:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK_S
-            self._look(now)
+            self._tend_all(now)
 
     def join(self, rank: int, wire: Wire) -> None:
         """Have a peer on *wire*, which needs no proof (any more)."""
@@ -205,8 +205,8 @@ class Hub:
             self.forget(wire)
         self._selector.close()
 
-    def _look(self, now: float) -> None:
-        """Look after all connections, as often as signs of life are due."""
+    def _tend_all(self, now: float) -> None:
+        """Tend all connections, as often as signs of life are due."""
         for rank, wire in list(self.peers.items()):
             wire.tend(self._silence_s)
             self._settle(rank, wire)

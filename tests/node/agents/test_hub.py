@@ -309,7 +309,7 @@ def test_a_peer_that_was_not_read_for_long_is_not_silent(served: Served) -> None
     wire.send({"kind": "late"})
     served.hub._silence_s = 0.0
     served.hub.peers[1].heard = 0.0
-    served.hub._look(time.monotonic())
+    served.hub._tend_all(time.monotonic())
     assert served.owner.gone == []
 
 
