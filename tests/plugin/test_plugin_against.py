@@ -8,7 +8,7 @@ from cli_calls import mlhpc  # noqa: F401 - a fixture
 from inner_sessions import output
 from running_suites import wait_for
 
-#: A program that is as fast as SPEED says; each run differs a little. Two environments of this machine set it.
+#: A program that is as fast as SPEED says; each run differs a little, by its number. Environments of this machine set it.
 SYSTEMS = """
 schema: 1
 systems:
@@ -25,10 +25,11 @@ systems:
 """
 
 TEST = """
-SPEED = "import os, random; print('rate:', float(os.environ['SPEED']) * random.gauss(1, NOISE))"
+COUNT = "import os, random; runs = open(os.environ['RUNS'], 'a'); print(file=runs, flush=True)"
+SPEED = "; print('rate:', float(os.environ['SPEED']) * random.Random(runs.tell()).gauss(1, NOISE))"
 SIDE = "; print('only:', os.environ.get('ONLY_NEW'))"
 
-@program([sys.executable, "-c", SPEED + SIDE], RATE)
+@program([sys.executable, "-c", COUNT + SPEED + SIDE], RATE, env={"RUNS": "FOLDER/runs"})
 def test_speed(run):
     assert "only: 1" in run.output
 """
@@ -39,7 +40,7 @@ OLD = "--mlhpc-against=environment=old"
 def arrange(suite, old: float = 80, noise: float = 0.004, test: str = TEST) -> None:
     """Write the suite: B's rate is *old* of A's 100, and runs vary by *noise*."""
     suite.file("systems.yaml", SYSTEMS.replace("OLD", str(old)))
-    suite.write(test.replace("NOISE", str(noise)))
+    suite.write(test.replace("NOISE", str(noise)).replace("FOLDER", str(suite.folder)))
 
 
 def ended(suite) -> list[dict]:

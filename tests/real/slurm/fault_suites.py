@@ -77,6 +77,17 @@ class Suite(running_suites.Suite):
             job for job in self.jobs() if f"begun-{name};" in (Path(job.folder) / "plan.json").read_text()
         ][-1]
 
+    def accepted(self, session: running_suites.Session) -> None:
+        """Wait until the ledger has the ids of all jobs that *session* submitted."""
+        ids = [job.id for job in self.jobs() if not job.ended]
+        assert ids
+
+        def written() -> bool:
+            ledger = "".join(path.read_text() for path in self.ledgers())
+            return all(job_id in ledger for job_id in ids)
+
+        session.until("the ids in the ledger", written)
+
     def release(self) -> None:
         """Let jobs start that were submitted with --hold."""
         held = [job.id for job in self.jobs() if job.state == "PENDING"]

@@ -69,7 +69,7 @@ def test_half_a_comparison_of_a_killed_session_is_ended_by_the_next_and_adopted_
     (sides.folder / "wait").touch()
     first = sides.start("--mlhpc-against", "variables.SPEED=90")
     first.begun("speed")
-    first.until("its id in the ledger", lambda: sides.jobs()[0].id in sides.ledgers()[0].read_text())
+    sides.accepted(first)
     first.kill()
     (job,) = sides.jobs()
     (sides.folder / "wait").unlink()

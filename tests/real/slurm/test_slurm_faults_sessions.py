@@ -31,10 +31,7 @@ def test_what_waits_runs_or_has_ended_when_a_session_is_killed_is_judged_by_the_
     """)
     wanted = suite.ids("held", "running", "over")
     first = suite.begin("running", "over", "unwanted", options=[*wanted, *suite.ids("unwanted")])
-    first.until(
-        "the ids in the ledger",
-        lambda: all(any(job.id in path.read_text() for path in suite.ledgers()) for job in suite.jobs()),
-    )
+    suite.accepted(first)
     jobs = {name: suite.job_of(name).id for name in ("held", "running", "over", "unwanted")}
     first.kill()
     (folder / "end").touch()
