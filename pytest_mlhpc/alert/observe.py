@@ -134,14 +134,14 @@ def _silent(subject: Subject, one: NightlyRecords, limit_ns: int) -> Bad:
     last_ns = one.newest.created_ns
     reason = f"nothing recorded since {minutes(last_ns)}"
     if not did_run(one.newest):
-        reason += f", which was {_words(one.newest)}"
+        reason += f", which was {_outcome_of(one.newest)}"
     return Bad(subject, last_ns, last_ns + limit_ns, reason=reason)
 
 
 def _not_run(subject: Subject, one: NightlyRecords) -> Bad:
     first = first_of_streak(one.nights, lambda night: not did_run(night))
     before_ns = one.measured_ns()
-    return Bad(subject, before_ns, first.created_ns, reason=f"{NOT_RUN}: {_words(one.newest)}")
+    return Bad(subject, before_ns, first.created_ns, reason=f"{NOT_RUN}: {_outcome_of(one.newest)}")
 
 
 def _broken(subject: Subject, ran: Sequence[Night]) -> Bad:
@@ -149,7 +149,7 @@ def _broken(subject: Subject, ran: Sequence[Night]) -> Bad:
     good = [night.created_ns for night in ran if night.created_ns < first.created_ns]
     newest = ran[-1]
     return Bad(
-        subject, good[-1] if good else 0, first.created_ns, nodes=newest.nodes, reason=_words(newest)
+        subject, good[-1] if good else 0, first.created_ns, nodes=newest.nodes, reason=_outcome_of(newest)
     )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def did_run(night: Night) -> bool:
     return night.verdict not in INFRASTRUCTURE
 
 
-def _words(night: Night) -> str:
+def _outcome_of(night: Night) -> str:
     text = night.failure.removeprefix(f"{night.verdict}: ")
     return one_line(f"{night.verdict}: {text}" if text else night.verdict, 300)
 

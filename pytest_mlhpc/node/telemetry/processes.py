@@ -18,8 +18,8 @@ RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 #: Threads of one process that are looked at one by one; of more, these stand for all.
 MOST_THREADS = 64
 
-#: Looks at a new process in which its environment is read again: between fork and exec it has its parent's.
-FRESH_LOOKS = 2
+#: Readings of a new process in which its environment is read again: between fork and exec it has its parent's.
+FRESH_READINGS = 2
 
 #: Bytes of /proc/PID/environ that are read.
 MOST_ENVIRON = 256 << 10
@@ -116,7 +116,9 @@ class Reader:
         self._root, self._job, self._proc = root, job, str(proc)
         self._ticks = float(os.sysconf("SC_CLK_TCK"))
         self._page = os.sysconf("SC_PAGE_SIZE")
-        self._environ: Dict[Tuple[int, int], Tuple[int, Dict[str, str]]] = {}  # looks so far, what was found
+        self._environ: Dict[
+            Tuple[int, int], Tuple[int, Dict[str, str]]
+        ] = {}  # readings so far, what was found
 
     def read(self) -> Tuple[ProcessSample, ...]:
         """Return a sample of each process that is wanted and still there."""
@@ -196,15 +198,15 @@ class Reader:
         return states, main
 
     def _environment(self, pid: int, start: int) -> Dict[str, str]:
-        looks, found = self._environ.get((pid, start), (0, {}))
-        if looks < FRESH_LOOKS:
+        readings, found = self._environ.get((pid, start), (0, {}))
+        if readings < FRESH_READINGS:
             try:
                 with open(f"{self._proc}/{pid}/environ", "rb") as file:  # noqa: PTH123 - hundreds of these
                     data = file.read(MOST_ENVIRON)
             except OSError:  # gone, or another user's
                 data = b""
             found = parse_environ(data, (*RANK_VARIABLES, "SLURM_JOB_ID"))
-            self._environ[pid, start] = (looks + 1, found)
+            self._environ[pid, start] = (readings + 1, found)
         return found
 
     def _text(self, name: str) -> str:

@@ -5,7 +5,7 @@ sample is compressed and cut into pieces, ``mlhpc-screen HOST NUMBER PIECE PIECE
 for one reader of one node (``sidecar.py``), which never grows beyond some size (``samples.py``). It ends when its time is over, or
 when nobody listens.
 
-The interval grows where looking is dear (a node with thousands of processes): CPU time of looking stays below ``SHARE``
+The interval grows where sampling is dear (a node with thousands of processes): CPU time of sampling stays below ``SHARE``
 of one core.
 """
 
@@ -29,10 +29,10 @@ from pytest_mlhpc.node.telemetry.devices import Devices, NoDevices, find_devices
 from pytest_mlhpc.node.telemetry.processes import Reader, parse_pairs
 from pytest_mlhpc.node.telemetry.samples import IntervalWriter, NodeSample, Sample
 
-#: Seconds from one look to the next, if looking is cheap.
+#: Seconds from one sample to the next, if sampling is cheap.
 INTERVAL_S = 0.5
 
-#: Most CPU time of looking, as a share of one core.
+#: Most CPU time of sampling, as a share of one core.
 SHARE = 0.005
 
 #: Limits of memory that are as good as none: control groups say "no limit" by a number of pages near 2^63 (v1).
@@ -40,7 +40,7 @@ NO_LIMIT = 1 << 60
 
 
 class Sampler:
-    """Looks at the node; ``pause_s`` is how long to wait before the next look."""
+    """Samples the node; ``pause_s`` is how long to wait before the next sample."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class Sampler:
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the next look: the interval, longer where the last looks were dear."""
+        """Seconds until the next sample: the interval, longer where the last samples were dear."""
         return max(self._interval_s, self._cost_s / SHARE)
 
     def slow_down(self) -> None:
-        """Look half as often from now on."""
+        """Sample half as often from now on."""
         self._interval_s *= 2
 
     def take(self) -> Sample:
-        """Look once."""
+        """Take one sample."""
         began = time.process_time()
         now = time.monotonic()
         processes, devices, node = self._reader.read(), self._devices.read(), self._node()
@@ -154,7 +154,7 @@ def _printing() -> Callable[[Sample], None]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Look and print; 0 at the end of the time or of the parent, 1 if nobody listens any more."""
+    """Sample and print; 0 at the end of the time or of the parent, 1 if nobody listens any more."""
     parser = argparse.ArgumentParser(prog="watch")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--interval", type=float, default=INTERVAL_S)
@@ -164,14 +164,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--for", dest="parent", type=int, help="end with this process, which started this one"
     )
     parser.add_argument(
-        "--lines", action="store_true", help="write short looks to the file that is its output, at most 2 MiB"
+        "--lines",
+        action="store_true",
+        help="write short samples to the file that is its output, at most 2 MiB",
     )
     arguments = parser.parse_args(argv)
     sampler = Sampler(Reader(arguments.root, arguments.job), find_devices(), arguments.interval)
     parent = arguments.parent or os.getppid()
     end = time.monotonic() + arguments.seconds
     add = IntervalWriter(sys.stdout.fileno()).add if arguments.lines else _printing()
-    while time.monotonic() < end and os.getppid() == parent:  # an orphan looks for nobody
+    while time.monotonic() < end and os.getppid() == parent:  # an orphan samples for nobody
         sample = sampler.take()
         try:
             add(sample)
@@ -182,7 +184,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _pause(until: float, parent: int) -> None:
-    """Sleep in short parts: where looking is dear a pause lasts many seconds, and an orphan must not stay so long."""
+    """Sleep in short parts: where sampling is dear a pause lasts many seconds, and an orphan must not stay so long."""
     while os.getppid() == parent and time.monotonic() < until:
         time.sleep(max(0.0, min(INTERVAL_S, until - time.monotonic())))
 

@@ -77,7 +77,7 @@ class NodeSample:
 
 @dataclass(frozen=True)
 class Sample:
-    """One look: ``time_s`` on the node's monotonic clock, ``cost_s`` of CPU time that looking took."""
+    """One sample: ``time_s`` on the node's monotonic clock, ``cost_s`` of CPU time that taking it took."""
 
     time_s: float
     cost_s: float
@@ -86,10 +86,10 @@ class Sample:
     devices: Tuple[DeviceSample, ...] = ()
 
 
-#: Looks that a file holds at most: half an hour of them as they were taken, a file of at most ``MOST * LONGEST`` bytes (2 MiB).
+#: Intervals that a file holds at most: half an hour of them as they were taken, a file of at most ``MOST * LONGEST`` bytes (2 MiB).
 MOST = 4096
 
-#: Bytes of one look at most, as text: eleven numbers of at most 24 letters, and their names.
+#: Bytes of one interval at most, as text: eleven numbers of at most 24 letters, and their names.
 LONGEST = 512
 
 
@@ -106,10 +106,10 @@ class Mean:
 
 @dataclass(frozen=True)
 class Interval:
-    """One look, or several that were merged: ``time_s`` is the last one's, on the node's monotonic clock.
+    """The time since the sample before, or several such that were merged: ``time_s`` is the last sample's, on the node's monotonic clock.
 
-    ``used_s``, ``cost_s`` (CPU seconds) and ``read_bytes`` are of the time since the look before. ``rss_bytes`` and ``celsius`` are
-    the highest of these looks; ``busy`` (shares), ``power_w`` (of all devices together) and ``clock_hz`` add up over them.
+    ``used_s``, ``cost_s`` (CPU seconds) and ``read_bytes`` are of that time. ``rss_bytes`` and ``celsius`` are
+    the highest of its samples; ``busy`` (shares), ``power_w`` (of all devices together) and ``clock_hz`` add up over them.
     """
 
     time_s: float
@@ -124,7 +124,7 @@ class Interval:
 
 
 def interval_of(before: Optional[Sample], after: Sample) -> Interval:
-    """Return what *after* tells that *before*, the look before it, did not. Processes that *before* has not seen have used nothing."""
+    """Return what *after* tells that *before*, the sample before it, did not. Processes that *before* has not seen have used nothing."""
     old = {} if before is None else {(one.pid, one.start_ticks): one for one in before.processes}
     pairs = [
         (old[one.pid, one.start_ticks], one) for one in after.processes if (one.pid, one.start_ticks) in old
@@ -162,7 +162,7 @@ def _highest(values: Iterable[Optional[float]]) -> Optional[float]:
 
 
 def merge(first: Interval, second: Interval) -> Interval:
-    """Return neighbours as one look."""
+    """Return neighbours as one."""
     reads = [one.read_bytes for one in (first, second) if one.read_bytes is not None]
     return Interval(
         time_s=second.time_s,
@@ -177,19 +177,19 @@ def merge(first: Interval, second: Interval) -> Interval:
     )
 
 
-def thinned(looks: Sequence[Interval], most: int = MOST) -> List[Interval]:
-    """Return the same time in at most half of *most* looks and one: merged by spans of one length, a power of two in seconds.
+def thinned(intervals: Sequence[Interval], most: int = MOST) -> List[Interval]:
+    """Return the same time in at most half of *most* intervals and one: merged by spans of one length, a power of two in seconds.
 
-    The first look stays as it is, as it begins all that follows. Spans are at most ``4 / most`` of the whole time long, or
+    The first interval stays as it is, as it begins all that follows. Spans are at most ``4 / most`` of the whole time long, or
     a second.
     """
-    begin = looks[0].time_s
+    begin = intervals[0].time_s
     span_s = 1.0
-    while (looks[-1].time_s - begin) / span_s > most / 2:
+    while (intervals[-1].time_s - begin) / span_s > most / 2:
         span_s *= 2
     found: List[Interval] = []
     places: List[int] = []
-    for one in looks:
+    for one in intervals:
         place = -int((begin - one.time_s) // span_s)  # rounded up: a span holds its end
         if places and places[-1] == place:
             found[-1] = merge(found[-1], one)
@@ -200,7 +200,7 @@ def thinned(looks: Sequence[Interval], most: int = MOST) -> List[Interval]:
 
 
 class IntervalWriter:
-    """Writes looks into a file that it may also read and cut, and merges them when there are *most*.
+    """Writes intervals into a file that it may also read and cut, and merges them when there are *most*.
 
     Raises:
         OSError: the file takes no more.
@@ -208,22 +208,22 @@ class IntervalWriter:
 
     def __init__(self, descriptor: int, most: int = MOST) -> None:
         self._file, self._most = descriptor, most
-        self._looks: List[Interval] = []
+        self._intervals: List[Interval] = []
         self._before: Optional[Sample] = None
 
     def add(self, sample: Sample) -> None:
         """Write what *sample* tells."""
         one = interval_of(self._before, sample)
         self._before = sample
-        self._looks.append(one)
-        if len(self._looks) < self._most:
+        self._intervals.append(one)
+        if len(self._intervals) < self._most:
             _write(self._file, text_of(one), os.write)
             return
-        self._looks = thinned(self._looks, self._most)
-        self._replace(b"".join(map(text_of, self._looks)))
+        self._intervals = thinned(self._intervals, self._most)
+        self._replace(b"".join(map(text_of, self._intervals)))
 
     def _replace(self, text: bytes) -> None:
-        """Have *text* alone in the file. Who is killed meanwhile leaves looks whose times go back: the reader stops there."""
+        """Have *text* alone in the file. Who is killed meanwhile leaves intervals whose times go back: the reader stops there."""
         before = signal.pthread_sigmask(
             signal.SIG_BLOCK, {signal.SIGTERM}
         )  # which ends the sampler at its end
@@ -239,12 +239,12 @@ def _write(file: int, data: bytes, call: Callable[[int, bytes], int]) -> None:
 
 
 def text_of(one: Interval) -> bytes:
-    """Return a look as a line."""
+    """Return an interval as a line."""
     return json.dumps(to_json(one)).encode() + b"\n"
 
 
 def parse(lines: Iterable[bytes]) -> List[Interval]:
-    """Return the looks of a file, up to what is cut short or goes back in time."""
+    """Return the intervals of a file, up to what is cut short or goes back in time."""
     found: List[Interval] = []
     try:
         for line in lines:
@@ -261,35 +261,35 @@ def parse(lines: Iterable[bytes]) -> List[Interval]:
 ZERO_CELSIUS = 273.15
 
 
-def window(looks: Sequence[Interval], begin_s: float, end_s: float) -> Sequence[Interval]:
-    """Return the looks between two moments of the monotonic clock; where fewer than two lie there, those around them too."""
-    inside = [one for one in looks if begin_s <= one.time_s <= end_s]
+def window(intervals: Sequence[Interval], begin_s: float, end_s: float) -> Sequence[Interval]:
+    """Return the intervals between two moments of the monotonic clock; where fewer than two lie there, those around them too."""
+    inside = [one for one in intervals if begin_s <= one.time_s <= end_s]
     if len(inside) >= 2:
         return inside
-    first = max((place for place, one in enumerate(looks) if one.time_s <= begin_s), default=0)
-    last = next((place for place, one in enumerate(looks) if one.time_s >= end_s), len(looks) - 1)
-    return looks[min(first, max(0, len(looks) - 2)) : max(last, 1) + 1]
+    first = max((place for place, one in enumerate(intervals) if one.time_s <= begin_s), default=0)
+    last = next((place for place, one in enumerate(intervals) if one.time_s >= end_s), len(intervals) - 1)
+    return intervals[min(first, max(0, len(intervals) - 2)) : max(last, 1) + 1]
 
 
-def figures(looks: Sequence[Interval]) -> Tuple[Figure, ...]:
+def figures(intervals: Sequence[Interval]) -> Tuple[Figure, ...]:
     """Return the figures of one node; of several nodes they are added, or the worst is taken, as each says.
 
-    Nothing comes of fewer than two looks: rates need two. What the first one tells of the time before it is no part of them.
+    Nothing comes of fewer than two intervals: rates need two. What the first one tells of the time before it is no part of them.
     """
-    if len(looks) < 2:
+    if len(intervals) < 2:
         return ()
-    later = looks[1:]
-    seconds = max(looks[-1].time_s - looks[0].time_s, 1e-9)
+    later = intervals[1:]
+    seconds = max(intervals[-1].time_s - intervals[0].time_s, 1e-9)
     reads = [one.read_bytes for one in later if one.read_bytes is not None]
-    hottest = max((one.celsius for one in looks if one.celsius is not None), default=None)
+    hottest = max((one.celsius for one in intervals if one.celsius is not None), default=None)
     made = [
         _figure("telemetry_cores", sum(one.used_s for one in later) / seconds, "1", "sum"),
-        _figure("telemetry_memory", float(max(one.rss_bytes for one in looks)), "B", "max"),
+        _figure("telemetry_memory", float(max(one.rss_bytes for one in intervals)), "B", "max"),
         _figure("telemetry_read_rate", sum(reads) / seconds if reads else None, "B/s", "sum"),
-        _figure("telemetry_device_busy", _mean_of([one.busy for one in looks]), "1", "mean"),
-        _figure("telemetry_power", _mean_of([one.power_w for one in looks]), "W", "sum"),
+        _figure("telemetry_device_busy", _mean_of([one.busy for one in intervals]), "1", "mean"),
+        _figure("telemetry_power", _mean_of([one.power_w for one in intervals]), "W", "sum"),
         _figure("telemetry_temperature", None if hottest is None else hottest + ZERO_CELSIUS, "K", "max"),
-        _figure("telemetry_clock", _mean_of([one.clock_hz for one in looks]), "Hz", "min"),
+        _figure("telemetry_clock", _mean_of([one.clock_hz for one in intervals]), "Hz", "min"),
         _figure("telemetry_cost", sum(one.cost_s for one in later) / seconds, "1", "max"),
     ]
     return tuple(figure for figure in made if figure is not None)

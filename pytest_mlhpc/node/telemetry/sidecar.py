@@ -1,6 +1,6 @@
 """No torch. The sampler of a benchmark's node (field ``telemetry``): on each node one process, started by the node's first rank.
 
-It is a process of its own, as a thread would take turns with the training for Python's lock. It looks at all that the rank's
+It is a process of its own, as a thread would take turns with the training for Python's lock. It samples all that the rank's
 parent has started (the batch, torchrun, Slurm's step: all ranks of the node), writes lines into a file of the rank's, which stays
 small however long that runs (``samples.py``), and ends with the rank, however that ends.
 """
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from pytest_mlhpc.node.worker.accelerators.base import Accelerator
     from pytest_mlhpc.node.worker.distributed import Group
 
-#: Seconds that the sampler may take to its first look, or to another one; and to end after SIGTERM.
+#: Seconds that the sampler may take to its first sample, or to another one; and to end after SIGTERM.
 LOOK_S, END_S = 60.0, 10.0
 
-#: Bytes for looks that must be free at the beginning, of the 2 MiB that they may become.
+#: Bytes for samples that must be free at the beginning, of the 2 MiB that they may become.
 LEAST_BYTES = 64 << 10
 
 _OR_WITHOUT = "or run without telemetry"
@@ -44,7 +44,7 @@ def watched(measure: Measure) -> Measure:
     A record that lacks them is refused (``metric_missing``): where they cannot be had that is told before *measure* begins.
 
     Raises:
-        WorkerFailure: ``disk_full``, there is no file for looks; ``launch_failed``, the sampler cannot be started or ends at once.
+        WorkerFailure: ``disk_full``, there is no file for samples; ``launch_failed``, the sampler cannot be started or ends at once.
     """
 
     def measured(
@@ -58,20 +58,20 @@ def watched(measure: Measure) -> Measure:
                 await_interval(file, watcher)
                 _check(watcher)
                 report = measure(run, group, accelerator, directory, progress)
-                await_interval(file, watcher)  # short runs have a look before and one after
+                await_interval(file, watcher)  # short runs have a sample before and one after
             finally:
                 end(watcher)
             file.seek(0)
-            looks = parse(file)
+            intervals = parse(file)
         behind_s = (time.time_ns() - time.monotonic_ns()) / 1e9
-        found = window(looks, report.started_ns / 1e9 - behind_s, report.ended_ns / 1e9 - behind_s)
+        found = window(intervals, report.started_ns / 1e9 - behind_s, report.ended_ns / 1e9 - behind_s)
         return dataclasses.replace(report, figures=(*report.figures, *figures(found)))
 
     return measured
 
 
 def open_file() -> IO[bytes]:
-    """Return an empty temporary file with room for some looks.
+    """Return an empty temporary file with room for some samples.
 
     Raises:
         WorkerFailure: ``disk_full``, it cannot be made or written.
@@ -99,7 +99,7 @@ def open_file() -> IO[bytes]:
 
 
 def start(file: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the sampler; it writes a line for each look to *file*.
+    """Start the sampler; it writes a line for each sample to *file*.
 
     Raises:
         WorkerFailure: ``launch_failed``, the node does not start it.
@@ -136,7 +136,7 @@ def _check(watcher: subprocess.Popen[Any]) -> None:
 
 
 def await_interval(file: IO[bytes], watcher: subprocess.Popen[Any]) -> None:
-    """Wait until one more look is written, the sampler has ended, or it takes too long: then the record lacks its figures.
+    """Wait until one more sample is written, the sampler has ended, or it takes too long: then the record lacks its figures.
 
     The place in *file*, which the sampler writes on, stays; of what was written the end alone is read.
     """
@@ -149,7 +149,7 @@ def await_interval(file: IO[bytes], watcher: subprocess.Popen[Any]) -> None:
 
 
 def _newest(file: IO[bytes]) -> float:
-    """Return the time of the last whole look; below all times, if there is none, or the file is just being cut."""
+    """Return the time of the last whole sample; below all times, if there is none, or the file is just being cut."""
     size = os.fstat(file.fileno()).st_size
     end = os.pread(file.fileno(), 2 * LONGEST, max(0, size - 2 * LONGEST))
     lines = end[: end.rfind(b"\n") + 1].splitlines(keepends=True)

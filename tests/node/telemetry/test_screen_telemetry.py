@@ -40,12 +40,12 @@ from pytest_mlhpc.node.worker.environment import WorkerFailure
 pytestmark = pytest.mark.servers  # samplers beside ranks
 
 
-def looks_of(taken):
+def intervals_of(taken):
     return [interval_of(before, after) for before, after in pairwise([None, *taken])]
 
 
 def values(taken):
-    return {one.name: (one.value, one.unit, one.over) for one in figures(looks_of(taken))}
+    return {one.name: (one.value, one.unit, one.over) for one in figures(intervals_of(taken))}
 
 
 def test_cores_are_what_processes_used_while_they_lived():
@@ -61,37 +61,37 @@ def test_cores_are_what_processes_used_while_they_lived():
 
 
 def test_devices_are_told_in_base_units():
-    looks = samples(lambda second: [process(10, second, read_bytes=second * MIB)],
+    intervals = samples(lambda second: [process(10, second, read_bytes=second * MIB)],
                     lambda second: [device(0, celsius=60.0 + second), device(1, power_w=300.0, busy=0.5)])  # fmt: skip
-    found = values(looks)
+    found = values(intervals)
     assert found["telemetry_power"] == (800.0, "W", "sum")
     assert found["telemetry_temperature"] == (pytest.approx(79 + 273.15), "K", "max")
     assert found["telemetry_device_busy"] == (pytest.approx(0.745), "1", "mean")
     assert found["telemetry_read_rate"] == (pytest.approx(MIB), "B/s", "sum")
 
 
-def test_the_window_is_what_counts_and_what_is_around_it_where_it_is_shorter_than_two_looks():
-    looks = looks_of(samples(lambda second: [process(10, second, rss_bytes=GIB * (second + 1))]))
-    assert [one.time_s for one in window(looks, 103.0, 105.5)] == [103.0, 104.0, 105.0]
+def test_the_window_is_what_counts_and_what_is_around_it_where_it_is_shorter_than_two_intervals():
+    intervals = intervals_of(samples(lambda second: [process(10, second, rss_bytes=GIB * (second + 1))]))
+    assert [one.time_s for one in window(intervals, 103.0, 105.5)] == [103.0, 104.0, 105.0]
     windows = {
         (103.1, 103.2): [103.0, 104.0], (103.5, 104.5): [103.0, 104.0, 105.0], (99.0, 99.5): [100.0, 101.0],
         (130.0, 140.0): [118.0, 119.0], (118.5, 140.0): [118.0, 119.0],
     }  # fmt: skip
     for (begin_s, end_s), times in windows.items():
-        assert [one.time_s for one in window(looks, begin_s, end_s)] == times
-    assert figures(looks[:1]) == ()
-    assert [list(window(few, 103.1, 103.2)) for few in (looks[:1], [])] == [looks[:1], []]
+        assert [one.time_s for one in window(intervals, begin_s, end_s)] == times
+    assert figures(intervals[:1]) == ()
+    assert [list(window(few, 103.1, 103.2)) for few in (intervals[:1], [])] == [intervals[:1], []]
 
 
 def test_a_line_that_is_cut_short_or_goes_back_in_time_is_the_end():
-    looks = looks_of(samples(lambda second: [process(10, second)], seconds=2))
-    first, second = map(text_of, looks)
+    intervals = intervals_of(samples(lambda second: [process(10, second)], seconds=2))
+    first, second = map(text_of, intervals)
     for after in (b'{"time_s": 1', first, second, b'{"odd": 1}\n', second[:-1]):
-        assert parse(io.BytesIO(first + second + after)) == looks
+        assert parse(io.BytesIO(first + second + after)) == intervals
     assert ZERO_CELSIUS == 273.15
 
 
-#: A training of three days, at which so many looks are taken.
+#: A training of three days, at which so many intervals are taken.
 DAYS_S, TAKEN = 3 * 86_400.0, 9_000
 
 
@@ -108,16 +108,16 @@ def long_course():
 
 
 @pytest.mark.parametrize("most", [64, MOST])
-def test_days_of_looks_stay_in_a_small_file_and_say_the_same(most, tmp_path):
+def test_days_of_intervals_stay_in_a_small_file_and_say_the_same(most, tmp_path):
     taken, sizes = list(long_course()), []
-    with (tmp_path / "looks").open("w+b") as file:
+    with (tmp_path / "intervals").open("w+b") as file:
         writer = IntervalWriter(file.fileno(), most)
         for sample in taken:
             writer.add(sample)
             sizes.append(os.fstat(file.fileno()).st_size)
         file.seek(0)
         kept = parse(file)
-    every = looks_of(taken)
+    every = intervals_of(taken)
     assert max(sizes) <= most * LONGEST
     assert sizes[0] > 0
     assert most / 4 <= len(kept) <= most
@@ -144,10 +144,10 @@ def test_the_file_of_looks_may_have_two_mebibytes_whatever_they_say():
 
 
 def test_looks_are_merged_by_spans_of_one_length_and_the_first_is_kept_as_it_is():
-    looks = [Interval(10.0 + second, 1.0, 0.25, second % 7) for second in range(100)]
-    found = thinned(looks, 16)
+    intervals = [Interval(10.0 + second, 1.0, 0.25, second % 7) for second in range(100)]
+    found = thinned(intervals, 16)
     assert [one.time_s for one in found] == [10.0, *(10.0 + end for end in range(16, 100, 16)), 109.0]
-    assert found[0] == looks[0]
+    assert found[0] == intervals[0]
     assert sum(one.used_s for one in found) == 100.0
     assert sum(one.cost_s for one in found) == 25.0
     assert [one.rss_bytes for one in found] == [0, 6, 6, 6, 6, 6, 6, 6]
@@ -163,7 +163,7 @@ def beside():
 
 def test_one_more_look_is_awaited_while_the_file_is_cut(beside, tmp_path, monkeypatch):
     monkeypatch.setattr(beside, "LOOK_S", 600.0)
-    with subprocess.Popen(["sleep", "600"]) as watcher, (tmp_path / "looks").open("w+b") as file:
+    with subprocess.Popen(["sleep", "600"]) as watcher, (tmp_path / "intervals").open("w+b") as file:
         try:
             file.write(b"".join(text_of(Interval(float(second), 0.0, 0.0, 1)) for second in range(50)))
             file.flush()
@@ -217,7 +217,7 @@ def test_a_sampler_that_died_is_not_waited_for(beside, tmp_path, monkeypatch):
     monkeypatch.setattr(beside, "LOOK_S", 1e9)  # who waits for the dead waits for ever
     dead = subprocess.Popen(["false"])
     dead.wait()
-    with (tmp_path / "looks").open("w+b") as file:
+    with (tmp_path / "intervals").open("w+b") as file:
         file.write(b"{}\n" * 3)
         file.flush()
         beside.await_interval(file, dead)

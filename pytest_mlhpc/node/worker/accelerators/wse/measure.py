@@ -260,11 +260,11 @@ class LossRecorder:
     reads_s: List[float] = field(default_factory=list)
     started_ns: int = 0
     before: Any = None
-    told_ns: int = 0
+    reported_ns: int = 0
 
     def begin(self) -> None:
         """Note that steps are asked for from now on; without warm-up the window begins here."""
-        self.asked_ns = self.told_ns = time.perf_counter_ns()
+        self.asked_ns = self.reported_ns = time.perf_counter_ns()
         if self.run.warmup_steps == 0:
             self._open()
 
@@ -276,8 +276,8 @@ class LossRecorder:
         done = len(self.ends_ns) - self.run.warmup_steps
         if done == 0:
             self._open()
-        if now - self.told_ns >= PROGRESS_NS:
-            self.told_ns = now
+        if now - self.reported_ns >= PROGRESS_NS:
+            self.reported_ns = now
             self.progress(max(done, 0), self.run.steps, self._rate(done, now, samples))
 
     def _open(self) -> None:
@@ -370,10 +370,10 @@ def _backend(cstorch: Any, run: RunPlan, directory: Path, csx: Optional[int]) ->
 def _train(cstorch: Any, loader: Any, step: Any, recorder: LossRecorder, samples: int) -> None:
     run = recorder.run
 
-    def told(loss: Tensor) -> None:
+    def report(loss: Tensor) -> None:
         recorder.end_step(float(loss.item()), samples)
 
-    tell = cstorch.step_closure(told)
+    tell = cstorch.step_closure(report)
     executor = cstorch.utils.data.DataExecutor(loader, num_steps=run.warmup_steps + run.steps)
     recorder.begin()
     try:
