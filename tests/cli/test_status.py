@@ -24,7 +24,7 @@ def test_a_night_is_told_of_all_systems_by_cause(state_dir, last):
         *of_test("good", node_hours=0.5), *of_test("other", system="archer2", last_ns=now_ns - 6 * HOUR),
         *of_test("slow", verdict="below_reference", failure="below_reference: rate: 15% worse", node_hours=0.25),
         *of_test("queued", verdict="never_scheduled", failure="never_scheduled: Priority", measurement=None),
-        *of_test("gone", last_ns=now_ns - 2 * DAY),
+        *of_test("gone", last_ns=now_ns - HOUR - 2 * DAY),
     ])  # fmt: skip
     head, slow, why, command, queued, gone = last()
     assert head.startswith("night of ")
