@@ -1,4 +1,4 @@
-"""What lies in InfluxDB: two measurements with fixed tags and fields, and a record as line protocol."""
+"""What lies in InfluxDB: three measurements with fixed tags and fields, and records and events as line protocol."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_mlhpc.history.events import Event, JournalEntry
 from pytest_mlhpc.history.series import Night, night_of
 from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.definition import digest
@@ -87,7 +88,7 @@ _ORIGIN_TAGS = (
     Tag("purpose", "nightly, change, manual or against"),
     Tag("attempt", "0 for the first run, 1 and up for re-runs"),
 )
-_ID = InfluxField("id", "text", "id of the record (UUIDv7)")
+_ID = InfluxField("id", "text", "id of the record (UUIDv7), event or alert")
 _BRANCH = InfluxField("branch", "text", "git branch of the benchmarks")
 _COMMIT = InfluxField("commit", "text", "git commit of the benchmarks")
 
@@ -158,7 +159,31 @@ METRIC = MeasurementDefinition(
     ),
 )
 
-MEASUREMENTS = (RUN, METRIC)
+EVENT = MeasurementDefinition(
+    "mlhpc_event",
+    "one event: what was done to a system, what became of an alert, what nights began to run with",
+    (
+        Tag("system", "system of systems.yaml"),
+        Tag("partition", "its partition; `-`: all of them"),
+        Tag(
+            "kind",
+            "change, maintenance; alert_opened, alert_closed, alert_acknowledged, alert_unacknowledged; commit, environment",
+        ),
+    ),
+    (
+        _ID,
+        InfluxField("text", "text", "what happened"),
+        InfluxField("at_ns", "integer", "when, UTC", "ns"),
+        InfluxField("made_ns", "integer", "when it was noted, UTC", "ns"),
+        InfluxField("until_ns", "integer", "the end of a maintenance or acknowledgement, UTC; 0: none", "ns"),
+        InfluxField("by", "text", "who noted it"),
+        InfluxField("owner", "text", "who is asked about it; several with commas"),
+        InfluxField("benchmarks", "json", "list of the tests"),
+        InfluxField("removed", "boolean", "whether it was a mistake"),
+    ),
+)
+
+MEASUREMENTS = (RUN, METRIC, EVENT)
 
 
 def time_of(record_id: str, created_ns: int) -> int:
@@ -276,6 +301,38 @@ def lines_of(record: Record) -> list[str]:
             for one in metrics
         ]
     return lines
+
+
+def line_of_event(event: Event, *, removed: bool) -> str:
+    """Return the point of an event; that of the same event with another end, or removed, takes its place."""
+    return _event_line(
+        {
+            "system": event.system,
+            "partition": event.partition,
+            "kind": "maintenance" if event.is_maintenance else "change",
+        },
+        {
+            "id": event.id, "text": event.text, "at_ns": event.at_ns, "made_ns": event.made_ns, "until_ns": event.until_ns,
+            "by": event.by, "owner": "", "benchmarks": [], "removed": removed,
+        },
+        time_of(event.id, event.at_ns),
+    )  # fmt: skip
+
+
+def line_of_entry(entry: JournalEntry) -> str:
+    """Return the point of an entry of the journal."""
+    return _event_line(
+        {"system": entry.system, "partition": entry.partition, "kind": entry.kind},
+        {
+            "id": entry.id, "text": entry.text, "at_ns": entry.at_ns, "made_ns": entry.at_ns, "until_ns": entry.until_ns,
+            "by": entry.by, "owner": entry.owner, "benchmarks": list(entry.benchmarks), "removed": False,
+        },
+        time_of(f"{entry.id} {entry.at_ns}", entry.at_ns),
+    )  # fmt: skip
+
+
+def _event_line(tags: Mapping[str, str], values: Mapping[str, object], moment: int) -> str:
+    return f"{_key(EVENT, tags)} {_fields(EVENT, values)} {moment}"
 
 
 def _run_values(record: Record, night: Night) -> Mapping[str, object]:

@@ -87,7 +87,7 @@ def test_a_push_that_is_killed_at_any_line_has_everything_once_after_another_pus
         assert server.all_ever().values == floats(2, 3, 5, 6, 7)
         assert len(server.all_ever().points) == 11
         assert len(refused(state_dir)) == 1
-        assert waiting(state_dir) == 0
+        assert waiting(state_dir).both == 0
         assert list(state_dir.glob("influx/**/*.json")) != []
 
 
@@ -116,7 +116,7 @@ def test_a_start_anew_that_is_killed_at_any_line_sends_all_or_what_waited(world)
         anew = start(state_dir).since_ns == 0
         work(state_dir, server)
         assert server.all_ever().values == floats(*[1] * anew, 2, 3, 5, 6, 7)
-        assert waiting(state_dir) == 0
+        assert waiting(state_dir).both == 0
 
 
 def test_refused_lines_that_are_sent_once_more_outlive_a_kill_at_any_line(world, tmp_path):
@@ -158,4 +158,4 @@ def test_several_processes_that_push_while_records_are_written_lose_and_double_n
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
     work(state_dir, server)
     assert server.all_ever().values == floats(*range(40))
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0

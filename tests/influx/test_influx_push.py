@@ -30,7 +30,7 @@ def test_all_is_sent_and_nothing_waits(state_dir, count, limit):
     stored(state_dir, *range(count))
     progress, said = push(server, state_dir)
     assert len(server.points) == progress.points == 2 * count
-    assert (progress.rejected, said, waiting(state_dir)) == (0, [], 0)
+    assert (progress.rejected, said, waiting(state_dir).both) == (0, [], 0)
 
 
 def test_records_of_many_small_files_share_a_request(state_dir):
@@ -40,7 +40,7 @@ def test_records_of_many_small_files_share_a_request(state_dir):
     push(server, state_dir)
     assert len(server.requests) == 1
     assert server.values == floats(*range(30))
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def test_no_request_is_larger_than_its_limits(state_dir, monkeypatch):
@@ -73,7 +73,7 @@ def test_nothing_is_lost_while_the_server_is_away(state_dir):
     with pytest.raises(UnavailableError):
         push(server, state_dir)
     assert server.points == {}
-    assert waiting(state_dir) == 5
+    assert waiting(state_dir).both == 5
     push(server, state_dir)
     assert server.values == floats(*range(5))
 
@@ -111,7 +111,7 @@ def test_poison_lines_are_put_aside_with_the_servers_reason(state_dir, bad):
         f"{number}.0" for number in bad
     )
     assert {row["reason"] for row in rows} == {"400: partial write: field type conflict"}
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_several_requests_at_a_time_send_all_and_put_the_same_lines_aside(chunke
     progress, _ = push(server, chunked, lanes=lanes)
     assert len(server.points) == progress.points == 199
     assert progress.rejected == 1
-    assert waiting(chunked) == 0
+    assert waiting(chunked).both == 0
 
 
 def test_the_cursor_moves_only_behind_what_was_acknowledged_in_order(chunked):
@@ -136,11 +136,11 @@ def test_the_cursor_moves_only_behind_what_was_acknowledged_in_order(chunked):
     away = Failing(lambda lines: UnavailableError("away") if b" value=25.0," in lines else None)
     with pytest.raises(UnavailableError):
         push(away, chunked, lanes=2)
-    assert waiting(chunked) in {80, 90, 100}
+    assert waiting(chunked).both in {80, 90, 100}
     server = Server()
     push(server, chunked, lanes=2)
     assert set(floats(*range(20, 100))) <= set(server.values)
-    assert waiting(chunked) == 0
+    assert waiting(chunked).both == 0
 
 
 def test_whoever_waits_for_the_server_is_told_when_another_request_has_failed(chunked):
@@ -148,7 +148,7 @@ def test_whoever_waits_for_the_server_is_told_when_another_request_has_failed(ch
     broken = Failing(lambda lines: ZeroDivisionError() if b" value=0.0," in lines else away)
     with pytest.raises(ZeroDivisionError):
         push(broken, chunked, FOREVER, lanes=2)
-    assert waiting(chunked) == 100
+    assert waiting(chunked).both == 100
 
 
 def test_a_server_that_refuses_everything_gets_nothing_put_aside(state_dir):
@@ -156,7 +156,7 @@ def test_a_server_that_refuses_everything_gets_nothing_put_aside(state_dir):
     with pytest.raises(StuckError, match="every line is refused"):
         push(Server(lambda _line: True), state_dir)
     assert not rejected_folder(state_dir).exists()
-    assert waiting(state_dir) == 100
+    assert waiting(state_dir).both == 100
 
 
 def test_what_was_refused_can_be_sent_again(state_dir):
@@ -212,10 +212,10 @@ def test_all_is_sent_though_no_cursor_can_be_written_and_sent_again_later(chunke
         ):
             push(server, chunked, lanes=lanes)
     assert server.values == floats(*range(100))
-    assert waiting(chunked) == 100
+    assert waiting(chunked).both == 100
     push(server, chunked, lanes=lanes)
     assert server.values == floats(*range(100))
-    assert waiting(chunked) == 0
+    assert waiting(chunked).both == 0
 
 
 def test_lines_that_cannot_be_put_aside_are_not_passed(state_dir, monkeypatch):
@@ -228,7 +228,7 @@ def test_lines_that_cannot_be_put_aside_are_not_passed(state_dir, monkeypatch):
         patch.setattr(cursors, "replace_file", full)
         with pytest.raises(StoreError, match="No space left on device"):
             push(Server(poisoned(2)), state_dir)
-    assert waiting(state_dir) == 4
+    assert waiting(state_dir).both == 4
     push(Server(poisoned(2)), state_dir)
     assert len(aside(state_dir)) == 1
 
@@ -247,7 +247,7 @@ def test_two_pushes_at_once_send_everything_and_break_nothing(state_dir, monkeyp
     inner = Racing()
     push(inner, state_dir)
     assert inner.values == outer.values == floats(*range(20))
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def test_a_slow_push_that_puts_a_cursor_back_costs_nothing_but_sending(state_dir, monkeypatch):
@@ -258,10 +258,10 @@ def test_a_slow_push_that_puts_a_cursor_back_costs_nothing_but_sending(state_dir
     name, early, _ = next(slow)
     push(server, state_dir)
     cursors.write_cursor(state_dir, name, early)
-    assert waiting(state_dir) == 5
+    assert waiting(state_dir).both == 5
     push(server, state_dir)
     assert server.values == floats(*range(6))
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def test_a_torn_last_line_is_sent_when_it_ends(state_dir):
@@ -299,7 +299,7 @@ def test_a_record_of_a_newer_version_waits_for_it_and_is_named_each_time(state_d
         assert "schema 99 is newer than 2" in said
         assert said.endswith("(waits)")
         assert progress.unread == 1
-        assert waiting(state_dir) == 2
+        assert waiting(state_dir).both == 2
     assert server.values == floats(1, 3)
     path.write_bytes(b"".join(lines))  # stands for the version that reads it
     assert push(server, state_dir)[1] == []
