@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from killed_lines import killed_at, lines_run, moments
 from nights_of import store
-from pushing import Server, floats, measured, start
+from pushing import AT_NS, Server, floats, journaled, measured, noted, start
 
+from pytest_mlhpc.history.events import Removal, remove
 from pytest_mlhpc.influx import cursor as cursors
 from pytest_mlhpc.influx import push as pushing
 from pytest_mlhpc.influx.cursor import begin, read_start, rejected_folder, restart, waiting
@@ -22,6 +23,9 @@ from pytest_mlhpc.influx.push import Sender, push_records, retry_rejected
 from pytest_mlhpc.store import locations
 
 TRACED = {module.__file__ for module in (pushing, cursors, locations)}
+
+
+EVENTS = ["broken", "event 1", "event 2 (removed)", "slower"]
 
 
 def refuses_four(line):
@@ -57,7 +61,7 @@ def work(state_dir, server):
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """Return what makes a new store and server: an old record, then four chunks of new ones in two files."""
+    """Return what makes a new store and server: an old record, then chunks of new ones in two files, events and a journal."""
     monkeypatch.setattr(pushing, "CHUNK_LINES", 4)
 
     def make(name):
@@ -66,6 +70,10 @@ def world(tmp_path, monkeypatch):
         begin(state_dir, lambda _text: None)
         store(state_dir, measured(2, 3, 4), "old")
         store(state_dir, measured(5, 6, 7), "new")
+        for number in (1, 2):
+            noted(state_dir, number, f"event {number}", made_ns=2 * AT_NS)
+        remove(state_dir, Removal("00000002", "me", 2 * AT_NS))
+        journaled(state_dir, "slower", "broken", at_ns=2 * AT_NS)
         return state_dir, WrittenDown(folder)
 
     return make
@@ -85,7 +93,8 @@ def test_a_push_that_is_killed_at_any_line_has_everything_once_after_another_pus
         assert killed_at(TRACED, number, lambda: work(state_dir, server))  # noqa: B023 - it is called at once
         work(state_dir, server)
         assert server.all_ever().values == floats(2, 3, 5, 6, 7)
-        assert len(server.all_ever().points) == 11
+        assert server.all_ever().events == EVENTS
+        assert len(server.all_ever().points) == 15
         assert len(refused(state_dir)) == 1
         assert waiting(state_dir).both == 0
         assert list(state_dir.glob("influx/**/*.json")) != []

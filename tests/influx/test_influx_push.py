@@ -1,11 +1,13 @@
 """Sending, against a sink that does what servers do: refuse, be away, take half."""
 
 import json
+import time
 
 import pytest
-from pushing import Failing, Server, floats, measured, push, start, stored
+from pushing import AT_NS, Failing, Server, floats, journaled, measured, noted, push, start, stored
 
 from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.history.events import Removal, planned, record_planned, remove
 from pytest_mlhpc.influx import cursor as cursors
 from pytest_mlhpc.influx import push as pushing
 from pytest_mlhpc.influx.cursor import rejected_folder, restart, waiting
@@ -336,3 +338,92 @@ def test_a_record_store_that_cannot_be_listed_is_named(state_dir, monkeypatch):
     monkeypatch.setattr(cursors, "record_files", fail)
     with pytest.raises(StoreError, match="cannot be listed"):
         push_records(Sender(Server(), state_dir), begun, print)
+
+
+# --- events
+
+
+def test_events_and_the_journal_are_sent_with_the_records_and_once(state_dir):
+    stored(state_dir, 1)
+    noted(state_dir, 1, "driver 570 to 580")
+    journaled(state_dir, "slower", "broken")
+    server = Server()
+    push(server, state_dir)
+    assert server.values == [1.0]
+    assert server.events == ["broken", "driver 570 to 580", "slower"]
+    assert len(server.requests) == 1
+    assert waiting(state_dir).both == 0
+    journaled(state_dir, "slower", "mended", "slower")
+    assert str(waiting(state_dir)) == "1 event"
+    push(server, state_dir)
+    assert [len(request) for request in server.requests] == [5, 1]
+    assert server.events == ["broken", "driver 570 to 580", "mended", "slower"]
+
+
+@pytest.mark.parametrize("sent_before", [True, False])
+def test_an_event_that_was_removed_is_marked_whenever_it_was_sent(state_dir, sent_before):
+    restart(state_dir, 0)
+    server = Server()
+    noted(state_dir, 1, "a mistake")
+    if sent_before:
+        push(server, state_dir)
+    remove(state_dir, Removal("00000001", "me", AT_NS + 1))
+    push(server, state_dir)
+    restart(state_dir, 0)
+    _, said = push(server, state_dir)
+    assert server.events == ["a mistake (removed)"]
+    assert (said, waiting(state_dir).both) == ([], 0)
+
+
+def test_a_maintenance_whose_end_is_moved_takes_its_own_place_and_nobody_is_told(state_dir):
+    restart(state_dir, 0)
+    server = Server()
+    for until_ns in (AT_NS + 10, AT_NS + 20):
+        window = planned("cirrus", "standard", "new disks", AT_NS, until_ns, by="slurm")
+        record_planned(state_dir, [window], AT_NS - 1)
+        assert push(server, state_dir)[1] == []
+    (point,) = server.points.values()
+    assert f"until_ns={AT_NS + 20}i" in point
+    assert [len(request) for request in server.requests] == [1, 1]
+
+
+def test_old_events_are_counted_and_sent_on_request_only(state_dir):
+    restart(state_dir, AT_NS + 1)
+    noted(state_dir, 1, "long ago")
+    noted(state_dir, 2, "noted today", made_ns=AT_NS + 2)
+    noted(state_dir, 3, "not over", until_ns=AT_NS + 3)
+    server = Server()
+    progress, _ = push(server, state_dir)
+    assert server.events == ["not over", "noted today"]
+    assert progress.notes(state_dir)[0].startswith("not sent: 1 event from before 2027-01-15T08:00:00Z; ")
+    restart(state_dir, 0)
+    push(server, state_dir)
+    assert server.events == ["long ago", "not over", "noted today"]
+
+
+WRONG = {
+    "damaged": ("0000000a.json", b"{\n", "(skipped, left as it is)"),
+    "another's": ("0000000b.json", b'{"id": "0000000c", "system": "a", "text": "b", "at_ns": 1}\n', "it is the event"),
+    "newer": ("0000000d.json", b'{"id": "0000000d", "system": "a", "text": "b", "at_ns": 1, "schema": 99}\n', "(waits)"),
+    "removed and gone": ("0000000e.removed.json", b'{"id": "0000000e", "by": "", "made_ns": 1}\n', "0000000e.json cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "why"), WRONG.values(), ids=WRONG)
+def test_a_wrong_event_is_named_and_keeps_no_other_from_being_sent(state_dir, name, content, why):
+    stored(state_dir, 1)
+    noted(state_dir, 1, "driver")
+    (state_dir / "events" / name).write_bytes(content)
+    server = Server()
+    progress, (said,) = push(server, state_dir)
+    assert said.startswith(f"{state_dir / 'events' / name}: byte 0: ")
+    assert why in said
+    assert (server.values, server.events, progress.unread) == ([1.0], ["driver"], 1)
+
+
+def test_an_event_noted_just_before_sending_began_is_sent(state_dir):
+    noted(state_dir, 1, "driver", made_ns=time.time_ns())
+    cursors.begin(state_dir, pytest.fail)
+    server = Server()
+    push(server, state_dir)
+    assert server.events == ["driver"]
