@@ -15,6 +15,7 @@ from typing import Any
 
 from pytest_mlhpc.history.events import Event, JournalEntry
 from pytest_mlhpc.history.series import Night, night_of
+from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.definition import digest
 from pytest_mlhpc.store.record import Record
@@ -156,6 +157,16 @@ METRIC = MeasurementDefinition(
         ),
         InfluxField("first", "float", "first observation of the run (loss ...)", always=False),
         InfluxField("last", "float", "last observation of the run", always=False),
+        InfluxField("accepted", "float", "the accepted value it was compared with", always=False),
+        InfluxField("fence_low", "float", "lower edge of the fence around the accepted value", always=False),
+        InfluxField("fence_high", "float", "upper edge of the fence", always=False),
+        InfluxField(
+            "fence_used",
+            "float",
+            "loss as a share of the fence: 0 as accepted, 1 at its edge, negative where it is better",
+            always=False,
+        ),
+        InfluxField("reference", "float", "what the test promises for the system", always=False),
     ),
 )
 
@@ -297,7 +308,7 @@ def lines_of(record: Record) -> list[str]:
         start = _key(METRIC, {**series, **origin}, only=len(series) + len(origin))
         lines += [
             f"{start},metric={_tag(one.name)},unit={_tag(one.unit)},better={_tag(one.better)} "
-            f"{_fields(METRIC, _metric_values(one, night), common)} {moment}"
+            f"{_fields(METRIC, _metric_values(one, night, record), common)} {moment}"
             for one in metrics
         ]
     return lines
@@ -376,9 +387,21 @@ def _written_of_every_metric(night: Night) -> dict[str, str]:
     return {name: _written(METRIC.field(name), value) for name, value in values.items()}
 
 
-def _metric_values(metric: MetricValue, night: Night) -> Mapping[str, object]:
+def _metric_values(metric: MetricValue, night: Night, record: Record) -> Mapping[str, object]:
     judged = metric.name in night.judged
-    return {"value": metric.value, "judged": judged, "first": metric.first, "last": metric.last}
+    values = dict.fromkeys(field.name for field in METRIC.fields if not field.always)
+    values |= {"value": metric.value, "judged": judged, "first": metric.first, "last": metric.last}
+    if record.judged_by is not None:
+        values["reference"] = record.judged_by.references.get(metric.name)
+    if (fence := record.fences.get(metric.name)) is not None:
+        reach = abs(fence.accepted) * fence.width
+        values |= {
+            "accepted": fence.accepted,
+            "fence_low": fence.accepted - reach,
+            "fence_high": fence.accepted + reach,
+            "fence_used": drop(metric.value, fence.accepted, metric.better) / fence.width if reach else None,
+        }
+    return values
 
 
 def _key(definition: MeasurementDefinition, values: Mapping[str, str], only: int | None = None) -> str:
