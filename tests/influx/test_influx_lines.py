@@ -11,7 +11,7 @@ from pytest_mlhpc.history.events import Event, JournalEntry
 from pytest_mlhpc.influx import schema
 from pytest_mlhpc.influx.schema import line_of_entry, line_of_event, lines_of
 from pytest_mlhpc.node.protocol.schema import MetricValue
-from pytest_mlhpc.store.record import RecordedVetting
+from pytest_mlhpc.store.record import JudgedBy, RecordedFence, RecordedVetting
 
 ANY_TEXT = st.text(st.characters(categories=["L", "N", "P", "S", "Z", "C"]), max_size=30)
 
@@ -169,3 +169,24 @@ def test_entries_of_one_alert_and_system_have_points_of_their_own():
     ]
     points = {re.sub(r" id=.* ", " ", line_of_entry(entry)) for entry in entries}
     assert len(points) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "better", "fields"),
+    [
+        (90.0, "higher", "accepted=100.0,fence_low=95.0,fence_high=105.0,fence_used=2.0,reference=80.0"),
+        (90.0, "lower", "accepted=100.0,fence_low=95.0,fence_high=105.0,fence_used=-2.0,reference=80.0"),
+    ],
+)
+def test_a_metric_that_was_judged_has_its_fence_and_reference(value, better, fields):
+    loss = MetricValue("loss", value, "1", better)
+    by = JudgedBy(
+        {}, {}, "main", "fail", local=False, nightly=True, series=1, reruns_allowed=0, reruns_broken=0, references={"loss": 80.0}
+    )  # fmt: skip
+    made = record(
+        1, measurement=measurement(more=(loss,)), fences={"loss": RecordedFence(100.0, 0.05)}, judged_by=by
+    )
+    _, rate, line = lines_of(made)
+    assert line.rpartition(" ")[0].endswith(f",{fields}")
+    assert "accepted" not in rate
+    assert "reference" not in rate

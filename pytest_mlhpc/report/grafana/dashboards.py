@@ -22,10 +22,10 @@ from pytest_mlhpc.report.grafana.panels import (
     QueryColumn,
     Threshold,
     annotation,
+    cell_links,
     common_variables,
     dashboard,
     diagram,
-    link_to,
     number,
     rows,
     select,
@@ -56,32 +56,6 @@ def _daily(column: QueryColumn, where: Conditions) -> PanelQuery:
 
 def _with(*verdicts: str) -> Conditions:
     return {**FIRST, "verdict": OneOf(verdicts)}
-
-
-#: What a site may link to, by name: column, title.
-_LINKED: Final = {
-    "commit": ("commit", "commit"),
-    "job": ("job_id", "job"),
-    "pipeline": ("pipeline", "pipeline"),
-}
-#: From a test to the dashboard of it, on the same system and in the same time.
-_TO_BENCHMARK: Final = (
-    "/d/mlhpc-benchmark?var-benchmark=${__value.raw:percentencode}&var-system=${__data.fields.system:percentencode}"
-    "&${datasource:queryparam}&${__url_time_range}"
-)
-
-
-def _links(templates: Mapping[str, str]) -> list[DataLink]:
-    """Return where cells of tables lead: tests to their dashboard and to the report, and what the site says where it is."""
-    found = [DataLink("benchmark", "over time", _TO_BENCHMARK)]
-    if report := templates.get("report"):
-        address = f"{report}#view=benchmarks&q={{benchmark}}"
-        found.append(DataLink("benchmark", "report", link_to(address, "benchmark")))
-    return found + [
-        DataLink(column, title, link_to(templates[name], name))
-        for name, (column, title) in _LINKED.items()
-        if name in templates
-    ]
 
 
 def _events(where: Conditions) -> list[dict[str, Any]]:
@@ -491,6 +465,6 @@ def all_dashboards(templates: Mapping[str, str] | None = None) -> dict[str, Dash
     *templates* are addresses with ``{commit}``, ``{job}`` or ``{pipeline}`` in them, by that name, and that of the HTML report as
     ``report``.
     """
-    links = _links(templates or {})
+    links = cell_links(templates or {})
     made = [nights(links), benchmark(links), series(links), systems(), nodes(links)]
     return {f"{one['uid']}.json": one for one in made}

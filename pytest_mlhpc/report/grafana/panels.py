@@ -184,9 +184,35 @@ class Threshold:
     colour: str
 
 
-def link_to(template: str, name: str) -> str:
+def _link_to(template: str, name: str) -> str:
     """Return the address of *template*, which has ``{name}`` for a value, in Grafana's words for a cell."""
     return template.replace(f"{{{name}}}", "${__value.raw:percentencode}")
+
+
+#: What a site may link to, by name: column, title.
+_LINKED: Final = {
+    "commit": ("commit", "commit"),
+    "job": ("job_id", "job"),
+    "pipeline": ("pipeline", "pipeline"),
+}
+#: From a test to the dashboard of it, on the same system and in the same time.
+_TO_BENCHMARK: Final = (
+    "/d/mlhpc-benchmark?var-benchmark=${__value.raw:percentencode}&var-system=${__data.fields.system:percentencode}"
+    "&${datasource:queryparam}&${__url_time_range}"
+)
+
+
+def cell_links(templates: Mapping[str, str]) -> list[DataLink]:
+    """Return where cells of tables lead: tests to their dashboard and to the report, and what the site says where it is."""
+    found = [DataLink("benchmark", "over time", _TO_BENCHMARK)]
+    if report := templates.get("report"):
+        address = f"{report}#view=benchmarks&q={{benchmark}}"
+        found.append(DataLink("benchmark", "report", _link_to(address, "benchmark")))
+    return found + [
+        DataLink(column, title, _link_to(templates[name], name))
+        for name, (column, title) in _LINKED.items()
+        if name in templates
+    ]
 
 
 def diagram(
@@ -202,30 +228,10 @@ def diagram(
     thresholds: Sequence[Threshold] = (),
     series: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Panel:
-    """Return figures over time; ``bars`` are stacked.
+    """Return figures over time; ``bars`` are stacked. ``repeat``: a variable of which each value has a panel.
 
-    Args:
-        title: what stands above it.
-        queries: what is drawn.
-        unit: of the axis, in Grafana's words.
-        bars: bars that are stacked, not points.
-        by_verdict: series have the names and colours of verdicts.
-        text: what is said of it.
-        size: columns and rows.
-        repeat: a variable of which each value has a panel.
-        thresholds: lines and colours of the axis, lowest first.
-        series: name of a series -> how it is drawn, where that differs.
+    ``thresholds`` are lines and colours of the axis, lowest first; ``series`` is how single ones are drawn, by name.
     """
-    custom = {
-        "drawStyle": "bars" if bars else "line",
-        "lineWidth": 1,
-        "fillOpacity": 70 if bars else 0,
-        "pointSize": 5,
-        "showPoints": "never" if bars else "always",
-        # A night without a figure is a gap of a day and more; a line across it would invent one.
-        "spanNulls": False,
-        "stacking": {"group": "A", "mode": "normal" if bars else "none"},
-    }
     overrides = [
         _override("byRegexp", f"/^({names})$/", {"color": {"mode": "fixed", "fixedColor": colour}})
         for names, colour in _VERDICTS.items()
@@ -237,7 +243,7 @@ def diagram(
         size,
         text,
         unit=unit,
-        custom=custom,
+        custom=_drawn(bars=bars),
         overrides=overrides if by_verdict else [],
     )
     if thresholds:
@@ -252,6 +258,20 @@ def diagram(
     if repeat:
         panel |= {"repeat": repeat, "repeatDirection": "h", "maxPerRow": 2}
     return panel
+
+
+def _drawn(*, bars: bool) -> dict[str, Any]:
+    """Return how figures over time are drawn."""
+    return {
+        "drawStyle": "bars" if bars else "line",
+        "lineWidth": 1,
+        "fillOpacity": 70 if bars else 0,
+        "pointSize": 5,
+        "showPoints": "never" if bars else "always",
+        # A night without a figure is a gap of a day and more; a line across it would invent one.
+        "spanNulls": False,
+        "stacking": {"group": "A", "mode": "normal" if bars else "none"},
+    }
 
 
 def _add_thresholds(panel: Panel, thresholds: Sequence[Threshold]) -> None:
