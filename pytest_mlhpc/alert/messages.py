@@ -111,7 +111,9 @@ def with_journal(before: Book, after: Book, now_ns: int) -> Book:
         if ack is not None and ack != (old.ack if old else None):
             ended = ack.until_ns == 0
             kind = "alert_unacknowledged" if ended else "alert_acknowledged"
-            entries += _entries(incident, kind, now_ns if ended else ack.at_ns, ack)
+            # What comes back of a known issue was acknowledged before it was an alert.
+            since_ns = now_ns if ended else max(ack.at_ns, incident.created_ns)
+            entries += _entries(incident, kind, since_ns, ack)
     for name in earlier.keys() - later.keys():
         entries += _entries(earlier[name], "alert_closed", after.closed.get(name, now_ns))
     entries.sort(key=lambda entry: (entry.at_ns, entry.id, entry.kind, entry.system))

@@ -153,6 +153,16 @@ def test_an_alert_is_in_the_journal_when_it_opens_is_acknowledged_and_closes(sta
     assert entries[1].text.endswith(": vendor knows")
 
 
+def test_what_comes_back_of_a_known_issue_is_acknowledged_when_it_opens():
+    book, _ = advance(Book(last_ns=night(1)), seen(30, bad()))
+    ack = Ack(night(90), "vendor knows", "bob", night(20))
+    known = replace(book.incidents[0], ack=ack)
+    entries = with_journal(Book(), replace(book, incidents=(known,)), night(30)).journal
+    assert [(one.kind, one.at_ns) for one in entries] == [
+        ("alert_acknowledged", night(30)), ("alert_opened", night(30)),
+    ]  # fmt: skip
+
+
 def test_what_a_night_does_not_change_is_not_in_the_journal_again(state_dir):
     book, _ = advance(Book(last_ns=night(1)), seen(30, bad()))
     again, _ = advance(book, seen(31, bad()))

@@ -16,7 +16,7 @@ from pytest_mlhpc.cli import main
 from pytest_mlhpc.influx.cursor import restart, waiting
 
 pytestmark = pytest.mark.servers
-KEPT = 'SELECT "text" FROM mlhpc_event WHERE removed = false'
+STANDING = 'SELECT "text" FROM mlhpc_event WHERE removed = false'
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def watched(influxdb: Influx, state_dir: Path, tmp_path: Path, monkeypatch: pyte
 def texts(influx: Influx, kind: str = "") -> list[str]:
     """Return what the events say that were not removed, oldest first."""
     where = f" AND kind = '{kind}'" if kind else ""
-    return [row["text"] for row in influx.ask(KEPT + where)]
+    return [row["text"] for row in influx.ask(STANDING + where)]
 
 
 def test_an_alert_that_opens_and_is_acknowledged_is_in_influxdb_when_its_command_ends(
