@@ -3,6 +3,7 @@
 from nights_of import store
 from worlds import measurement, record
 
+from pytest_mlhpc.history.events import Event, JournalEntry, add, append_journal
 from pytest_mlhpc.influx.cursor import PushStart, read_start, restart
 from pytest_mlhpc.influx.push import RefusedError, Sender, UnavailableError, push_records
 
@@ -27,6 +28,8 @@ class Server:
             if not self._bad(line):
                 point, moment = line.rsplit(" ", 1)
                 key, value = point.replace("\\ ", "_").split(" ", 1)
+                if key.startswith("mlhpc_event,"):  # of which the last one holds
+                    self.points[f"{key} {moment}"] = value
                 assert self.points.setdefault(f"{key} {moment}", value) == value
         if any(map(self._bad, every)):
             raise RefusedError(400, "partial write: field type conflict")
@@ -36,6 +39,15 @@ class Server:
         """The figures of the records that are there."""
         found = [value for key, value in self.points.items() if key.startswith("mlhpc_metric,")]
         return sorted(float(value.split(",")[0].removeprefix("value=")) for value in found)
+
+    @property
+    def events(self):
+        """What the events say that are there, sorted, those that were removed with a mark."""
+        found = [value for key, value in self.points.items() if key.startswith("mlhpc_event,")]
+        return sorted(
+            value.split(',text="')[1].split('"')[0] + " (removed)" * value.endswith("removed=true")
+            for value in found
+        )
 
 
 class Failing(Server):
@@ -81,3 +93,17 @@ def push(server, state_dir, patience=None, *, lanes=1, tell=None):
 
 def floats(*numbers):
     return [float(number) for number in numbers]
+
+
+AT_NS = 1_800_000_000_000_000_000
+
+
+def noted(state_dir, number, text, **changes):
+    """Note an event."""
+    add(state_dir, Event(f"{number:08x}", "cirrus", text, AT_NS, **{"made_ns": AT_NS, **changes}))
+
+
+def journaled(state_dir, *texts, at_ns=AT_NS):
+    """Append entries to the journal."""
+    kind = "alert_opened"
+    append_journal(state_dir, [JournalEntry(f"regr-{text}", kind, "cirrus", text, at_ns) for text in texts])

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_calls import mlhpc  # noqa: F401 - a fixture
 
 from pytest_mlhpc.jobs.spec import UNIVERSAL
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
@@ -111,3 +112,45 @@ def test_the_page_for_writers_explains_every_field_and_25_at_most():
 
 def test_the_glossary_has_fifteen_nouns():
     assert len([cell for cell in first_cells("glossary.md") if cell != "noun"]) == 15
+
+
+# --- ten questions of an operator
+
+#: A question is answered two clicks from the index (the page for operators, the section), within so many lines of its heading.
+ANSWER_LINES = 30
+OPERATING = ROOT / "docs/operating.md"
+ROW = re.compile(
+    r"^\| (?P<question>[^|]*\?) \| `(?P<command>[^|`]*)` \| \[[^]]*\]\((?P<link>[^)]*)\) \|$", re.MULTILINE
+)
+QUESTIONS = [match.groupdict() for match in ROW.finditer(OPERATING.read_text(encoding="utf-8"))]
+
+
+def section_of(link):
+    """Return the lines that a link of the page for operators shows first."""
+    name, _, anchor = link.partition("#")
+    lines = (ROOT / "docs" / name if name else OPERATING).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        heading = line.lstrip("#").strip().lower() if line.startswith("#") else ""
+        if heading and re.sub(r"[^\w -]", "", heading).replace(" ", "-") == anchor:
+            return lines[number : number + ANSWER_LINES]
+    raise AssertionError(f"{link} leads nowhere")
+
+
+def test_an_operator_has_ten_questions_one_click_from_the_index():
+    assert len(QUESTIONS) == 10
+    assert "\noperating\n" in (ROOT / "docs/index.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("row", QUESTIONS, ids=[row["question"] for row in QUESTIONS])
+def test_a_question_is_answered_where_the_operator_is_sent(row):
+    verbs = re.match(r"mlhpc( [a-z]+)+", row["command"])[0]
+    options = re.findall(r"--[a-z-]+", row["command"])
+    text = "\n".join(section_of(row["link"]))
+    assert [word for word in (verbs, *options) if word not in text] == []
+
+
+@pytest.mark.parametrize("row", QUESTIONS, ids=[row["question"] for row in QUESTIONS])
+def test_the_command_of_an_answer_is_there_with_its_options(row, mlhpc):
+    words = re.match(r"mlhpc((?: [a-z]+)+)", row["command"])[1].split()
+    explained = mlhpc(*words, "--help").out
+    assert [option for option in re.findall(r"--[a-z-]+", row["command"]) if option not in explained] == []

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_mlhpc.alert.book import BusyError, locked, read_book, write_book
+from pytest_mlhpc.alert.book import BusyError, locked, read_book, write_with_journal
+from pytest_mlhpc.alert.messages import with_journal
 from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Incident, KnownIssue, Mute
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.config.systems_files import find_systems_file
@@ -199,8 +200,9 @@ def _match(text: str, names: Collection[str], what: str) -> str:
 def _change(state_dir: Path, change: Callable[[Book], tuple[Book, BookChange]]) -> BookChange | None:
     try:
         with locked(state_dir):
-            book, done = change(read_book(state_dir, _refuse))
-            write_book(state_dir, book)
+            before = read_book(state_dir, _refuse)
+            after, done = change(before)
+            write_with_journal(state_dir, with_journal(before, after, time.time_ns()))
     except BusyError as error:
         tell(str(error))
         return None

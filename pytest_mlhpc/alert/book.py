@@ -1,4 +1,8 @@
-"""The book of incidents, one file that is replaced in one step, and the outbox that sends each message once."""
+"""The book of incidents, one file that is replaced in one step, and the outbox that sends each message once.
+
+What happened to incidents is written into the book in the same step, and from there into the journal
+(:mod:`pytest_mlhpc.history.events`): whoever dies in between, the next command does it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from pathlib import Path
 from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, DeliveryError
 from pytest_mlhpc.alert.model import DAY_NS, Book, Pending
 from pytest_mlhpc.errors import MlhpcError, StoreError
+from pytest_mlhpc.history.events import append_journal
 from pytest_mlhpc.node.files import read_json, sync_folder
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.locations import is_shared, make_directories, open_regular, replace_file
@@ -81,6 +86,21 @@ def write_book(state_dir: Path, book: Book) -> None:
         sync_folder(path.parent)  # its new name must survive a power cut before anything is sent
     except OSError as error:
         raise StoreError(f"{path.parent}: cannot be synced: {error.strerror}") from error
+
+
+def write_with_journal(state_dir: Path, book: Book) -> Book:
+    """Replace the book, then move what it holds for the journal there; return the book without it. Call it with the lock.
+
+    Raises:
+        StoreError: one of both cannot be written. What is not in the journal is in the book.
+    """
+    write_book(state_dir, book)
+    if not book.journal:
+        return book
+    append_journal(state_dir, book.journal)
+    book = replace(book, journal=())
+    write_book(state_dir, book)
+    return book
 
 
 @contextlib.contextmanager

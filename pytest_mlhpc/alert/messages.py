@@ -8,11 +8,13 @@ import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from pytest_mlhpc.alert.channels.base import Affected, AlertMessage, IncidentState, Kind
 from pytest_mlhpc.alert.incidents import CHANCE, benchmarks, place
-from pytest_mlhpc.alert.model import Bad, Incident, Member, owner_names
+from pytest_mlhpc.alert.model import Ack, Bad, Book, Incident, Member, owner_names
 from pytest_mlhpc.alert.observe import NOT_RUN
+from pytest_mlhpc.history.events import MOST_TESTS, JournalEntry
 from pytest_mlhpc.store.text import clean, count, from_to, minutes, one_line, quantity
 
 #: Lines of a message, at most; the report has all of them.
@@ -94,6 +96,47 @@ def headline(incident: Incident, state: IncidentState) -> str:
     code = ", on each of them" if incident.scope == "code" else ""
     code += ": suspect the code" if suspects_code(incident) else ""
     return f"{where}: {what} {loss} slower since {minutes(_night(incident))[:10]}{node}{code}"
+
+
+def with_journal(before: Book, after: Book, now_ns: int) -> Book:
+    """Return *after* with an entry of the journal for each alert that was opened, closed, acknowledged or no longer so."""
+    earlier = {one.id: one for one in before.incidents}
+    later = {one.id: one for one in after.incidents}
+    entries: list[JournalEntry] = []
+    for name, incident in later.items():
+        old = earlier.get(name)
+        if old is None:
+            entries += _entries(incident, "alert_opened", incident.created_ns)
+        ack = incident.ack
+        if ack is not None and ack != (old.ack if old else None):
+            ended = ack.until_ns == 0
+            kind = "alert_unacknowledged" if ended else "alert_acknowledged"
+            # What comes back of a known issue was acknowledged before it was an alert.
+            since_ns = now_ns if ended else max(ack.at_ns, incident.created_ns)
+            entries += _entries(incident, kind, since_ns, ack)
+    for name in earlier.keys() - later.keys():
+        entries += _entries(earlier[name], "alert_closed", after.closed.get(name, now_ns))
+    entries.sort(key=lambda entry: (entry.at_ns, entry.id, entry.kind, entry.system))
+    return replace(after, journal=(*after.journal, *entries))
+
+
+def _entries(incident: Incident, kind: str, at_ns: int, ack: Ack | None = None) -> list[JournalEntry]:
+    """Return an entry for each system of an incident."""
+    state = IncidentState.RESOLVED if kind == "alert_closed" else incident.state
+    reason = f": {ack.reason}" if ack and ack.until_ns else ""
+    one = JournalEntry(
+        id=incident.id,
+        kind=kind,
+        system="",
+        text=one_line(f"{headline(incident, state)}{reason}", 2 * TITLE),
+        at_ns=at_ns,
+        partition=incident.labels.get("partition", ""),
+        by=ack.by if ack and ack.until_ns else "",
+        until_ns=ack.until_ns if ack else 0,
+        owner=", ".join(owner_names(incident.owners)),
+        benchmarks=benchmarks(member.told for member in incident.members)[:MOST_TESTS],
+    )
+    return [replace(one, system=system) for system in incident.systems]
 
 
 def suspects_code(incident: Incident) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pytest_mlhpc.alert.channels.base import AlertMessage, IncidentState, Kind
+from pytest_mlhpc.history.events import JournalEntry
 from pytest_mlhpc.node.protocol.schema import SCHEMA
 
 DAY_NS = 86_400 * 10**9
@@ -179,6 +180,7 @@ class Book:
     last_ns: int = 0
     recovered: tuple[Incident, ...] = ()  #: whose end was announced within the last night
     morning_ns: int = 0  #: when the newest page of a night was made for channels
+    journal: tuple[JournalEntry, ...] = ()  #: what happened and is not in the journal yet
     schema: int = SCHEMA
 
     def issue_of(self, subject: Subject, now_ns: int) -> KnownIssue | None:

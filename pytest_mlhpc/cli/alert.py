@@ -23,14 +23,16 @@ from pytest_mlhpc.alert.book import (
     read_book,
     repeat,
     write_book,
+    write_with_journal,
 )
 from pytest_mlhpc.alert.channels.base import AlertMessage, as_json
 from pytest_mlhpc.alert.incidents import advance
-from pytest_mlhpc.alert.messages import message_of, owners_text
-from pytest_mlhpc.alert.model import Book, Incident, KnownIssue
+from pytest_mlhpc.alert.messages import message_of, owners_text, with_journal
+from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Book, Incident, KnownIssue
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice, NounGroup
 from pytest_mlhpc.errors import StoreError, UsageError
+from pytest_mlhpc.history.events import JournalEntry, software_changes
 from pytest_mlhpc.history.level_changes import cache_path
 from pytest_mlhpc.influx.choice import chosen, store_text
 from pytest_mlhpc.node.protocol.schema import to_json
@@ -57,6 +59,8 @@ def command() -> None:
 #: Found in the folder of the call unless --config names another.
 DEFAULT_CONFIG = "alerts.yaml"
 REFUSED, LATER = 1, 75
+#: The software of a night is compared with that of a night so long before, at most.
+_COMPARED_NS = 14 * DAY_NS
 
 
 @dataclass(frozen=True)
@@ -101,16 +105,18 @@ def send(
         if dry_run:
             return _night(night)
         with locked(state_dir):
-            return _night(night)
+            report = _night(night)
     except BusyError as error:
         tell(str(error))
         return CommandReport("", {"messages": [], "open": None}, LATER)
+    options.publish_events(state_dir)
+    return report
 
 
 def _night(night: _Night) -> CommandReport:
     config, state_dir, now_ns = night.config, night.state_dir, night.now_ns
     damage: list[str] = []
-    book = read_book(state_dir, damage.append)
+    before = book = read_book(state_dir, damage.append)
     for problem in damage:
         tell(problem)
     if damage and not night.dry_run:
@@ -127,10 +133,12 @@ def _night(night: _Night) -> CommandReport:
     try:
         with chosen(night.source, state_dir) as source:
             found = observe(source, book, question)
+            software = _software(source, book, night, branch)
             book, changes = advance(book, found.observation, found.companions)
             messages = tuple(message_of(one.incident, one.state, now_ns, config.report) for one in changes)
             if config.takes_mornings and (page := _morning(source, book, night, question)):
                 book, messages = replace(book, morning_ns=now_ns), (*messages, page)
+        book = with_journal(before, replace(book, journal=(*book.journal, *software)), now_ns)
         if found.empty:
             tell("no history: nothing was recorded in the last nights")
     except StoreError as error:
@@ -139,11 +147,17 @@ def _night(night: _Night) -> CommandReport:
         unread = True
     code = 0
     if not night.dry_run:
-        book = queued(book, messages, config.takers)
-        write_book(state_dir, book)
+        book = write_with_journal(state_dir, queued(book, messages, config.takers))
         code = _send(book, config, state_dir, now_ns)
     data = {"messages": [as_json(message) for message in messages], "open": len(book.incidents)}
     return CommandReport(_messages(messages, book), data, LATER if unread else code)
+
+
+def _software(source: Source, book: Book, night: _Night, branch: str) -> tuple[JournalEntry, ...]:
+    """Return with which commits and software nights began to run since the book was last advanced, that day included."""
+    since_ns = book.last_ns or night.now_ns - NIGHT_NS
+    nights = source.nights(since_ns - _COMPARED_NS, night.now_ns)
+    return software_changes(nights, since_ns, branch)
 
 
 def _morning(source: Source, book: Book, night: _Night, question: Question) -> AlertMessage | None:
@@ -319,6 +333,7 @@ def ack(
         if end or reason or ticket or known:
             raise UsageError("--off goes with no other option")
         done = acknowledging.end_acknowledgement(state_dir, name)
+        options.publish_events(state_dir)
         return _changed(done, {"alert": done.subject if done else None, "until": None})
     if not end:
         raise UsageError("Missing option '--until', a time such as 7d; or say --off")
@@ -327,6 +342,7 @@ def ack(
         raise UsageError("Missing option '--reason': whoever reads it next month wants to know")
     until_ns = until(end, time.time_ns())
     done = acknowledge(state_dir, name, until_ns, reason, ticket=checked_ticket(ticket), known=known)
+    options.publish_events(state_dir)
     return _changed(
         done,
         {

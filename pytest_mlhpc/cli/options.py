@@ -185,5 +185,15 @@ def site_events(state_dir: Path) -> tuple[Event, ...]:
     return tuple(sorted(found.values(), key=lambda event: (event.at_ns, event.made_ns, event.id)))
 
 
+def publish_events(state_dir: Path) -> None:
+    """Send what was noted, and all else that waits, to the InfluxDB that the environment names; why it could not is told."""
+    from pytest_mlhpc.influx import credentials
+
+    if credentials.is_configured(os.environ):
+        from pytest_mlhpc.influx.publisher import publish
+
+        publish(state_dir, os.environ, lambda text: tell(f"InfluxDB: {text}"))
+
+
 def _merged(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for answer in answers for name, value in answer.items()}

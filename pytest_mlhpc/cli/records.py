@@ -432,13 +432,13 @@ def push(
         later = later or _send(sender, begin(state_dir, tell), again=retry_rejected)
     progress, left = sender.progress, waiting(state_dir)
     if later:
-        tell(f"mlhpc records push: {later}\n{count(left, 'record')} left to send: try again later")
+        tell(f"mlhpc records push: {later}\n{left} left to send: try again later")
     text = _sent(progress, rejected_folder(state_dir), time.monotonic() - began)
     data = {
         "points": progress.points,
         "rejected": progress.rejected,
         "unread": progress.unread,
-        "waiting": left,
+        "waiting": left.both,
     }
     return CommandReport(
         text, data, LATER if later else INCOMPLETE if progress.rejected or progress.unread else 0

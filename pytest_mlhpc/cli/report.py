@@ -120,12 +120,14 @@ def html(
     )
 
 
-#: What can be linked to.
-_LINKED = ("commit", "job", "pipeline")
+#: What can be linked to; the report is one page, all else one for each.
+_LINKED, REPORT = ("commit", "job", "pipeline"), "report"
 
 
-def link_templates(given: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the address of a commit, job and pipeline by name, with ``{commit}``, ``{job}``, ``{pipeline}`` in it.
+def link_templates(
+    given: Sequence[str], environ: Mapping[str, str], names: Sequence[str] = _LINKED
+) -> dict[str, str]:
+    """Return the addresses of *names*: of a commit, job and pipeline with ``{commit}``, ``{job}``, ``{pipeline}`` in them.
 
     Raises:
         UsageError: one is no such address.
@@ -144,12 +146,14 @@ def link_templates(given: Sequence[str], environ: Mapping[str, str]) -> dict[str
         }
     for text in given:
         name, _, url = text.partition("=")
-        if name not in _LINKED:
-            raise UsageError(f"--link {text!r:.200}: write commit=URL, job=URL or pipeline=URL")
+        if name not in names:
+            *first, last = (f"{one}=URL" for one in names)
+            raise UsageError(f"--link {text!r:.200}: write {', '.join(first)} or {last}")
         found[name] = url
     for name, url in found.items():
-        if not url.startswith(("https://", "http://")) or f"{{{name}}}" not in url:
-            raise UsageError(f"--link {name}={url!r:.200}: should be an address that holds {{{name}}}")
+        holds = "" if name == REPORT else f" that holds {{{name}}}"
+        if not url.startswith(("https://", "http://")) or (holds and f"{{{name}}}" not in url):
+            raise UsageError(f"--link {name}={url!r:.200}: should be an address{holds}")
     return found
 
 
@@ -177,13 +181,22 @@ def _entries(directory: Path, state_dir: Path, system: str) -> Mapping[SeriesKey
     metavar="DIR",
     help="Folder of the files; made if it is not there. Files of the same names are replaced.",
 )
-def grafana(output: Path) -> None:
+@click.option(
+    "--link",
+    "links",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Where a commit, job or pipeline is shown, as of `mlhpc report html`, and where that report is: report=URL; may be given "
+    "again.",
+)
+def grafana(output: Path, links: Sequence[str]) -> None:
     """Write them, and say what to do with them."""
     from pytest_mlhpc.report.grafana.dashboards import all_dashboards
 
+    templates = link_templates(links, os.environ, (*_LINKED, REPORT))
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for name, dashboard in all_dashboards().items():
+        for name, dashboard in all_dashboards(templates).items():
             text = json.dumps(dashboard, indent=2, ensure_ascii=False, allow_nan=False)
             path = output / name
             # Grafana may be reading the folder (provisioning): it never sees half a file.

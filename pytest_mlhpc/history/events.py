@@ -1,4 +1,11 @@
-"""Events of a system: changes such as a new driver, at which baseline epochs begin, and maintenance, during which nothing runs."""
+"""Events of a system: changes such as a new driver, at which baseline epochs begin, and maintenance, during which nothing runs.
+
+Open it also for the journal: what became of alerts, and which commit and software nights began to run with. The journal explains
+charts and begins no epoch::
+
+    STATE/events/ID.json                an event, ID.removed.json that it was a mistake
+                 journal/MONTH.jsonl    the journal, of which lines are only ever appended
+"""
 
 from __future__ import annotations
 
@@ -11,13 +18,18 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pytest_mlhpc.errors import StoreError, UsageError
-from pytest_mlhpc.history.series import Night, Point, Series
-from pytest_mlhpc.node.files import read_json, sync_folder
+from pytest_mlhpc.history.series import Night, Point, Series, day_of, feeds
+from pytest_mlhpc.judge.baseline_files import PLACE
+from pytest_mlhpc.node.files import append_lines, read_json, sync_folder
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.locations import is_shared, make_directories, open_regular
+from pytest_mlhpc.store.store import json_line, month_of, read_lines
+
+T = TypeVar("T")
 
 _ID = re.compile(r"[0-9a-f]{8}\Z")
 #: An event is a line that people read; a file that is longer is none.
@@ -174,13 +186,56 @@ def events(state_dir: Path, on_problem: Callable[[str], None] | None = None) -> 
 
 def _read(path: Path) -> Event:
     with open_regular(path) as file:
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise SchemaError(f"longer than {_MOST_BYTES} bytes")
+        return _parsed(Event, file.read(_MOST_BYTES + 1))
+
+
+def _parsed(cls: type[T], data: bytes, most: int = _MOST_BYTES) -> T:
+    """Return what *data* is the JSON form of.
+
+    Raises:
+        SchemaError: it is damaged, too long, or of another schema.
+    """
+    if len(data) > most:
+        raise SchemaError(f"longer than {most} bytes")
     try:
-        return from_json(Event, read_json(data))
+        return from_json(cls, read_json(data))
+    except SchemaError:
+        raise
     except (ValueError, RecursionError) as error:
         raise SchemaError(str(error)) from error
+
+
+def event_files(state_dir: Path) -> list[Path]:
+    """Return the files of all events and of their removals, sorted.
+
+    Raises:
+        StoreError: their folder cannot be listed.
+    """
+    folder = _folder(state_dir)
+    names = sorted(_names(folder))
+    return [folder / name for name in names if _ID.match(name[:8]) and name[8:] in {".json", ".removed.json"}]
+
+
+def event_of_line(path: Path, line: bytes) -> tuple[Event, bool]:
+    """Return the event to which *line* of the file *path* belongs, and whether it was removed.
+
+    Raises:
+        SchemaError: it is damaged, or of another schema; or the event that was removed cannot be read.
+    """
+    identity = path.name[:8]
+    own = path.with_name(f"{identity}.json")
+    removed = path != own or path.with_name(f"{identity}.removed.json").exists()
+    if path == own:
+        event = _parsed(Event, line)
+    else:
+        _parsed(Removal, line)
+        try:
+            event = _read(own)
+        except OSError as error:
+            raise SchemaError(f"{own.name} cannot be read: {error.strerror}") from error
+    if event.id != identity:
+        raise SchemaError(f"it is the event {event.id!r}, not {identity!r}")
+    return event, removed
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -296,3 +351,127 @@ def events_near(events: Sequence[Event], points: Sequence[Point], first: int, la
     middle = points[first].night.created_ns
     found = [e for e in events if e.concerns(key.system, key.partition) and begin < e.at_ns <= end]
     return tuple(sorted(found, key=lambda event: abs(event.at_ns - middle)))
+
+
+#: A longer line of the journal is none.
+_MOST_ENTRY = 1 << 20
+#: Tests that an entry names, at most.
+MOST_TESTS = 100
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """One thing that happened on a system at ``at_ns``; an empty ``partition`` is all of it.
+
+    ``kind`` is alert_opened, alert_closed, alert_acknowledged or alert_unacknowledged, with the ``id`` of the alert; or commit or
+    environment, with an id that its place and day determine.
+    """
+
+    id: str
+    kind: str
+    system: str
+    text: str
+    at_ns: int
+    partition: str = ""
+    by: str = ""
+    until_ns: int = 0  #: the end of an acknowledgement
+    owner: str = ""
+    benchmarks: tuple[str, ...] = ()
+    schema: int = SCHEMA
+
+
+def journal_files(state_dir: Path) -> list[Path]:
+    """Return the files of the journal, oldest month first.
+
+    Raises:
+        StoreError: their folder cannot be listed.
+    """
+    folder = _folder(state_dir) / "journal"
+    return [folder / name for name in sorted(_names(folder)) if name.endswith(".jsonl")]
+
+
+def journal_entry_of(line: bytes) -> JournalEntry:
+    """Return the entry in a line of the journal.
+
+    Raises:
+        SchemaError: it is damaged, or of another schema.
+    """
+    return _parsed(JournalEntry, line, _MOST_ENTRY)
+
+
+def append_journal(state_dir: Path, entries: Iterable[JournalEntry]) -> None:
+    """Append *entries* durably; those that are there already are not appended again. One process at a time may do so.
+
+    Raises:
+        StoreError: they cannot be stored.
+    """
+    months: dict[str, list[bytes]] = {}
+    for entry in entries:
+        months.setdefault(month_of(entry.at_ns), []).append(json_line(to_json(entry)))
+    for month, lines in sorted(months.items()):
+        path = _folder(state_dir) / "journal" / f"{month}.jsonl"
+        try:
+            make_directories(path.parent, state_dir)
+            there = {line for _, line in read_lines(path)} if path.exists() else set()
+            mode = 0o664 if is_shared(state_dir) else 0o644
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(path, flags, mode)
+            try:
+                if new := b"".join(line for line in dict.fromkeys(lines) if line not in there):
+                    append_lines(descriptor, new)
+            finally:
+                os.close(descriptor)
+            sync_folder(path.parent)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+#: Parts of an environment that are named of one night and partition, at most.
+_MOST_PARTS = 8
+
+
+def software_changes(
+    nights: Iterable[Night], since_ns: int, default_branch: str = "main"
+) -> tuple[JournalEntry, ...]:
+    """Return which commits and software the watched *nights*, oldest first, began to run with since the day of *since_ns*.
+
+    A test is compared with its own night before: others may run in another image. Of each partition and day there is one entry
+    for the commit and one for all else, whoever asks and how often.
+    """
+    before: dict[tuple[str, str, str, str], dict[str, str]] = {}
+    found: dict[tuple[int, str, str, str], tuple[int, dict[str, None], set[str]]] = {}
+    for night in nights:
+        if not feeds(night, default_branch):
+            continue
+        software = {name: value for name, value in night.changes.items() if name not in PLACE}
+        now = {"commit": night.commit, **software} if night.commit else software
+        earlier = before.setdefault((night.system, night.partition, night.environment, night.benchmark), {})
+        for name in sorted(now.keys() & earlier.keys()):
+            if day_of(night.created_ns) >= day_of(since_ns) and now[name] != earlier[name]:
+                kind = "commit" if name == "commit" else "environment"
+                place = day_of(night.created_ns), night.system, night.partition, kind
+                _, texts, tests = found.setdefault(place, (night.created_ns, {}, set()))
+                texts[f"{name} {_brief(name, earlier[name])} -> {_brief(name, now[name])}"] = None
+                tests.add(night.benchmark)
+        earlier |= now
+    return tuple(
+        JournalEntry(
+            id=hashlib.sha256("\0".join(map(str, place)).encode("utf-8", "surrogatepass")).hexdigest()[:16],
+            kind=place[3],
+            system=place[1],
+            text=_listed(list(texts))[:_MOST_TEXT],
+            at_ns=at_ns,
+            partition=place[2],
+            benchmarks=tuple(sorted(tests)[:MOST_TESTS]),
+        )
+        for place, (at_ns, texts, tests) in sorted(found.items())
+    )
+
+
+def _brief(name: str, value: str) -> str:
+    return value[:12] if name == "commit" else " ".join(value.split())[:60]
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _MOST_PARTS} more" if len(texts) > _MOST_PARTS else ""
+    return ", ".join(texts[:_MOST_PARTS]) + more

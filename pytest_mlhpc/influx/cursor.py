@@ -1,16 +1,19 @@
-"""From where on each record file is sent to InfluxDB. Open it to learn what a push sends next, and why.
+"""From where on each file of records and events is sent to InfluxDB. Open it to learn what a push sends next, and why.
 
 ::
 
-    STATE/influx/start.json                   from when on records are sent, and how long each record file was then
+    STATE/influx/start.json                   from when on is sent, and how long each record file was then
                  cursors/MONTH/SESSION.json   how far the record file MONTH/SESSION.jsonl was sent
+                         events/ID.json       the same of an event, which is a file of one line, and of its removal
+                         journal/MONTH.json   the same of the journal of alerts and software
                  rejected/DIGEST.jsonl        lines that the server refused, with its reason
 
 A cursor is replaced whole after the server has acknowledged what lies before it. There are no locks, as network file systems
 may have none: of several pushes at once the last one wins. A cursor that goes back costs only the sending of equal points.
 
-A record file is known by its name and the digest of its first line. Inodes do not do: they change when a backup is restored
+A file is known by its name and the digest of its first line. Inodes do not do: they change when a backup is restored
 or a server fails over, and file systems use them again. The first line holds the id of a record, so no two files share it.
+An event that is replaced, as a maintenance whose end was moved, is another file and is sent again.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.history.events import event_files, journal_files
 from pytest_mlhpc.influx.schema import FORM
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, from_json, to_json
@@ -38,7 +42,7 @@ from pytest_mlhpc.store.text import count
 
 #: A longer cursor is none of ours: its longest field is a digest of 64 letters.
 _MAX_CURSOR = 4096
-#: The same of the start, which has a line of some 60 bytes for each record file: a million of them fit.
+#: The same of the start, which has a line of some 60 bytes for each file: a million of them fit.
 _MAX_START = 64 << 20
 #: How far clocks of machines that share a state directory may differ, as store/locations.py assumes.
 _CLOCKS_DIFFER_NS = int(LEFT_AFTER_S * 1e9)
@@ -50,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PushStart:
-    """From when on records are sent: ``since_ns``, and in files that were there already, behind the bytes of ``sizes``."""
+    """From when on is sent: ``since_ns``, and in record files that were there already, behind the bytes of ``sizes``."""
 
     made_ns: int  #: also its identity: cursors that belong to another start do not count
     since_ns: int
@@ -60,7 +64,7 @@ class PushStart:
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far one record file was sent."""
+    """How far one file was sent."""
 
     first_line: str  #: SHA-256 of the file's first line
     offset: int  #: all before this byte was acknowledged; it follows a line end
@@ -72,13 +76,22 @@ class Cursor:
 
 @dataclass(frozen=True)
 class PendingFile:
-    """A record file that may hold something to send."""
+    """A file that may hold something to send."""
 
     path: Path
-    name: str  #: below ``records/``
+    name: str  #: of a record file below ``records/``; else events/ID.json or journal/MONTH.jsonl
     size: int
     mtime_ns: int
     cursor: Cursor | None
+
+
+#: Folders in the names of files that hold no records.
+EVENTS, JOURNAL = "events", "journal"
+
+
+def is_record_file(name: str) -> bool:
+    """Return whether a file of that name holds records."""
+    return name.partition("/")[0] not in {EVENTS, JOURNAL}
 
 
 def influx_folder(state_dir: Path) -> Path:
@@ -92,7 +105,7 @@ def rejected_folder(state_dir: Path) -> Path:
 
 
 def cursor_path(state_dir: Path, name: str) -> Path:
-    """Return the cursor's file for the record file *name*."""
+    """Return the cursor's file for the file *name*."""
     return (influx_folder(state_dir) / "cursors" / name).with_suffix(".json")
 
 
@@ -130,7 +143,7 @@ def draft_start(state_dir: Path) -> PushStart:
     sizes = {}
     for path in record_files(state_dir):
         with contextlib.suppress(OSError):  # removed a moment ago
-            sizes[_name(path, state_dir)] = path.stat().st_size
+            sizes[_record_name(path, state_dir)] = path.stat().st_size
     return PushStart(now, now - _CLOCKS_DIFFER_NS, sizes)
 
 
@@ -197,14 +210,13 @@ def _write_first(state_dir: Path, start: PushStart) -> bool:
 
 
 def pending(state_dir: Path, start: PushStart, on_problem: Callable[[str], None]) -> Iterator[PendingFile]:
-    """Yield the record files that have changed since their cursors were written, oldest month first. No other is opened.
+    """Yield the files that have changed since their cursors were written, records first, oldest month first. No other is opened.
 
     Raises:
-        StoreError: the record files cannot be listed.
+        StoreError: the files cannot be listed.
     """
     owners = _owners(state_dir)
-    for path in record_files(state_dir):
-        name = _name(path, state_dir)
+    for name, path in _sent_files(state_dir).items():
         try:
             found = path.stat()
         except OSError:  # removed a moment ago
@@ -266,9 +278,10 @@ def cursor_of(file: PendingFile, start: PushStart, on_problem: Callable[[str], N
         offset = known.offset
     else:
         offset = 0
-        on_problem(
-            f"{file.path}: is not the file that was sent, or shorter; it is sent again from its first line"
-        )
+        if not file.name.startswith(f"{EVENTS}/"):  # those are replaced whole
+            on_problem(
+                f"{file.path}: is not the file that was sent, or shorter; it is sent again from its first line"
+            )
     form = FORM if known is None else known.form
     return Cursor(found, offset, file.mtime_ns, start.made_ns, form)
 
@@ -293,7 +306,7 @@ def _follows_line_end(file: PendingFile, offset: int) -> bool:
 
 
 def write_cursor(state_dir: Path, name: str, cursor: Cursor) -> None:
-    """Replace the cursor of the record file *name*.
+    """Replace the cursor of the file *name*.
 
     Raises:
         StoreError: it cannot be written; the same will be sent again, which is harmless.
@@ -302,30 +315,55 @@ def write_cursor(state_dir: Path, name: str, cursor: Cursor) -> None:
 
 
 def forget_cursors(state_dir: Path) -> None:
-    """Remove cursors of record files that are gone.
+    """Remove cursors of files that are gone.
 
     Raises:
-        StoreError: the record files cannot be listed.
+        StoreError: the files cannot be listed.
     """
     cursors = list((influx_folder(state_dir) / "cursors").glob("*/*.json"))
-    there = {cursor_path(state_dir, _name(path, state_dir)) for path in record_files(state_dir)}
+    there = {cursor_path(state_dir, name) for name in _sent_files(state_dir)}
     for path in cursors:
         if path not in there:
             with contextlib.suppress(OSError):  # another push has removed it, or it is another user's
                 path.unlink()
 
 
-def waiting(state_dir: Path) -> int:
-    """Return how many records wait: whole lines behind the cursors. What cannot be read is not counted."""
-    number = 0
+@dataclass(frozen=True)
+class RecordsAndEvents:
+    """How many of each."""
+
+    records: int = 0
+    events: int = 0
+
+    @property
+    def both(self) -> int:
+        """How many in all."""
+        return self.records + self.events
+
+    def and_one_of(self, name: str, number: int = 1) -> RecordsAndEvents:
+        """Return the counts with one, or *number*, more of the file *name*."""
+        if is_record_file(name):
+            return replace(self, records=self.records + number)
+        return replace(self, events=self.events + number)
+
+    def __str__(self) -> str:
+        """Return them for people, as ``2 records and 1 event``."""
+        counts = (self.records, "record"), (self.events, "event")
+        return " and ".join(count(number, noun) for number, noun in counts if number) or "0 records"
+
+
+def waiting(state_dir: Path) -> RecordsAndEvents:
+    """Return how many wait: whole lines behind the cursors. What cannot be read is not counted."""
+    found = RecordsAndEvents()
     with contextlib.suppress(StoreError):
         if (start := read_start(state_dir)) is None:
-            return 0
+            return found
         for file in pending(state_dir, start, _ignore):
             with contextlib.suppress(StoreError):
                 if cursor := cursor_of(file, start, _ignore):
-                    number += sum(1 for _ in read_lines(file.path, start=cursor.offset))
-    return number
+                    lines = sum(1 for _ in read_lines(file.path, start=cursor.offset))
+                    found = found.and_one_of(file.name, lines)
+    return found
 
 
 # --- files
@@ -345,8 +383,19 @@ def write_file(path: Path, text: str, state_dir: Path) -> None:
     replace_file(path, text, follow=False, mode=0o664 if shared else None)
 
 
-def _name(path: Path, state_dir: Path) -> str:
+def _record_name(path: Path, state_dir: Path) -> str:
     return str(path.relative_to(state_dir / "records"))
+
+
+def _sent_files(state_dir: Path) -> dict[str, Path]:
+    """Return all files that are sent, by name: record files, oldest month first, then events and their journal.
+
+    Raises:
+        StoreError: they cannot be listed.
+    """
+    found = {_record_name(path, state_dir): path for path in record_files(state_dir)}
+    found |= {f"{EVENTS}/{path.name}": path for path in event_files(state_dir)}
+    return found | {f"{JOURNAL}/{path.name}": path for path in journal_files(state_dir)}
 
 
 def _text(content: PushStart | Cursor) -> str:

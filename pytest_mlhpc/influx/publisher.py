@@ -17,7 +17,15 @@ import pluggy
 from pytest_mlhpc.errors import MlhpcError, StoreError
 from pytest_mlhpc.influx import credentials
 from pytest_mlhpc.influx.credentials import InfluxServer
-from pytest_mlhpc.influx.cursor import PushStart, begin, draft_start, pending, rejected_folder, waiting
+from pytest_mlhpc.influx.cursor import (
+    PushStart,
+    RecordsAndEvents,
+    begin,
+    draft_start,
+    pending,
+    rejected_folder,
+    waiting,
+)
 from pytest_mlhpc.influx.push import InfluxSink, RefusedError, Sender, UnavailableError, push_records
 from pytest_mlhpc.influx.schema import RUN
 from pytest_mlhpc.influx.source import InfluxConnection
@@ -64,27 +72,34 @@ class Publisher:
         except StoreError as error:
             self._notes.append(f"not sent: {error}")
         else:
-            if not hurry and credentials.pushes(self._environ):
-                self._push(self._notes.append)
+            if not hurry:
+                publish(self._state_dir, self._environ, self._notes.append, self._limit_s)
         for note in self._notes:
             tell(f"InfluxDB: {note}")
 
-    def _push(self, tell: Callable[[str], None]) -> None:
-        """Send in a thread that nobody waits for longer than the limit: what it leaves waits for the next push."""
-        notes: list[str] = []
-        sender = threading.Thread(
-            target=_send, args=(self._state_dir, self._environ, notes.append), name="influx", daemon=True
-        )
-        sender.start()
-        sender.join(self._limit_s)
-        if sender.is_alive():
-            notes.append(f"not all records were sent within {self._limit_s:g} s")
-        for note in notes:
-            tell(note)
-        if notes and (left := waiting(self._state_dir)):
-            tell(
-                f"{count(left, 'record')} {'wait' if left > 1 else 'waits'}; `mlhpc records push` sends what waits"
-            )
+
+def publish(
+    state_dir: Path, environ: Mapping[str, str], tell: Callable[[str], None], limit_s: float = END_LIMIT_S
+) -> None:
+    """Send what waits, if an InfluxDB is named and commands shall send: in a thread that nobody waits for longer than the limit.
+
+    What it leaves waits for the next push.
+    """
+    if not (credentials.is_configured(environ) and credentials.pushes(environ)):
+        return
+    notes: list[str] = []
+    sender = threading.Thread(
+        target=_send, args=(state_dir, environ, notes.append), name="influx", daemon=True
+    )
+    sender.start()
+    sender.join(limit_s)
+    if sender.is_alive():
+        notes.append(f"not all records were sent within {limit_s:g} s")
+    for note in notes:
+        tell(note)
+    left = waiting(state_dir) if notes else RecordsAndEvents()
+    if left.both:
+        tell(f"{left} {'wait' if left.both > 1 else 'waits'}; `mlhpc records push` sends what waits")
 
 
 def _send(state_dir: Path, environ: Mapping[str, str], tell: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Send records to InfluxDB: from the cursor of each record file on, in chunks, until each chunk is acknowledged.
+"""Send records and events to InfluxDB: from the cursor of each file on, in chunks, until each chunk is acknowledged.
 
 Open it when a push loses, doubles or refuses something, or takes too long.
 """
@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
+from pytest_mlhpc.history.events import event_of_line, journal_entry_of
 from pytest_mlhpc.influx import cursor as cursors
 from pytest_mlhpc.influx.credentials import InfluxServer
-from pytest_mlhpc.influx.cursor import Cursor, PendingFile, PushStart
-from pytest_mlhpc.influx.schema import FORM, lines_of
+from pytest_mlhpc.influx.cursor import Cursor, PendingFile, PushStart, RecordsAndEvents
+from pytest_mlhpc.influx.schema import FORM, line_of_entry, line_of_event, lines_of
 from pytest_mlhpc.node.files import read_json, sync_folder
 from pytest_mlhpc.node.protocol.schema import NewerSchemaError
 from pytest_mlhpc.store.store import parse_record, read_lines
@@ -212,8 +213,8 @@ class Progress:
 
     points: int = 0  #: acknowledged
     rejected: int = 0  #: put aside, with the server's reason
-    unread: int = 0  #: records or files that could not be read
-    older: int = 0  #: records from before ``since_ns``
+    unread: int = 0  #: records, events or files that could not be read
+    older: RecordsAndEvents = field(default_factory=RecordsAndEvents)  #: from before ``since_ns``
     since_ns: int = 0
     reformed: int = 0  #: files of which earlier records were sent in another form
     reasons: dict[str, int] = field(default_factory=dict)  #: of what was rejected
@@ -234,9 +235,9 @@ class Progress:
                 f"the server refused {count(self.rejected, 'line')} ({first}{others}), which lie in {rejected}; "
                 "`mlhpc records push --retry-rejected` sends them once more"
             )
-        if self.older:
+        if self.older.both:
             found.append(
-                f"not sent: {count(self.older, 'record')} from before {iso(self.since_ns)}; "
+                f"not sent: {self.older} from before {iso(self.since_ns)}; "
                 "`mlhpc records push --since DATE` sends older ones"
             )
         if self.reformed:
@@ -406,11 +407,11 @@ def push_records(sender: Sender, start: PushStart, tell: Callable[[str], None]) 
 
 @dataclass
 class _Chunk:
-    """Lines that are sent in one request, and how far each record file was sent when the server has acknowledged it."""
+    """Lines that are sent in one request, and how far each file was sent when the server has acknowledged it."""
 
     lines: list[bytes] = field(default_factory=list)
     cursors: dict[str, Cursor] = field(default_factory=dict)
-    count: int = 0  #: of lines, and of records that have none
+    count: int = 0  #: of lines, and of records and events that have none
     size: int = 0
 
 
@@ -433,7 +434,7 @@ def _chunks(records: Iterable[tuple[str, Cursor, list[str]]]) -> Iterator[_Chunk
 def _unsent(
     state_dir: Path, start: PushStart, progress: Progress, tell: Callable[[str], None]
 ) -> Iterator[tuple[str, Cursor, list[str]]]:
-    """Yield, for each record that waits: its file, the cursor behind it, and its lines."""
+    """Yield, for each record or event that waits: its file, the cursor behind it, and its lines."""
     for file in cursors.pending(state_dir, start, tell):
         try:
             cursor = cursors.cursor_of(file, start, tell)
@@ -449,17 +450,16 @@ def _unsent_of(
 ) -> Iterator[tuple[Cursor, list[str]]]:
     """Yield the same for one file. A torn last line waits for its end; damaged lines are passed over.
 
-    The cursor stays before a record of a newer schema, which a newer version can send; what follows it is sent each time.
+    The cursor stays before what is of a newer schema, which a newer version can send; what follows it is sent each time.
     """
     stuck = False
     for offset, line in read_lines(file.path, start=cursor.offset):
         lines: list[str] = []
         try:
-            record = parse_record(line)
-            if record.created_ns >= start.since_ns:
-                lines = lines_of(record)
-            else:
-                progress.older += 1
+            made_ns, lines = _points(file, line)
+            if made_ns < start.since_ns:
+                lines = []
+                progress.older = progress.older.and_one_of(file.name)
         except (ValueError, OverflowError) as error:  # as the index of the store has it
             newer = isinstance(error, NewerSchemaError)
             stuck |= newer
@@ -471,6 +471,24 @@ def _unsent_of(
         yield cursor, lines
     if cursor != file.cursor:
         yield cursor, []
+
+
+def _points(file: PendingFile, line: bytes) -> tuple[int, list[str]]:
+    """Return when what *line* holds was made, in ns UTC, and its points as line protocol.
+
+    Raises:
+        ValueError, OverflowError: it is damaged, or of another schema.
+    """
+    match file.name.partition("/")[0]:
+        case cursors.EVENTS:
+            event, removed = event_of_line(file.path, line)
+            return max(event.at_ns, event.made_ns, event.until_ns), [line_of_event(event, removed=removed)]
+        case cursors.JOURNAL:
+            entry = journal_entry_of(line)
+            return entry.at_ns, [line_of_entry(entry)]
+        case _:
+            record = parse_record(line)
+            return record.created_ns, lines_of(record)
 
 
 def retry_rejected(sender: Sender) -> int:

@@ -1,4 +1,4 @@
-"""What lies in InfluxDB: two measurements with fixed tags and fields, and a record as line protocol."""
+"""What lies in InfluxDB: three measurements with fixed tags and fields, and records and events as line protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_mlhpc.history.events import Event, JournalEntry
 from pytest_mlhpc.history.series import Night, night_of
+from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.definition import digest
 from pytest_mlhpc.store.record import Record
@@ -87,7 +89,7 @@ _ORIGIN_TAGS = (
     Tag("purpose", "nightly, change, manual or against"),
     Tag("attempt", "0 for the first run, 1 and up for re-runs"),
 )
-_ID = InfluxField("id", "text", "id of the record (UUIDv7)")
+_ID = InfluxField("id", "text", "id of the record (UUIDv7), event or alert")
 _BRANCH = InfluxField("branch", "text", "git branch of the benchmarks")
 _COMMIT = InfluxField("commit", "text", "git commit of the benchmarks")
 
@@ -155,10 +157,44 @@ METRIC = MeasurementDefinition(
         ),
         InfluxField("first", "float", "first observation of the run (loss ...)", always=False),
         InfluxField("last", "float", "last observation of the run", always=False),
+        InfluxField("accepted", "float", "the accepted value it was compared with", always=False),
+        InfluxField("fence_low", "float", "lower edge of the fence around the accepted value", always=False),
+        InfluxField("fence_high", "float", "upper edge of the fence", always=False),
+        InfluxField(
+            "fence_used",
+            "float",
+            "loss as a share of the fence: 0 as accepted, 1 at its edge, negative where it is better",
+            always=False,
+        ),
+        InfluxField("reference", "float", "what the test promises for the system", always=False),
     ),
 )
 
-MEASUREMENTS = (RUN, METRIC)
+EVENT = MeasurementDefinition(
+    "mlhpc_event",
+    "one event: what was done to a system, what became of an alert, what nights began to run with",
+    (
+        Tag("system", "system of systems.yaml"),
+        Tag("partition", "its partition; `-`: all of them"),
+        Tag(
+            "kind",
+            "change, maintenance; alert_opened, alert_closed, alert_acknowledged, alert_unacknowledged; commit, environment",
+        ),
+    ),
+    (
+        _ID,
+        InfluxField("text", "text", "what happened"),
+        InfluxField("at_ns", "integer", "when, UTC", "ns"),
+        InfluxField("made_ns", "integer", "when it was noted, UTC", "ns"),
+        InfluxField("until_ns", "integer", "the end of a maintenance or acknowledgement, UTC; 0: none", "ns"),
+        InfluxField("by", "text", "who noted it"),
+        InfluxField("owner", "text", "who is asked about it; several with commas"),
+        InfluxField("benchmarks", "json", "list of the tests"),
+        InfluxField("removed", "boolean", "whether it was a mistake"),
+    ),
+)
+
+MEASUREMENTS = (RUN, METRIC, EVENT)
 
 
 def time_of(record_id: str, created_ns: int) -> int:
@@ -272,10 +308,42 @@ def lines_of(record: Record) -> list[str]:
         start = _key(METRIC, {**series, **origin}, only=len(series) + len(origin))
         lines += [
             f"{start},metric={_tag(one.name)},unit={_tag(one.unit)},better={_tag(one.better)} "
-            f"{_fields(METRIC, _metric_values(one, night), common)} {moment}"
+            f"{_fields(METRIC, _metric_values(one, night, record), common)} {moment}"
             for one in metrics
         ]
     return lines
+
+
+def line_of_event(event: Event, *, removed: bool) -> str:
+    """Return the point of an event; that of the same event with another end, or removed, takes its place."""
+    return _event_line(
+        {
+            "system": event.system,
+            "partition": event.partition,
+            "kind": "maintenance" if event.is_maintenance else "change",
+        },
+        {
+            "id": event.id, "text": event.text, "at_ns": event.at_ns, "made_ns": event.made_ns, "until_ns": event.until_ns,
+            "by": event.by, "owner": "", "benchmarks": [], "removed": removed,
+        },
+        time_of(event.id, event.at_ns),
+    )  # fmt: skip
+
+
+def line_of_entry(entry: JournalEntry) -> str:
+    """Return the point of an entry of the journal."""
+    return _event_line(
+        {"system": entry.system, "partition": entry.partition, "kind": entry.kind},
+        {
+            "id": entry.id, "text": entry.text, "at_ns": entry.at_ns, "made_ns": entry.at_ns, "until_ns": entry.until_ns,
+            "by": entry.by, "owner": entry.owner, "benchmarks": list(entry.benchmarks), "removed": False,
+        },
+        time_of(f"{entry.id} {entry.at_ns}", entry.at_ns),
+    )  # fmt: skip
+
+
+def _event_line(tags: Mapping[str, str], values: Mapping[str, object], moment: int) -> str:
+    return f"{_key(EVENT, tags)} {_fields(EVENT, values)} {moment}"
 
 
 def _run_values(record: Record, night: Night) -> Mapping[str, object]:
@@ -319,9 +387,21 @@ def _written_of_every_metric(night: Night) -> dict[str, str]:
     return {name: _written(METRIC.field(name), value) for name, value in values.items()}
 
 
-def _metric_values(metric: MetricValue, night: Night) -> Mapping[str, object]:
+def _metric_values(metric: MetricValue, night: Night, record: Record) -> Mapping[str, object]:
     judged = metric.name in night.judged
-    return {"value": metric.value, "judged": judged, "first": metric.first, "last": metric.last}
+    values = dict.fromkeys(field.name for field in METRIC.fields if not field.always)
+    values |= {"value": metric.value, "judged": judged, "first": metric.first, "last": metric.last}
+    if record.judged_by is not None:
+        values["reference"] = record.judged_by.references.get(metric.name)
+    if (fence := record.fences.get(metric.name)) is not None:
+        reach = abs(fence.accepted) * fence.width
+        values |= {
+            "accepted": fence.accepted,
+            "fence_low": fence.accepted - reach,
+            "fence_high": fence.accepted + reach,
+            "fence_used": drop(metric.value, fence.accepted, metric.better) / fence.width if reach else None,
+        }
+    return values
 
 
 def _key(definition: MeasurementDefinition, values: Mapping[str, str], only: int | None = None) -> str:

@@ -14,7 +14,7 @@ from pytest_mlhpc.judge.fence import robust_sigma
 from pytest_mlhpc.judge.judged_metric import Ruling, Setting, usable
 from pytest_mlhpc.judge.rules import RERUNS_INCOMPLETE, SEVERITY, judge_metric
 from pytest_mlhpc.node.protocol.schema import Measurement
-from pytest_mlhpc.store.record import Epoch, Failure, Record, calibration_rate
+from pytest_mlhpc.store.record import Epoch, Failure, Record, RecordedFence, calibration_rate
 from pytest_mlhpc.store.text import iso
 from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 
@@ -143,6 +143,16 @@ def failure_of(judgement: Judgement) -> Failure | None:
     if _incomplete(worst):
         return Failure("reruns_incomplete", text)
     return None
+
+
+def fences_of(judgement: Judgement) -> dict[str, RecordedFence]:
+    """Return with what each metric was compared, by name; none of those without a baseline."""
+    found = {}
+    for metric in judgement.metrics:
+        accepted, width = metric.fence or (metric.baseline, metric.width)
+        if accepted is not None and width > 0:
+            found[metric.name] = RecordedFence(accepted, width)
+    return found
 
 
 def _incomplete(metric: MetricVerdict) -> bool:

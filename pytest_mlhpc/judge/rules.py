@@ -212,6 +212,8 @@ def _judge_reference(case: Case) -> Ruling:
 def _worse(one: Ruling, other: Ruling) -> Ruling:
     """Return the worse of both, *one* where they are equal, with the re-runs that both want."""
     worst = max(one, other, key=lambda ruling: SEVERITY[ruling.metric.verdict])
+    if worst is other and one.metric.baseline is not None and one.metric.width:
+        worst = replace(worst, metric=replace(worst.metric, fence=(one.metric.baseline, one.metric.width)))
     return replace(worst, reruns_wanted=max(one.reruns_wanted, other.reruns_wanted))
 
 

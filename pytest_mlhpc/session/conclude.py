@@ -20,7 +20,7 @@ from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge.accepting import BaselineStanding, standings_of
 from pytest_mlhpc.judge.baseline_files import Entry, environment_digest, series_of
 from pytest_mlhpc.judge.baselines import BaselineBook
-from pytest_mlhpc.judge.judge import accept_command, entries_to_put, failure_of, judge
+from pytest_mlhpc.judge.judge import accept_command, entries_to_put, failure_of, fences_of, judge
 from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.node.protocol.plan import VETTED
 from pytest_mlhpc.node.protocol.schema import Measurement, to_json
@@ -371,6 +371,7 @@ class JobFinisher:
             energy_j=attempt.energy_j,
             judged=spec.judged,
             judged_by=by,
+            fences=fences_of(judgement) if by and judgement else {},
             options=self._options(spec),
             overrides=dict(self._settings.overrides),
             vetting=vetted_record(attempt, job.lost, self._readiness.excluded(spec)),

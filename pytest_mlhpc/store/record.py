@@ -50,6 +50,14 @@ class JudgedBy:
 
 
 @dataclass(frozen=True)
+class RecordedFence:
+    """What a metric was compared with: the accepted value, in its unit, and the width of the fence as a fraction of it."""
+
+    accepted: float
+    width: float
+
+
+@dataclass(frozen=True)
 class Record:
     """One attempt of one run.
 
@@ -90,6 +98,9 @@ class Record:
     energy_j: float | None = None  #: as the scheduler accounts it
     judged: tuple[str, ...] = ()
     judged_by: JudgedBy | None = None  #: of first attempts that were judged
+    fences: Mapping[str, RecordedFence] = field(
+        default_factory=dict
+    )  #: by metric, of first attempts that were judged by a baseline
     owner: str = ""  #: who is asked about the test; several are one text with commas
     partition_owner: str = ""  #: who is asked about the nodes
     pipeline: str = ""  #: id of the CI pipeline in which the session ran

@@ -45,6 +45,7 @@ class MetricVerdict:
     reruns: tuple[float, ...] = ()
     reason: str = ""
     epoch: str = ""  #: what changed since its baseline was accepted, which it is not judged by for that
+    fence: tuple[float, float] | None = None  #: accepted value and width, where a reference decided
     settling: int | None = None  #: nights, tonight among them, of those that settle the level of a new series
 
 

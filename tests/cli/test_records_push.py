@@ -120,7 +120,7 @@ def test_since_goes_on_by_a_plain_push_where_the_server_went_away(state_dir, pus
     store(state_dir, made(9, 1, 2))
     sink.away = [UnavailableError("away")]
     assert push("--wait", "0", "--since", "30d")[0] == LATER
-    assert waiting(state_dir) == 2
+    assert waiting(state_dir).both == 2
     assert push() == (0, "4 points sent\n", "")
 
 

@@ -5,19 +5,25 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from made_nights import night
 
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.events import (
     REACH_NS,
+    JournalEntry,
     Removal,
     add,
+    append_journal,
     epoch_start,
     events,
+    journal_entry_of,
+    journal_files,
     maintenance_of,
     new_event,
     planned,
     record_planned,
     remove,
+    software_changes,
 )
 
 
@@ -182,3 +188,94 @@ def test_a_maintenance_that_a_user_removed_is_not_stored_again(state_dir):
     remove(state_dir, Removal(pumps().id, "me", 8))
     record_planned(state_dir, [pumps(3 * REACH_NS)], 0)
     assert events(state_dir) == ()
+
+
+# --- the journal
+
+
+def texts(nights, since_ns=0):
+    return [
+        (one.kind, one.system, one.partition, one.text, one.at_ns)
+        for one in software_changes(nights, since_ns)
+    ]
+
+
+def test_a_driver_and_a_commit_are_named_on_the_night_that_began_to_run_with_them():
+    before, after = night(0, commit="a" * 40), night(1, commit="b" * 40, changes={"driver": "580"})
+    other = night(2, commit="b" * 40, changes={"driver": "580"})
+    place = "cirrus", "standard"
+    assert texts([before, after, other]) == [
+        ("commit", *place, f"commit {'a' * 12} -> {'b' * 12}", after.created_ns),
+        ("environment", *place, "driver 570 -> 580", after.created_ns),
+    ]
+
+
+def test_many_tests_of_one_night_are_one_entry_that_names_them():
+    names = [f"suites/test_{letter}.py::test_{letter}" for letter in "cab"]
+    nights = [
+        night(number, id=f"{name}{number}", benchmark=name, changes={"driver": driver})
+        for number, driver in enumerate(("570", "580"))
+        for name in names
+    ]
+    (entry,) = software_changes(nights, 0)
+    assert (entry.text, entry.benchmarks) == ("driver 570 -> 580", tuple(sorted(names)))
+
+
+@pytest.mark.parametrize(
+    "nights",
+    [
+        [night(0), night(1, changes={"driver": "570", "kernel": "6.1"})],
+        [night(0), night(1, changes={}), night(2)],
+        [night(0), night(1, changes={"driver": "580"}, purpose="manual")],
+        [night(0), night(1, changes={"driver": "580"}, attempt=1)],
+        [night(0), night(1, changes={"driver": "580"}, branch="mine")],
+        [night(0), night(1, benchmark="other", changes={"driver": "580"})],
+        [night(0, changes={"host": "n1", "driver": "570"}), night(1, changes={"host": "n2", "driver": "570"})],
+    ],
+    ids=["a part more", "nothing known", "by hand", "a re-run", "another branch", "another test", "another node"],
+)  # fmt: skip
+def test_no_change_of_software_is_seen_in(nights):
+    assert texts(nights) == []
+
+
+def test_a_day_has_the_same_entries_whenever_of_that_day_they_are_asked_for():
+    nights = [night(number, changes={"driver": str(number)}) for number in range(4)]
+    every = software_changes(nights, 0)
+    assert len(every) == 3
+    for hours in (-2, 0, 2):
+        assert software_changes(nights, nights[2].created_ns + hours * 3600 * 10**9) == every[1:]
+
+
+def test_a_very_long_environment_is_one_short_line():
+    earlier = {f"package{number:03d}": "1" for number in range(300)}
+    later = dict.fromkeys(earlier, "2" * 5000)
+    (entry,) = software_changes([night(0, changes=earlier), night(1, changes=later)], 0)
+    assert len(entry.text) <= 500
+    assert "\n" not in entry.text
+
+
+def test_the_journal_has_each_entry_once_in_the_file_of_its_month(state_dir):
+    entries = [
+        JournalEntry(name, "commit", "cirrus", name, at_ns * 10**9)
+        for name, at_ns in (("a", 1), ("b", 3_000_000))
+    ]
+    append_journal(state_dir, entries)
+    append_journal(state_dir, [entries[0], JournalEntry("c", "commit", "cirrus", "c", 2 * 10**9), entries[1]])
+    assert [path.name for path in journal_files(state_dir)] == ["1970-01.jsonl", "1970-02.jsonl"]
+    found = [
+        journal_entry_of(line).id
+        for path in journal_files(state_dir)
+        for line in path.read_bytes().splitlines()
+    ]
+    assert found == ["a", "c", "b"]
+    assert events(state_dir, pytest.fail) == ()
+
+
+def test_an_entry_behind_a_torn_line_is_whole(state_dir):
+    entries = [JournalEntry(name, "commit", "cirrus", name, 1) for name in "ab"]
+    append_journal(state_dir, entries[:1])
+    (path,) = journal_files(state_dir)
+    path.write_bytes(path.read_bytes()[:-9])
+    append_journal(state_dir, entries)
+    whole = path.read_bytes().splitlines()[1:]
+    assert [journal_entry_of(line).id for line in whole] == ["a", "b"]

@@ -47,7 +47,7 @@ def test_what_was_there_before_is_sent_on_request_only(state_dir):
         "records are sent from now on; what was in 1 record file before is sent by `mlhpc records push --since DATE` only"
     ]
     restart(state_dir, 0)
-    assert waiting(state_dir) == 4
+    assert waiting(state_dir).both == 4
     push(server, state_dir)
     assert server.values == floats(1, 2, 3, 4)
 
@@ -75,7 +75,7 @@ def test_old_records_that_come_later_are_counted_and_sent_on_request_only(state_
     (note,) = progress.notes(state_dir)
     assert note.startswith("not sent: 1 record from before 20")
     assert note.endswith("Z; `mlhpc records push --since DATE` sends older ones")
-    assert push(server, state_dir)[0].older == 0
+    assert push(server, state_dir)[0].older.both == 0
     restart(state_dir, long_ago)
     push(server, state_dir)
     assert server.values == floats(1, 2)
@@ -240,7 +240,7 @@ def test_a_cursor_at_an_impossible_place_starts_its_file_again(state_dir, offset
         f"{path}: is not the file that was sent, or shorter; it is sent again from its first line"
     ]
     assert server.values == floats(1, 2)
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def replaced(path, *numbers):
@@ -261,7 +261,7 @@ def test_another_file_of_the_same_name_is_sent_from_its_start(state_dir, numbers
     _, said = push(server, state_dir)
     assert len(said) == 1
     assert server.values == sorted(floats(1, 2, *numbers))
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def test_a_backup_of_the_same_file_with_fewer_records_goes_on_when_new_ones_come(state_dir):
@@ -412,10 +412,10 @@ def test_a_full_disk_at_the_cursor_is_named_and_what_was_sent_is_sent_again(stat
     ):
         push(server, state_dir)
     assert server.values == [1.0]
-    assert waiting(state_dir) == 1
+    assert waiting(state_dir).both == 1
     push(server, state_dir)
     assert server.values == [1.0]
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def test_a_session_without_a_whole_line_has_no_cursor_yet(state_dir):

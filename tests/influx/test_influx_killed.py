@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from killed_lines import killed_at, lines_run, moments
 from nights_of import store
-from pushing import Server, floats, measured, start
+from pushing import AT_NS, Server, floats, journaled, measured, noted, start
 
+from pytest_mlhpc.history.events import Removal, remove
 from pytest_mlhpc.influx import cursor as cursors
 from pytest_mlhpc.influx import push as pushing
 from pytest_mlhpc.influx.cursor import begin, read_start, rejected_folder, restart, waiting
@@ -22,6 +23,9 @@ from pytest_mlhpc.influx.push import Sender, push_records, retry_rejected
 from pytest_mlhpc.store import locations
 
 TRACED = {module.__file__ for module in (pushing, cursors, locations)}
+
+
+EVENTS = ["broken", "event 1", "event 2 (removed)", "slower"]
 
 
 def refuses_four(line):
@@ -57,7 +61,7 @@ def work(state_dir, server):
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """Return what makes a new store and server: an old record, then four chunks of new ones in two files."""
+    """Return what makes a new store and server: an old record, then chunks of new ones in two files, events and a journal."""
     monkeypatch.setattr(pushing, "CHUNK_LINES", 4)
 
     def make(name):
@@ -66,6 +70,10 @@ def world(tmp_path, monkeypatch):
         begin(state_dir, lambda _text: None)
         store(state_dir, measured(2, 3, 4), "old")
         store(state_dir, measured(5, 6, 7), "new")
+        for number in (1, 2):
+            noted(state_dir, number, f"event {number}", made_ns=2 * AT_NS)
+        remove(state_dir, Removal("00000002", "me", 2 * AT_NS))
+        journaled(state_dir, "slower", "broken", at_ns=2 * AT_NS)
         return state_dir, WrittenDown(folder)
 
     return make
@@ -85,9 +93,10 @@ def test_a_push_that_is_killed_at_any_line_has_everything_once_after_another_pus
         assert killed_at(TRACED, number, lambda: work(state_dir, server))  # noqa: B023 - it is called at once
         work(state_dir, server)
         assert server.all_ever().values == floats(2, 3, 5, 6, 7)
-        assert len(server.all_ever().points) == 11
+        assert server.all_ever().events == EVENTS
+        assert len(server.all_ever().points) == 15
         assert len(refused(state_dir)) == 1
-        assert waiting(state_dir) == 0
+        assert waiting(state_dir).both == 0
         assert list(state_dir.glob("influx/**/*.json")) != []
 
 
@@ -116,7 +125,7 @@ def test_a_start_anew_that_is_killed_at_any_line_sends_all_or_what_waited(world)
         anew = start(state_dir).since_ns == 0
         work(state_dir, server)
         assert server.all_ever().values == floats(*[1] * anew, 2, 3, 5, 6, 7)
-        assert waiting(state_dir) == 0
+        assert waiting(state_dir).both == 0
 
 
 def test_refused_lines_that_are_sent_once_more_outlive_a_kill_at_any_line(world, tmp_path):
@@ -158,4 +167,4 @@ def test_several_processes_that_push_while_records_are_written_lose_and_double_n
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
     work(state_dir, server)
     assert server.all_ever().values == floats(*range(40))
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0

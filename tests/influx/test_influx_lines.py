@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import measurement, record
 
+from pytest_mlhpc.history.events import Event, JournalEntry
 from pytest_mlhpc.influx import schema
-from pytest_mlhpc.influx.schema import lines_of
+from pytest_mlhpc.influx.schema import line_of_entry, line_of_event, lines_of
 from pytest_mlhpc.node.protocol.schema import MetricValue
-from pytest_mlhpc.store.record import RecordedVetting
+from pytest_mlhpc.store.record import JudgedBy, RecordedFence, RecordedVetting
 
 ANY_TEXT = st.text(st.characters(categories=["L", "N", "P", "S", "Z", "C"]), max_size=30)
 
@@ -134,3 +135,58 @@ def test_the_lines_of_a_record_are_pinned_by_the_version_of_their_form():
     )  # fmt: skip
     assert schema.FORM == 1
     assert lines_of(made) == list(FORM_1)
+
+
+#: The same of an event, and of an entry of the journal.
+EVENTS_1 = (
+    (
+        'mlhpc_event,system=a\\ b,partition=-,kind=maintenance id="0badcafe",text="new disks",at_ns=1800000001000000000i,'
+        'made_ns=1700000000000000000i,until_ns=1800000002000000000i,by="ada",owner="",benchmarks="[]",removed=true '
+        "1800000001117655074"
+    ),
+    (
+        'mlhpc_event,system=cirrus,partition=gpu,kind=alert_opened id="regr-cirrus",text="rate 8 % slower",'
+        'at_ns=1800000001000000000i,made_ns=1800000001000000000i,until_ns=0i,by="",owner="bob",'
+        'benchmarks="[\\"cirrus:gpu:a\\"]",removed=false 1800000001314938935'
+    ),
+)
+
+
+def test_the_lines_of_events_are_pinned_by_the_version_of_their_form():
+    at_ns = 1_800_000_001 * schema.SECOND_NS
+    event = Event("0badcafe", "a b", "new disks", at_ns, "", "ada", 17 * 10**17, at_ns + schema.SECOND_NS)
+    entry = JournalEntry(
+        "regr-cirrus", "alert_opened", "cirrus", "rate 8 % slower", at_ns, "gpu", owner="bob", benchmarks=("cirrus:gpu:a",)
+    )  # fmt: skip
+    assert schema.FORM == 1
+    assert [line_of_event(event, removed=True), line_of_entry(entry)] == list(EVENTS_1)
+
+
+def test_entries_of_one_alert_and_system_have_points_of_their_own():
+    kinds = ("alert_opened", "alert_closed")
+    entries = [
+        JournalEntry("regr", kind, "a", "t", at_ns) for kind in kinds for at_ns in (10**18, 10**18 + 1)
+    ]
+    points = {re.sub(r" id=.* ", " ", line_of_entry(entry)) for entry in entries}
+    assert len(points) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "better", "fields"),
+    [
+        (90.0, "higher", "accepted=100.0,fence_low=95.0,fence_high=105.0,fence_used=2.0,reference=80.0"),
+        (90.0, "lower", "accepted=100.0,fence_low=95.0,fence_high=105.0,fence_used=-2.0,reference=80.0"),
+    ],
+)
+def test_a_metric_that_was_judged_has_its_fence_and_reference(value, better, fields):
+    loss = MetricValue("loss", value, "1", better)
+    by = JudgedBy(
+        {}, {}, "main", "fail", local=False, nightly=True, series=1, reruns_allowed=0, reruns_broken=0, references={"loss": 80.0}
+    )  # fmt: skip
+    made = record(
+        1, measurement=measurement(more=(loss,)), fences={"loss": RecordedFence(100.0, 0.05)}, judged_by=by
+    )
+    _, rate, line = lines_of(made)
+    assert line.rpartition(" ")[0].endswith(f",{fields}")
+    assert "accepted" not in rate
+    assert "reference" not in rate

@@ -68,9 +68,9 @@ def test_the_first_session_says_what_it_will_not_send(state_dir, silent, publish
         "InfluxDB: records are sent from now on; what was in 1 record file before is sent by "
         "`mlhpc records push --since DATE` only"
     )
-    assert waiting(state_dir) == 1
+    assert waiting(state_dir).both == 1
     assert publish(silent, 4, MLHPC_INFLUX_PUSH="no") == []
-    assert waiting(state_dir) == 2
+    assert waiting(state_dir).both == 2
 
 
 def test_a_server_that_never_answers_delays_the_end_by_no_more_than_its_limit(state_dir, silent, publish):
@@ -78,7 +78,7 @@ def test_a_server_that_never_answers_delays_the_end_by_no_more_than_its_limit(st
         "InfluxDB: not all records were sent within 0.05 s",
         "InfluxDB: 2 records wait; `mlhpc records push` sends what waits",
     ]
-    assert waiting(state_dir) == 2
+    assert waiting(state_dir).both == 2
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://user:s3cret@localhost"])
@@ -87,7 +87,7 @@ def test_a_wrong_address_is_told_at_the_end_and_the_records_wait(state_dir, publ
     assert first.startswith("InfluxDB: not sent: MLHPC_INFLUX_URL")
     assert second == "InfluxDB: 1 record waits; `mlhpc records push` sends what waits"
     assert "s3cret" not in first
-    assert waiting(state_dir) == 1
+    assert waiting(state_dir).both == 1
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_wrong_address_is_told_at_the_end_and_the_records_wait(state_dir, publ
 )
 def test_a_session_may_leave_all_to_a_later_push(state_dir, silent, publish, more):
     assert publish(silent, **more) == []
-    assert waiting(state_dir) == 1
+    assert waiting(state_dir).both == 1
 
 
 def test_a_session_that_has_nothing_to_send_does_not_even_load_the_client(
@@ -124,7 +124,7 @@ def test_a_start_that_could_not_be_written_is_tried_again_at_the_end_and_exclude
     in_the_way.unlink()
     (note,) = end(publisher)
     assert "what was in 1 record file before" in note
-    assert waiting(state_dir) == 2
+    assert waiting(state_dir).both == 2
     assert list(read_start(state_dir).sizes) == [f"{time.strftime('%Y-%m', time.gmtime())}/old.jsonl"]
 
 
@@ -178,7 +178,7 @@ def test_damaged_lines_are_named_in_one_sentence(state_dir, silent, monkeypatch)
     (note,) = end(Publisher(state_dir, {"MLHPC_INFLUX_URL": silent}))
     assert note.startswith(f"InfluxDB: {path}: byte ")
     assert note.endswith("(skipped, left as it is) (and 2 more problems)")
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def test_refused_lines_are_named_also_where_the_server_goes_away_after_them(state_dir, silent, monkeypatch):

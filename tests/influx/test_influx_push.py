@@ -1,11 +1,13 @@
 """Sending, against a sink that does what servers do: refuse, be away, take half."""
 
 import json
+import time
 
 import pytest
-from pushing import Failing, Server, floats, measured, push, start, stored
+from pushing import AT_NS, Failing, Server, floats, journaled, measured, noted, push, start, stored
 
 from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.history.events import Removal, planned, record_planned, remove
 from pytest_mlhpc.influx import cursor as cursors
 from pytest_mlhpc.influx import push as pushing
 from pytest_mlhpc.influx.cursor import rejected_folder, restart, waiting
@@ -30,7 +32,7 @@ def test_all_is_sent_and_nothing_waits(state_dir, count, limit):
     stored(state_dir, *range(count))
     progress, said = push(server, state_dir)
     assert len(server.points) == progress.points == 2 * count
-    assert (progress.rejected, said, waiting(state_dir)) == (0, [], 0)
+    assert (progress.rejected, said, waiting(state_dir).both) == (0, [], 0)
 
 
 def test_records_of_many_small_files_share_a_request(state_dir):
@@ -40,7 +42,7 @@ def test_records_of_many_small_files_share_a_request(state_dir):
     push(server, state_dir)
     assert len(server.requests) == 1
     assert server.values == floats(*range(30))
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def test_no_request_is_larger_than_its_limits(state_dir, monkeypatch):
@@ -73,7 +75,7 @@ def test_nothing_is_lost_while_the_server_is_away(state_dir):
     with pytest.raises(UnavailableError):
         push(server, state_dir)
     assert server.points == {}
-    assert waiting(state_dir) == 5
+    assert waiting(state_dir).both == 5
     push(server, state_dir)
     assert server.values == floats(*range(5))
 
@@ -111,7 +113,7 @@ def test_poison_lines_are_put_aside_with_the_servers_reason(state_dir, bad):
         f"{number}.0" for number in bad
     )
     assert {row["reason"] for row in rows} == {"400: partial write: field type conflict"}
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 @pytest.fixture
@@ -128,7 +130,7 @@ def test_several_requests_at_a_time_send_all_and_put_the_same_lines_aside(chunke
     progress, _ = push(server, chunked, lanes=lanes)
     assert len(server.points) == progress.points == 199
     assert progress.rejected == 1
-    assert waiting(chunked) == 0
+    assert waiting(chunked).both == 0
 
 
 def test_the_cursor_moves_only_behind_what_was_acknowledged_in_order(chunked):
@@ -136,11 +138,11 @@ def test_the_cursor_moves_only_behind_what_was_acknowledged_in_order(chunked):
     away = Failing(lambda lines: UnavailableError("away") if b" value=25.0," in lines else None)
     with pytest.raises(UnavailableError):
         push(away, chunked, lanes=2)
-    assert waiting(chunked) in {80, 90, 100}
+    assert waiting(chunked).both in {80, 90, 100}
     server = Server()
     push(server, chunked, lanes=2)
     assert set(floats(*range(20, 100))) <= set(server.values)
-    assert waiting(chunked) == 0
+    assert waiting(chunked).both == 0
 
 
 def test_whoever_waits_for_the_server_is_told_when_another_request_has_failed(chunked):
@@ -148,7 +150,7 @@ def test_whoever_waits_for_the_server_is_told_when_another_request_has_failed(ch
     broken = Failing(lambda lines: ZeroDivisionError() if b" value=0.0," in lines else away)
     with pytest.raises(ZeroDivisionError):
         push(broken, chunked, FOREVER, lanes=2)
-    assert waiting(chunked) == 100
+    assert waiting(chunked).both == 100
 
 
 def test_a_server_that_refuses_everything_gets_nothing_put_aside(state_dir):
@@ -156,7 +158,7 @@ def test_a_server_that_refuses_everything_gets_nothing_put_aside(state_dir):
     with pytest.raises(StuckError, match="every line is refused"):
         push(Server(lambda _line: True), state_dir)
     assert not rejected_folder(state_dir).exists()
-    assert waiting(state_dir) == 100
+    assert waiting(state_dir).both == 100
 
 
 def test_what_was_refused_can_be_sent_again(state_dir):
@@ -212,10 +214,10 @@ def test_all_is_sent_though_no_cursor_can_be_written_and_sent_again_later(chunke
         ):
             push(server, chunked, lanes=lanes)
     assert server.values == floats(*range(100))
-    assert waiting(chunked) == 100
+    assert waiting(chunked).both == 100
     push(server, chunked, lanes=lanes)
     assert server.values == floats(*range(100))
-    assert waiting(chunked) == 0
+    assert waiting(chunked).both == 0
 
 
 def test_lines_that_cannot_be_put_aside_are_not_passed(state_dir, monkeypatch):
@@ -228,7 +230,7 @@ def test_lines_that_cannot_be_put_aside_are_not_passed(state_dir, monkeypatch):
         patch.setattr(cursors, "replace_file", full)
         with pytest.raises(StoreError, match="No space left on device"):
             push(Server(poisoned(2)), state_dir)
-    assert waiting(state_dir) == 4
+    assert waiting(state_dir).both == 4
     push(Server(poisoned(2)), state_dir)
     assert len(aside(state_dir)) == 1
 
@@ -247,7 +249,7 @@ def test_two_pushes_at_once_send_everything_and_break_nothing(state_dir, monkeyp
     inner = Racing()
     push(inner, state_dir)
     assert inner.values == outer.values == floats(*range(20))
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def test_a_slow_push_that_puts_a_cursor_back_costs_nothing_but_sending(state_dir, monkeypatch):
@@ -258,10 +260,10 @@ def test_a_slow_push_that_puts_a_cursor_back_costs_nothing_but_sending(state_dir
     name, early, _ = next(slow)
     push(server, state_dir)
     cursors.write_cursor(state_dir, name, early)
-    assert waiting(state_dir) == 5
+    assert waiting(state_dir).both == 5
     push(server, state_dir)
     assert server.values == floats(*range(6))
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def test_a_torn_last_line_is_sent_when_it_ends(state_dir):
@@ -299,7 +301,7 @@ def test_a_record_of_a_newer_version_waits_for_it_and_is_named_each_time(state_d
         assert "schema 99 is newer than 2" in said
         assert said.endswith("(waits)")
         assert progress.unread == 1
-        assert waiting(state_dir) == 2
+        assert waiting(state_dir).both == 2
     assert server.values == floats(1, 3)
     path.write_bytes(b"".join(lines))  # stands for the version that reads it
     assert push(server, state_dir)[1] == []
@@ -336,3 +338,92 @@ def test_a_record_store_that_cannot_be_listed_is_named(state_dir, monkeypatch):
     monkeypatch.setattr(cursors, "record_files", fail)
     with pytest.raises(StoreError, match="cannot be listed"):
         push_records(Sender(Server(), state_dir), begun, print)
+
+
+# --- events
+
+
+def test_events_and_the_journal_are_sent_with_the_records_and_once(state_dir):
+    stored(state_dir, 1)
+    noted(state_dir, 1, "driver 570 to 580")
+    journaled(state_dir, "slower", "broken")
+    server = Server()
+    push(server, state_dir)
+    assert server.values == [1.0]
+    assert server.events == ["broken", "driver 570 to 580", "slower"]
+    assert len(server.requests) == 1
+    assert waiting(state_dir).both == 0
+    journaled(state_dir, "slower", "mended", "slower")
+    assert str(waiting(state_dir)) == "1 event"
+    push(server, state_dir)
+    assert [len(request) for request in server.requests] == [5, 1]
+    assert server.events == ["broken", "driver 570 to 580", "mended", "slower"]
+
+
+@pytest.mark.parametrize("sent_before", [True, False])
+def test_an_event_that_was_removed_is_marked_whenever_it_was_sent(state_dir, sent_before):
+    restart(state_dir, 0)
+    server = Server()
+    noted(state_dir, 1, "a mistake")
+    if sent_before:
+        push(server, state_dir)
+    remove(state_dir, Removal("00000001", "me", AT_NS + 1))
+    push(server, state_dir)
+    restart(state_dir, 0)
+    _, said = push(server, state_dir)
+    assert server.events == ["a mistake (removed)"]
+    assert (said, waiting(state_dir).both) == ([], 0)
+
+
+def test_a_maintenance_whose_end_is_moved_takes_its_own_place_and_nobody_is_told(state_dir):
+    restart(state_dir, 0)
+    server = Server()
+    for until_ns in (AT_NS + 10, AT_NS + 20):
+        window = planned("cirrus", "standard", "new disks", AT_NS, until_ns, by="slurm")
+        record_planned(state_dir, [window], AT_NS - 1)
+        assert push(server, state_dir)[1] == []
+    (point,) = server.points.values()
+    assert f"until_ns={AT_NS + 20}i" in point
+    assert [len(request) for request in server.requests] == [1, 1]
+
+
+def test_old_events_are_counted_and_sent_on_request_only(state_dir):
+    restart(state_dir, AT_NS + 1)
+    noted(state_dir, 1, "long ago")
+    noted(state_dir, 2, "noted today", made_ns=AT_NS + 2)
+    noted(state_dir, 3, "not over", until_ns=AT_NS + 3)
+    server = Server()
+    progress, _ = push(server, state_dir)
+    assert server.events == ["not over", "noted today"]
+    assert progress.notes(state_dir)[0].startswith("not sent: 1 event from before 2027-01-15T08:00:00Z; ")
+    restart(state_dir, 0)
+    push(server, state_dir)
+    assert server.events == ["long ago", "not over", "noted today"]
+
+
+WRONG = {
+    "damaged": ("0000000a.json", b"{\n", "(skipped, left as it is)"),
+    "another's": ("0000000b.json", b'{"id": "0000000c", "system": "a", "text": "b", "at_ns": 1}\n', "it is the event"),
+    "newer": ("0000000d.json", b'{"id": "0000000d", "system": "a", "text": "b", "at_ns": 1, "schema": 99}\n', "(waits)"),
+    "removed and gone": ("0000000e.removed.json", b'{"id": "0000000e", "by": "", "made_ns": 1}\n', "0000000e.json cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "why"), WRONG.values(), ids=WRONG)
+def test_a_wrong_event_is_named_and_keeps_no_other_from_being_sent(state_dir, name, content, why):
+    stored(state_dir, 1)
+    noted(state_dir, 1, "driver")
+    (state_dir / "events" / name).write_bytes(content)
+    server = Server()
+    progress, (said,) = push(server, state_dir)
+    assert said.startswith(f"{state_dir / 'events' / name}: byte 0: ")
+    assert why in said
+    assert (server.values, server.events, progress.unread) == ([1.0], ["driver"], 1)
+
+
+def test_an_event_noted_just_before_sending_began_is_sent(state_dir):
+    noted(state_dir, 1, "driver", made_ns=time.time_ns())
+    cursors.begin(state_dir, pytest.fail)
+    server = Server()
+    push(server, state_dir)
+    assert server.events == ["driver"]

@@ -5,8 +5,9 @@ from worlds import entry, measurement, record, spec
 
 from pytest_mlhpc.judge.baseline_files import environment_digest
 from pytest_mlhpc.judge.changes import Attempts
-from pytest_mlhpc.judge.judge import entries_to_put, failure_of, judge
+from pytest_mlhpc.judge.judge import entries_to_put, failure_of, fences_of, judge
 from pytest_mlhpc.node.protocol.schema import MetricValue
+from pytest_mlhpc.store.record import RecordedFence
 from pytest_mlhpc.store.verdict import Verdict
 
 QUIET = (100.0, 100.4, 99.6, 100.2, 99.8, 100.1, 99.9, 100.0)
@@ -328,3 +329,33 @@ def test_a_promise_of_a_time_is_broken_by_more():
     promise = {"reruns_allowed": 0, "mode": "record", "book": {}}
     assert judged(run, of=spec(references={"rate": 1.5}), **promise).verdict is Verdict.BELOW_REFERENCE
     assert judged(run, of=spec(references={"rate": 2.5}), **promise).verdict is Verdict.NEW
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "verdict"),
+    [
+        ([99.0], {}, Verdict.PASSED),
+        ([99.0], {"of": spec(references={"rate": 90.0})}, Verdict.PASSED),
+        ([80.0], {"of": spec(references={"rate": 90.0}), "reruns_allowed": 0}, Verdict.BELOW_REFERENCE),
+        ([120.0], {}, Verdict.IMPROVED),
+    ],
+)
+def test_a_metric_has_been_compared_with_its_accepted_value_also_where_a_reference_decided(
+    values, options, verdict
+):
+    judgement = judged(*values, **options)
+    assert judgement.verdict is verdict
+    assert fences_of(judgement) == {"rate": RecordedFence(100.0, 0.05)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"book": {}, "mode": "record", "local": True},
+        {"book": {}},
+        {"book": {}, "of": spec(references={"rate": 150.0}), "reruns_allowed": 0, "mode": "record"},
+    ],
+    ids=["a new series", "no baseline", "a reference alone"],
+)
+def test_a_metric_without_baseline_was_compared_with_no_accepted_value(options):
+    assert fences_of(judged(100.0, **options)) == {}

@@ -65,7 +65,9 @@ def test_on_a_site_a_series_is_new_each_night_until_all_of_a_session_are_accepte
         assert printed.count("2 new series recorded; to accept: mlhpc baseline accept ") == 1
     monkeypatch.chdir(suite.folder)
     assert main(["baseline", "accept", suite.records()[-1]["session"], "--reason", "first night"]) == 0
+    assert suite.records()[-1].get("fences", {}) == {}
     suite.run(system="site").expect(0, "*passed", absent="*to accept*", passed=2)
+    assert suite.records()[-1]["fences"] == {"rate": {"accepted": 100.0, "width": 0.05}}
     assert main(["baseline", "accept", suite.records()[-1]["session"], "--reason", "again"]) == 2
 
 

@@ -399,7 +399,7 @@ def test_pruning_that_is_killed_at_any_line_loses_and_doubles_nothing(tmp_path):
         server = Server()
         push(server, state_dir)
         assert len(server.values) in {0, 6}
-        assert waiting(state_dir) == 0
+        assert waiting(state_dir).both == 0
         pruned(state_dir, now_ns=NOW_NS + 2 * DAY)
         assert [path for path, _ in below(state_dir / "runs", [])] == []
         assert list(state_dir.glob("records/*/.*")) == []
@@ -429,7 +429,7 @@ def test_what_was_there_before_influxdb_is_not_sent_as_it_was_pruned(state_dir):
     assert pruned(state_dir).records == 2
     server = Server()
     assert push(server, state_dir)[1] == []
-    assert (server.requests, waiting(state_dir)) == ([], 0)
+    assert (server.requests, waiting(state_dir).both) == ([], 0)
 
 
 def test_of_a_file_that_was_sent_in_part_the_rest_is_sent(state_dir):
@@ -444,7 +444,7 @@ def test_of_a_file_that_was_sent_in_part_the_rest_is_sent(state_dir):
     push(server, state_dir)
     rates = [value for value in server.values if value in {2.0, 3.0, 4.0, 100.0}]
     assert sorted({*rates} - {100.0}) == [3.0, 4.0]
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
     assert path.read_bytes().count(b"\n") == 4
 
 

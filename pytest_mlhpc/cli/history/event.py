@@ -49,6 +49,7 @@ def add_(text: str, place: str, on: str, until: str, state_dir: Path) -> Command
         until_ns=_moment(until, now_ns, "--until") if until else 0,
     )  # fmt: skip
     add(state_dir, event)
+    options.publish_events(state_dir)
     if doubt := unknown_place(state_dir, event):
         tell(doubt)
     since = minutes(event.at_ns)
@@ -96,6 +97,7 @@ def remove_(name: str, state_dir: Path) -> CommandReport:
         raise UsageError(f"several events' ids start with {name!r}: {', '.join(one.id for one in found)}")
     [event] = found
     remove(state_dir, Removal(event.id, user_name(), time.time_ns()))
+    options.publish_events(state_dir)
     return CommandReport(f"{event.id} is removed: {event.text}, {_place(event)}\n", {"event": to_json(event)})
 
 

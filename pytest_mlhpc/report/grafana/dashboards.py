@@ -1,10 +1,11 @@
-"""The dashboards: one benchmark over time, systems beside each other, nights, and nodes."""
+"""The dashboards: one benchmark over time, one series and its fence, systems beside each other, nights, and nodes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pytest_mlhpc.influx.schema import METRIC, RUN
+from pytest_mlhpc.influx.schema import EVENT, METRIC, RUN
 from pytest_mlhpc.report.grafana.panels import (
     CHOSEN,
     FIRST,
@@ -13,11 +14,15 @@ from pytest_mlhpc.report.grafana.panels import (
     ChosenValue,
     Conditions,
     Dashboard,
+    DataLink,
+    IsFalse,
     OneOf,
     Panel,
     PanelQuery,
     QueryColumn,
+    Threshold,
     annotation,
+    cell_links,
     common_variables,
     dashboard,
     diagram,
@@ -53,13 +58,55 @@ def _with(*verdicts: str) -> Conditions:
     return {**FIRST, "verdict": OneOf(verdicts)}
 
 
-def nights() -> Dashboard:
+def _events(where: Conditions) -> list[dict[str, Any]]:
+    """Return marks for events where *where* says; those of commits and of other software at first only on demand."""
+    marks = (
+        ("changes of systems", ("change",), "purple", True),
+        ("maintenance", ("maintenance",), "blue", True),
+        ("alerts", ("alert_opened", "alert_closed"), "orange", True),
+        ("acknowledgements", ("alert_acknowledged", "alert_unacknowledged"), "yellow", False),
+        ("software", ("environment",), "purple", False),
+        ("commits", ("commit",), "text", False),
+    )
+    columns = [QueryColumn("text"), QueryColumn("kind"), QueryColumn("until_ns", name="until_ms", per=10**6)]
+    found = []
+    for name, kinds, colour, shown in marks:
+        ends = name == "maintenance"
+        query = select(
+            EVENT,
+            columns if ends else columns[:2],
+            {**where, "kind": OneOf(kinds), "removed": IsFalse()},
+        )
+        found.append(
+            annotation(
+                name,
+                query,
+                text="text",
+                tags="kind",
+                colour=colour,
+                until="until_ms" if ends else "",
+                shown=shown,
+            )
+        )
+    return found
+
+
+#: Events of the chosen systems; of the chosen partitions and of whole systems.
+_SYSTEM_EVENTS: Final[Conditions] = {"system": ChosenValue("system")}
+_PARTITION_EVENTS: Final[Conditions] = {
+    **_SYSTEM_EVENTS,
+    "partition": ChosenValue("partition", or_none=True),
+}
+
+
+def nights(links: Sequence[DataLink]) -> Dashboard:
     """Return what became of the runs of each night: verdicts, failures, node-hours, waiting."""
     return dashboard(
         "mlhpc-nights",
         "Benchmarks: nights",
         text="What became of the runs of each night on each system.",
         variables=common_variables(),
+        annotations=_events(_SYSTEM_EVENTS),
         panels=[
             number("Runs", _runs(), text="First attempts in the time range."),
             number("Slower than they were", _runs(_with(*SLOWER)), text="Runs that regressed, drifted, or missed a reference."),
@@ -91,19 +138,21 @@ def nights() -> Dashboard:
                     [
                         QueryColumn(name)
                         for name in (
-                            "system", "partition", "benchmark", "verdict", "failure", "nodes", "commit", "job_id", "id",
+                            "system", "partition", "benchmark", "verdict", "failure", "nodes", "commit", "job_id", "pipeline", "id",
                         )
                     ],
                     {**FIRST, "verdict": OneOf(_FINE, negated=True)},
                     table=True,
                     newest=MOST_ROWS,
                 ),
+                links=links,
                 text="Newest first. `mlhpc records show ID` has all that is known of one.",
                 size=(24, 12),
             ),
             rows(
                 "Last run of each benchmark",
                 select(RUN, [QueryColumn("id", "last", "id")], FIRST, by=("system", "partition", "benchmark"), table=True),
+                links=links,
                 text="What has not run for long stands out by its time; `mlhpc alert send --expect nightly` reports it.",
                 size=(24, 9),
             ),
@@ -112,13 +161,14 @@ def nights() -> Dashboard:
     )  # fmt: skip
 
 
-def nodes() -> Dashboard:
+def nodes(links: Sequence[DataLink]) -> Dashboard:
     """Return what vetting left out, what failed for the system's sake, and on which nodes runs were."""
     return dashboard(
         "mlhpc-nodes",
         "Benchmarks: nodes",
         text="Nodes that vetting left out, and runs that the system prevented.",
         variables=common_variables(),
+        annotations=_events(_SYSTEM_EVENTS),
         panels=[
             diagram(
                 "Nodes that vetting left out",
@@ -146,6 +196,7 @@ def nodes() -> Dashboard:
                     newest=MOST_ROWS,
                 ),
                 units={"node_hours": "suffix: h"},
+                links=links,
                 text="Newest first; `unfit` says which nodes were left out, and why.",
                 size=(24, 14),
             ),
@@ -160,18 +211,26 @@ _ONE: Final[Conditions] = {
 }
 _MACHINE: Final = ("system", "partition", "environment", "device_model", "definition")
 _ALIAS: Final = f"{PARTITION} $tag_environment $tag_device_model $tag_definition"
+#: The metrics that are chosen at first.
+_USUAL_METRICS: Final = ("effective_throughput", "compute_throughput")
 _METRIC: Final[Conditions] = {**_ONE, "metric": ChosenValue("metric")}
 
 
-def benchmark() -> Dashboard:
+def benchmark(links: Sequence[DataLink]) -> Dashboard:
     """Return one benchmark over time: each metric, its weekly median, and where the time goes."""
     return dashboard(
         "mlhpc-benchmark",
         "Benchmarks: one over time",
         text="One benchmark: its metrics over time on each system, and where the time goes.",
         variables=_variables_of_one(),
-        annotations=[_slower()],
-        panels=[_over_time(), *_where_time_goes(), _memory_and_energy(), _figures()],
+        annotations=[_slower(_ONE), *_events(_PARTITION_EVENTS)],
+        panels=[
+            _over_time(),
+            _fence_used(_METRIC),
+            *_where_time_goes(),
+            _memory_and_energy(),
+            _figures(_METRIC, links),
+        ],
     )
 
 
@@ -186,14 +245,14 @@ def _variables_of_one() -> list[dict[str, Any]]:
             "metric",
             METRIC,
             where={**machine, "benchmark": ChosenValue("benchmark")},
-            chosen=("effective_throughput", "compute_throughput"),
+            chosen=_USUAL_METRICS,
         ),
     ]
 
 
-def _slower() -> dict[str, Any]:
+def _slower(where: Conditions) -> dict[str, Any]:
     """Return marks where the benchmark was worse than it may be, with the judge's words."""
-    query = select(RUN, [QueryColumn("failure"), QueryColumn("verdict")], {**_ONE, "verdict": OneOf(SLOWER)})
+    query = select(RUN, [QueryColumn("failure"), QueryColumn("verdict")], {**where, "verdict": OneOf(SLOWER)})
     return annotation("slower", query, text="failure", tags="verdict", colour="red")
 
 
@@ -247,15 +306,92 @@ def _memory_and_energy() -> Panel:
     return diagram("Memory and energy", [select(METRIC, [QueryColumn("value")], where, by=by, alias=alias)])
 
 
-def _figures() -> Panel:
+def _fence_used(where: Conditions) -> Panel:
+    """Return how far figures are from their accepted values, in a unit that is the same for all: the width of the fence."""
+    query = select(
+        METRIC, [QueryColumn("fence_used")], where, by=("metric", *_MACHINE), alias=f"$tag_metric {_ALIAS}"
+    )
+    return diagram(
+        "Loss as a share of the fence",
+        [query],
+        unit="percentunit",
+        thresholds=(Threshold(1.0, "red"),),  # the edge of the fence, by the definition of the field
+        text="0 is the accepted value, 100 % the edge of the fence; what lies beyond it is run again and judged.",
+    )
+
+
+def _figures(where: Conditions, links: Sequence[DataLink]) -> Panel:
     """Return the table behind the diagrams."""
     names = (
-        "system", "partition", "device_model", "metric", "value", "unit", "verdict", "nodes", "commit", "branch", "id",
+        "system", "partition", "device_model", "metric", "value", "unit", "accepted", "fence_used", "reference", "verdict",
+        "nodes", "commit", "branch", "id",
     )  # fmt: skip
     return rows(
         "Runs",
-        select(METRIC, [QueryColumn(name) for name in names], _METRIC, table=True, newest=MOST_ROWS),
-        text="Newest first: which node and which commit a figure is of.",
+        select(METRIC, [QueryColumn(name) for name in names], where, table=True, newest=MOST_ROWS),
+        units={"fence_used": "percentunit"},
+        links=links,
+        text="Newest first: which node and which commit a figure is of, and what it was compared with.",
+    )
+
+
+#: One series for each metric that is chosen.
+_SERIES: Final[Conditions] = {**_METRIC, "environment": ChosenValue("environment")}
+#: How the lines around a series are drawn.
+_LINE: Final = {"custom.showPoints": "never", "custom.lineWidth": 1}
+_FAINT: Final = {**_LINE, "color": {"mode": "fixed", "fixedColor": "green"}}
+_LINES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "value": {"color": {"mode": "fixed", "fixedColor": "blue"}},
+    "accepted": {**_FAINT, "custom.lineStyle": {"fill": "dash", "dash": [10, 10]}},
+    "fence_low": {**_FAINT, "custom.lineWidth": 0},
+    "fence_high": {
+        **_FAINT,
+        "custom.lineWidth": 0,
+        "custom.fillBelowTo": "fence_low",
+        "custom.fillOpacity": 15,
+    },
+    "reference": {**_LINE, "custom.lineWidth": 2, "color": {"mode": "fixed", "fixedColor": "red"}},
+}
+
+
+def series(links: Sequence[DataLink]) -> Dashboard:
+    """Return series of one test on one partition: figures, accepted value, fence and reference."""
+    machine: Conditions = {"system": ChosenValue("system"), "partition": ChosenValue("partition")}
+    test: Conditions = {**machine, "environment": ChosenValue("environment")}
+    _systems, purpose = common_variables()
+    return dashboard(
+        "mlhpc-series",
+        "Benchmarks: one series and its fence",
+        text="One test on one partition: its figures, with the accepted value, the fence and the reference of each night.",
+        variables=[
+            variable("system", RUN, where={}, one=True),
+            purpose,
+            variable("partition", RUN, where={"system": ChosenValue("system")}, one=True),
+            variable("environment", RUN, where=machine, one=True),
+            variable("benchmark", METRIC, where=test, one=True),
+            variable(
+                "metric",
+                METRIC,
+                where={**test, "benchmark": ChosenValue("benchmark")},
+                chosen=_USUAL_METRICS,
+            ),
+        ],
+        annotations=[
+            _slower({**_ONE, "environment": ChosenValue("environment")}),
+            *_events(_PARTITION_EVENTS),
+        ],
+        panels=[
+            diagram(
+                "$metric",
+                [select(METRIC, [QueryColumn(name) for name in _LINES], _SERIES, alias="$col")],
+                text="The band is the fence around the accepted value (dashed), the red line the reference.",
+                size=(24, 10),
+                repeat="metric",
+                series=_LINES,
+            ),
+            _fence_used(_SERIES),
+            _figures(_SERIES, links),
+        ],
     )
 
 
@@ -290,6 +426,7 @@ def systems() -> Dashboard:
             *common_variables(),
             variable("benchmark", METRIC, where={"system": ChosenValue("system")}),
         ],
+        annotations=_events(_SYSTEM_EVENTS),
         panels=[
             *map(_all_systems, _TITLES),
             *map(_medians, ("compute_throughput", "compute_fraction", "effective_throughput")),
@@ -322,7 +459,12 @@ def _medians(metric: str) -> Panel:
     )
 
 
-def all_dashboards() -> dict[str, Dashboard]:
-    """Return every dashboard by the name of its file."""
-    made = [nights(), benchmark(), systems(), nodes()]
+def all_dashboards(templates: Mapping[str, str] | None = None) -> dict[str, Dashboard]:
+    """Return every dashboard by the name of its file.
+
+    *templates* are addresses with ``{commit}``, ``{job}`` or ``{pipeline}`` in them, by that name, and that of the HTML report as
+    ``report``.
+    """
+    links = cell_links(templates or {})
+    made = [nights(links), benchmark(links), series(links), systems(), nodes(links)]
     return {f"{one['uid']}.json": one for one in made}

@@ -22,14 +22,16 @@ _AGGREGATES: Final = ("count", "sum", "median", "max", "last")
 
 @dataclass(frozen=True)
 class ChosenValue:
-    """A tag has one of the values that are chosen of the variable *name*."""
+    """A tag has one of the values that are chosen of the variable *name*; with *or_none* it may also be empty, as ``-``."""
 
     name: str
+    or_none: bool = False
 
     @property
     def text(self) -> str:
         """The right half of a condition."""
-        return f"=~ /^${{{self.name}:regex}}$/"
+        chosen = f"${{{self.name}:regex}}"
+        return f"=~ /^(-|{chosen})$/" if self.or_none else f"=~ /^{chosen}$/"
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,26 @@ class OneOf:
 
 
 @dataclass(frozen=True)
+class IsFalse:
+    """A boolean field is false in the points that are asked for."""
+
+    @property
+    def text(self) -> str:
+        """The right half of a condition."""
+        return "= false"
+
+
+@dataclass(frozen=True)
 class QueryColumn:
-    """One column of an answer: a field, or a tag where nothing is aggregated."""
+    """One column of an answer: a field, or a tag where nothing is aggregated. ``per``: a figure is divided by it."""
 
     field: str
     aggregate: str = ""
     name: str = ""
+    per: int = 1
 
 
-Conditions = Mapping[str, ChosenValue | OneOf]
+Conditions = Mapping[str, ChosenValue | OneOf | IsFalse]
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,7 @@ def select(
     Args:
         of: the measurement.
         columns: what is asked for; of fields at least one, as InfluxQL answers nothing for tags alone.
-        where: tag -> condition; the time range is always one.
+        where: tag -> condition, or boolean field -> :class:`IsFalse`; the time range is always one.
         by: tags to group by.
         every: length of the steps in time, such as ``1d``; empty: each point.
         alias: how series are called.
@@ -95,7 +108,9 @@ def select(
     fields = {field.name for field in of.fields}
     known = fields | set(of.tag_names)
     _check(of, {*(column.field for column in columns)} - known)
-    _check(of, {*where, *by} - set(of.tag_names))
+    flags = {field.name for field in of.fields if field.kind == "boolean"}
+    asked_false = {name for name, one in where.items() if isinstance(one, IsFalse)}
+    _check(of, (asked_false - flags) | ({*where, *by} - asked_false - set(of.tag_names)))
     if not any(column.field in fields for column in columns):
         raise KeyError(f"{of.name}: no field among {', '.join(column.field for column in columns)}")
     conditions = " AND ".join(["$timeFilter", *(f"{_name(tag)} {one.text}" for tag, one in where.items())])
@@ -134,6 +149,7 @@ def _column(column: QueryColumn) -> str:
     if column.aggregate and column.aggregate not in _AGGREGATES:
         raise KeyError(f"{column.aggregate} is none of {', '.join(_AGGREGATES)}")
     text = f"{column.aggregate}({_name(column.field)})" if column.aggregate else _name(column.field)
+    text += f" / {column.per}" if column.per != 1 else ""
     return f"{text} AS {_name(column.name)}" if column.name else text
 
 
@@ -151,6 +167,54 @@ _VERDICTS: Final = {
 Panel = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class DataLink:
+    """Where a value of the column *column* of a table leads; ``url`` is in Grafana's words."""
+
+    column: str
+    title: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """From ``value`` on, figures of a diagram are in ``colour``; below the first one they are green."""
+
+    value: float
+    colour: str
+
+
+def _link_to(template: str, name: str) -> str:
+    """Return the address of *template*, which has ``{name}`` for a value, in Grafana's words for a cell."""
+    return template.replace(f"{{{name}}}", "${__value.raw:percentencode}")
+
+
+#: What a site may link to, by name: column, title.
+_LINKED: Final = {
+    "commit": ("commit", "commit"),
+    "job": ("job_id", "job"),
+    "pipeline": ("pipeline", "pipeline"),
+}
+#: From a test to the dashboard of it, on the same system and in the same time.
+_TO_BENCHMARK: Final = (
+    "/d/mlhpc-benchmark?var-benchmark=${__value.raw:percentencode}&var-system=${__data.fields.system:percentencode}"
+    "&${datasource:queryparam}&${__url_time_range}"
+)
+
+
+def cell_links(templates: Mapping[str, str]) -> list[DataLink]:
+    """Return where cells of tables lead: tests to their dashboard and to the report, and what the site says where it is."""
+    found = [DataLink("benchmark", "over time", _TO_BENCHMARK)]
+    if report := templates.get("report"):
+        address = f"{report}#view=benchmarks&q={{benchmark}}"
+        found.append(DataLink("benchmark", "report", _link_to(address, "benchmark")))
+    return found + [
+        DataLink(column, title, _link_to(templates[name], name))
+        for name, (column, title) in _LINKED.items()
+        if name in templates
+    ]
+
+
 def diagram(
     title: str,
     queries: Sequence[PanelQuery],
@@ -161,18 +225,13 @@ def diagram(
     text: str = "",
     size: tuple[int, int] = (12, 8),
     repeat: str = "",
+    thresholds: Sequence[Threshold] = (),
+    series: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Panel:
-    """Return figures over time; ``bars`` are stacked. ``repeat``: a variable of which each value has a panel."""
-    custom = {
-        "drawStyle": "bars" if bars else "line",
-        "lineWidth": 1,
-        "fillOpacity": 70 if bars else 0,
-        "pointSize": 5,
-        "showPoints": "never" if bars else "always",
-        # A night without a figure is a gap of a day and more; a line across it would invent one.
-        "spanNulls": False,
-        "stacking": {"group": "A", "mode": "normal" if bars else "none"},
-    }
+    """Return figures over time; ``bars`` are stacked. ``repeat``: a variable of which each value has a panel.
+
+    ``thresholds`` are lines and colours of the axis, lowest first; ``series`` is how single ones are drawn, by name.
+    """
     overrides = [
         _override("byRegexp", f"/^({names})$/", {"color": {"mode": "fixed", "fixedColor": colour}})
         for names, colour in _VERDICTS.items()
@@ -184,9 +243,14 @@ def diagram(
         size,
         text,
         unit=unit,
-        custom=custom,
+        custom=_drawn(bars=bars),
         overrides=overrides if by_verdict else [],
     )
+    if thresholds:
+        _add_thresholds(panel, thresholds)
+    panel["fieldConfig"]["overrides"] += [
+        _override("byName", name, values) for name, values in (series or {}).items()
+    ]
     panel["options"] = {
         "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
         "tooltip": {"mode": "multi", "sort": "desc"},
@@ -194,6 +258,29 @@ def diagram(
     if repeat:
         panel |= {"repeat": repeat, "repeatDirection": "h", "maxPerRow": 2}
     return panel
+
+
+def _drawn(*, bars: bool) -> dict[str, Any]:
+    """Return how figures over time are drawn."""
+    return {
+        "drawStyle": "bars" if bars else "line",
+        "lineWidth": 1,
+        "fillOpacity": 70 if bars else 0,
+        "pointSize": 5,
+        "showPoints": "never" if bars else "always",
+        # A night without a figure is a gap of a day and more; a line across it would invent one.
+        "spanNulls": False,
+        "stacking": {"group": "A", "mode": "normal" if bars else "none"},
+    }
+
+
+def _add_thresholds(panel: Panel, thresholds: Sequence[Threshold]) -> None:
+    """Draw *thresholds* as lines, and what lies above them on their colour."""
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+    steps += [{"color": one.colour, "value": one.value} for one in thresholds]
+    defaults = panel["fieldConfig"]["defaults"]
+    defaults["thresholds"] = {"mode": "absolute", "steps": steps}
+    defaults["custom"]["thresholdsStyle"] = {"mode": "dashed+area"}
 
 
 def number(
@@ -223,10 +310,18 @@ def rows(
     units: Mapping[str, str] | None = None,
     text: str = "",
     size: tuple[int, int] = (COLUMNS, 9),
+    links: Sequence[DataLink] = (),
 ) -> Panel:
-    """Return a table; *units* of its columns."""
+    """Return a table; *units* of its columns, and the *links* of those that are there."""
     custom = {"align": "auto", "cellOptions": {"type": "auto"}, "inspect": True, "filterable": True}
     overrides = [_override("byName", name, {"unit": unit}) for name, unit in (units or {}).items()]
+    for column in dict.fromkeys(one.column for one in links if f'"{one.column}"' in query.text):
+        leads = [
+            {"title": one.title, "url": one.url, "targetBlank": not one.url.startswith("/d/")}
+            for one in links
+            if one.column == column
+        ]
+        overrides.append(_override("byName", column, {"links": leads}))
     panel = _panel("table", title, [query], size, text, custom=custom, overrides=overrides)
     panel["options"] = {"frameIndex": 0, "showHeader": True, "cellHeight": "sm"}
     return panel
@@ -335,8 +430,13 @@ def variable(
     }
 
 
-def annotation(name: str, query: PanelQuery, *, text: str, tags: str, colour: str) -> dict[str, Any]:
-    """Return marks in all diagrams; *text* and *tags* are columns of the answer."""
+def annotation(
+    name: str, query: PanelQuery, *, text: str, tags: str, colour: str, until: str = "", shown: bool = True
+) -> dict[str, Any]:
+    """Return marks in all diagrams; *text*, *tags* and *until* (ms since 1970) are columns of the answer.
+
+    Marks that are not *shown* at first can be switched on above the dashboard.
+    """
     target = {
         "refId": "Anno",
         "query": query.text,
@@ -344,8 +444,9 @@ def annotation(name: str, query: PanelQuery, *, text: str, tags: str, colour: st
         "fromAnnotations": True,
         "textColumn": text,
         "tagsColumn": tags,
+        **({"timeEndColumn": until} if until else {}),
     }
-    return {"name": name, "datasource": SOURCE, "enable": True, "iconColor": colour, "target": target}
+    return {"name": name, "datasource": SOURCE, "enable": shown, "iconColor": colour, "target": target}
 
 
 def dashboard(

@@ -12,7 +12,8 @@ from nights_of import nights, quiet
 from nights_of import store as store_records
 from yearly import Slow, Year, night_ns
 
-from pytest_mlhpc.alert.book import book_path, locked
+from pytest_mlhpc.alert.book import book_path, locked, read_book
+from pytest_mlhpc.history.events import journal_entry_of, journal_files
 from pytest_mlhpc.store.text import iso
 
 #: One system, five benchmarks, 45 nights; then all of them lose 8 %.
@@ -157,6 +158,26 @@ def test_another_alert_at_work_is_exit_code_75(sink, state_dir, alert, monkeypat
 
 
 # --- ack and mute
+
+
+def test_what_becomes_of_an_alert_is_in_the_journal_once(sink, store, alert, mlhpc, state_dir):
+    store(*range(46))
+    alert(45)
+    alert(45)
+    mlhpc("alert", "ack", incident_of(sink), "--until", "2099-01-01", "--reason", "vendor knows")
+    entries = [
+        journal_entry_of(line) for path in journal_files(state_dir) for line in path.read_bytes().splitlines()
+    ]
+    alerts = [(one.kind, one.id, one.system, one.at_ns) for one in entries if one.kind.startswith("alert")]
+    assert alerts[0] == ("alert_opened", incident_of(sink), "cirrus", night_ns(45, 6))
+    assert [kind for kind, *_ in alerts] == ["alert_opened", "alert_acknowledged"]
+    assert not read_book(state_dir, pytest.fail).journal
+
+
+def test_a_dry_run_leaves_the_journal_alone(sink, store, alert, state_dir):
+    store(*range(46))
+    alert(45, "--dry-run")
+    assert journal_files(state_dir) == []
 
 
 def test_an_acknowledged_alert_is_silent_until_then(sink, store, alert, mlhpc):

@@ -2,12 +2,14 @@
 
 import csv
 import re
+import urllib.parse
 
 import pytest
 from made_nights import DAY_NS, FIRST_NS, GivenSource, a_year, benchmark, night, series
 
 from pytest_mlhpc.history.events import new_event
 from pytest_mlhpc.judge.baseline_files import Entry
+from pytest_mlhpc.report.grafana.panels import cell_links
 from pytest_mlhpc.report.html.page import html_of
 from pytest_mlhpc.report.html.page_data import PageQuery, gather
 
@@ -65,6 +67,17 @@ def test_every_view_is_drawn(report, open_page):
     opened.page.wait_for_selector(".chart canvas")
     opened.go("#view=scaling")
     assert opened.page.locator(".scaling canvas").count() == 2 * opened.page.locator(".scaling").count()
+
+
+def test_the_address_that_dashboards_link_to_shows_one_test_alone(report, open_page):
+    (link,) = [one for one in cell_links({"report": report.as_uri()}) if one.title == "report"]
+    for name in (benchmark("test_deepcam"), benchmark("test_cosmoflow", 2)):
+        opened = open_page(report)
+        url = link.url.replace("${__value.raw:percentencode}", urllib.parse.quote(name, safe=""))
+        opened.go(f"#{url.partition('#')[2]}")
+        titles = opened.page.locator("section:visible h2").all_inner_texts()
+        assert titles
+        assert all(name.rpartition("::")[2].partition("[")[0] in title for title in titles)
 
 
 def test_the_overview_names_what_is_slow_and_links_to_it(report, open_page):

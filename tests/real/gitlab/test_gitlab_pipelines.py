@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from gitlab_ci_service import Pipeline, Project, make_project, read
+from services import ROOT
 
 from pytest_mlhpc.cli.init import MachineSurroundings, project_files
 from pytest_mlhpc.store.record import Record
@@ -50,6 +51,13 @@ def test_a_fork_never_reaches_the_systems_runner_until_its_commit_is_approved(pr
 def test_the_pipeline_of_a_new_project_is_one_job_that_measures(project: Project):
     project.write(".gitlab-ci.yml", project_files(MachineSurroundings())[".gitlab-ci.yml"])
     assert project.jobs("schedule", schema=True) == {"benchmarks": "on_success"}
+    assert project.jobs("push") == {}
+
+
+def test_a_catalogue_project_releases_versions_and_nothing_else(project: Project):
+    project.write(".gitlab-ci.yml", (ROOT / "ci/gitlab/.gitlab-ci.yml").read_text())
+    assert project.jobs("push", schema=True, CI_COMMIT_TAG="1.2.3") == {"release": "on_success"}
+    assert project.jobs("push", CI_COMMIT_TAG="nightly") == {}
     assert project.jobs("push") == {}
 
 

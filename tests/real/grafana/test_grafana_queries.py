@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from grafana_macros import expanded
 from over_time_services import Influx
+from running_suites import Suite
 from worlds import measurement, record
 
-from pytest_mlhpc.influx.schema import lines_of
+from pytest_mlhpc.cli import main
+from pytest_mlhpc.history.events import Event, JournalEntry
+from pytest_mlhpc.influx.schema import line_of_entry, line_of_event, lines_of
 from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.report.grafana.dashboards import all_dashboards
-from pytest_mlhpc.store.record import RecordedVetting
+from pytest_mlhpc.store.record import JudgedBy, RecordedFence, RecordedVetting
 
 pytestmark = pytest.mark.servers
 DASHBOARDS = all_dashboards()
@@ -31,6 +34,26 @@ SECONDS = (
     "exposed_communication_time",
     "rank_skew",
 )
+
+
+JUDGED_BY = JudgedBy(
+    {}, {}, "main", "fail", local=False, nightly=True, series=1, reruns_allowed=0, reruns_broken=0,
+    references={"effective_throughput": 40.0},
+)  # fmt: skip
+ALERTS = ("opened", "closed", "acknowledged", "unacknowledged")
+
+
+def noted():
+    """Events of the first two days: a change, one of another partition, one that was removed, a maintenance; alerts; software."""
+    at_ns = NOW_NS - 8 * DAY_NS
+    yield line_of_event(Event("00000001", "cirrus", "driver 570 to 580", at_ns), removed=False)
+    yield line_of_event(Event("00000002", "cirrus", "of others", at_ns, "gpu"), removed=False)
+    yield line_of_event(Event("00000003", "cirrus", "a mistake", at_ns), removed=True)
+    yield line_of_event(
+        Event("00000004", "cirrus", "new disks", at_ns, "standard", until_ns=at_ns + DAY_NS), removed=False
+    )
+    for kind in (*(f"alert_{name}" for name in ALERTS), "environment", "commit"):
+        yield line_of_entry(JournalEntry("regr", kind, "cirrus", f"text of {kind}", at_ns + DAY_NS))
 
 
 def world():
@@ -69,6 +92,8 @@ def world():
                 created_ns=NOW_NS - (len(verdicts) - night) * DAY_NS,
                 verdict=verdict,
                 failure="slower" if verdict in {"regressed", "drifted"} else "",
+                fences={"effective_throughput": RecordedFence(60.0, 0.05)},
+                judged_by=JUDGED_BY,
                 node_hours=0.5,
                 queue_s=60.0,
                 vetting=RecordedVetting("quick", 60.0, unfit={"n9": "memory"}),
@@ -83,7 +108,7 @@ def world():
 
 @pytest.fixture
 def filled(influxdb: Influx, tmp_path: Path) -> Influx:
-    influxdb.push(map(lines_of, world()), tmp_path)
+    influxdb.push([*map(lines_of, world()), list(noted())], tmp_path)
     return influxdb
 
 
@@ -116,7 +141,7 @@ def test_every_name_in_an_alias_is_a_tag_of_the_answer(filled):
                 for word in target["alias"].replace(":", " ").replace("[", " ").split()
                 if word.startswith("$tag_")
             ]
-            assert named
+            assert named or target["alias"] == "$col"
             assert all(word.removeprefix("$tag_") in row for word in named)
 
 
@@ -186,10 +211,118 @@ def test_parts_of_a_time_have_the_same_moments_so_that_they_stack(filled):
     assert len(moments["io_time"]) == 6
 
 
+def marks(dashboard, name):
+    (mark,) = [
+        one for one in DASHBOARDS[f"mlhpc-{dashboard}.json"]["annotations"]["list"] if one["name"] == name
+    ]
+    return mark
+
+
 def test_marks_of_slower_runs_have_their_words(filled):
-    (mark,) = DASHBOARDS["mlhpc-benchmark.json"]["annotations"]["list"]
+    mark = marks("benchmark", "slower")
     rows = asked(filled, mark["target"]["query"], system="eidf", benchmark=PLAIN)
     assert [(row[mark["target"]["textColumn"]], row[mark["target"]["tagsColumn"]]) for row in rows] == [
         ("slower", "regressed"),
         ("slower", "drifted"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "chosen", "names"),
+    [
+        ("benchmark", {"partition": "standard"}, ["driver 570 to 580"]),
+        ("benchmark", {"partition": "gpu"}, ["driver 570 to 580", "of others"]),
+        ("nights", {}, ["driver 570 to 580", "of others"]),
+        ("nights", {"system": "eidf"}, []),
+    ],
+)
+def test_marks_of_events_are_those_of_the_chosen_partitions_without_those_removed(
+    filled, dashboard, chosen, names
+):
+    mark = marks(dashboard, "changes of systems")
+    rows = asked(filled, mark["target"]["query"], **{"system": "cirrus", **chosen})
+    assert sorted(row[mark["target"]["textColumn"]] for row in rows) == names
+    assert {row["kind"] for row in rows} <= {"change"}
+
+
+def test_the_mark_of_a_maintenance_has_its_end_in_milliseconds(filled):
+    target = marks("series", "maintenance")["target"]
+    (row,) = asked(filled, target["query"])
+    assert row[target["textColumn"]] == "new disks"
+    assert row[target["timeEndColumn"]] * 10**6 - row["time"] == pytest.approx(DAY_NS, abs=10**10)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("alerts", {"alert_opened", "alert_closed"}),
+        ("acknowledgements", {"alert_acknowledged", "alert_unacknowledged"}),
+        ("software", {"environment"}),
+        ("commits", {"commit"}),
+    ],
+)
+def test_marks_have_the_kind_of_what_happened(filled, name, kinds):
+    target = marks("series", name)["target"]
+    rows = asked(filled, target["query"])
+    assert {row[target["tagsColumn"]] for row in rows} == kinds
+    assert all(row[target["textColumn"]].startswith("text of ") for row in rows)
+
+
+def test_a_series_has_its_fence_and_reference_beside_each_figure(filled):
+    rows = asked(
+        filled, panel("series", "$metric"), system="eidf", benchmark=PLAIN, metric="effective_throughput"
+    )
+    assert [row["value"] for row in rows] == [50.0, 51.0, 52.0, 55.0, 56.0, 57.0]
+    names = ("accepted", "fence_low", "fence_high", "reference")
+    assert {tuple(row[name] for name in names) for row in rows} == {(60.0, 57.0, 63.0, 40.0)}
+    used = asked(
+        filled, panel("series", "Loss as a share of the fence"), system="eidf", metric="effective_throughput"
+    )
+    assert [round(row["fence_used"], 3) for row in used][:2] == [3.333, 3.0]
+
+
+# --- points of a real session
+
+TESTS = """
+@program(["/bin/sh", "-c", "echo rate: $FIGURE"], RATE, reference={"local": 3.5})
+def test_a(run):
+    pass
+"""
+
+
+def test_every_query_of_one_series_has_an_answer_from_points_of_real_sessions(
+    influxdb, tmp_path, state_dir, monkeypatch
+):
+    for name, value in influxdb.environment.items():
+        monkeypatch.setenv(name, value)
+    suite = Suite(tmp_path / "suite", state_dir, system="local")
+    suite.tests(TESTS)
+    nightly = {**influxdb.environment, "MLHPC_PURPOSE": "nightly", "CI_COMMIT_BRANCH": "main"}
+    suite.run("--mlhpc-baseline=update", environment={**nightly, "FIGURE": "4.0"}).expect(0, passed=1)
+    suite.run(environment={**nightly, "FIGURE": "3.9"}).expect(0, passed=1)
+    suite.run("--mlhpc-reruns=0", environment={**nightly, "FIGURE": "3.2"}).expect(1, failed=1)
+    assert main(["history", "event", "add", "--system", "local", "driver 570 to 580"]) == 0
+    until = "2099-01-01"
+    assert main(["history", "event", "add", "--system", "local", "--until", until, "new disks"]) == 0
+    time.sleep(0.01)  # Grafana asks up to now, in whole milliseconds
+    now_ms = time.time_ns() // 10**6 + 1000
+
+    def ask(query):
+        return influxdb.ask(
+            expanded(query, {"metric": ["rate"], "purpose": ["nightly"]}, now_ms - 10**9, now_ms)
+        )
+
+    series = DASHBOARDS["mlhpc-series.json"]
+    queries = [target["query"] for one in series["panels"] for target in one["targets"]]
+    queries += [one["query"] for one in series["templating"]["list"] if one["type"] == "query"]
+    queries += [
+        marks("series", name)["target"]["query"] for name in ("slower", "changes of systems", "maintenance")
+    ]
+    assert [query for query in queries if not ask(query)] == []
+    rows = ask(panel("series", "$metric"))
+    assert [row["value"] for row in rows] == [4.0, 3.9, 3.2]
+    assert [row["accepted"] for row in rows[1:]] == [4.0, 4.0]
+    assert {row["reference"] for row in rows} == {3.5}
+    assert rows[1]["fence_low"] < 3.9 < rows[1]["fence_high"]
+    used = [row["fence_used"] for row in ask(panel("series", "Loss as a share of the fence"))]
+    assert 0 < used[-2] < 1 < used[-1]

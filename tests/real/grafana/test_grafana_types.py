@@ -56,8 +56,36 @@ def changed(**changes):
     return dashboard
 
 
+def applied(dashboard):
+    """Return a dashboard of which each override of a diagram is the default of a panel: overrides themselves take anything."""
+    panels = []
+    for panel in dashboard["panels"]:
+        for override in panel["fieldConfig"]["overrides"] if panel["type"] == "timeseries" else []:
+            changed_panel = copy.deepcopy(panel)
+            for one in override["properties"]:
+                *way, last = one["id"].split(".")
+                at = changed_panel["fieldConfig"]["defaults"]
+                for word in way:
+                    at = at[word]
+                at[last] = one["value"]
+            panels.append(changed_panel)
+    return {**dashboard, "panels": panels}
+
+
+LINKS = {name: f"https://example.org/{{{name}}}" for name in ("commit", "job", "pipeline", "report")}
+
+
 def test_every_dashboard_has_grafana_s_types_and_no_mistake_slips_through(compiled):
+    linked = {f"linked-{name}": one for name, one in all_dashboards(LINKS).items()}
+    series = applied(all_dashboards()["mlhpc-series.json"])
+    assert len(series["panels"]) == 5
+    misdrawn = copy.deepcopy(series)
+    misdrawn["panels"][0]["fieldConfig"]["defaults"]["custom"]["fillBelow"] = "fence_low"
+    linked["overrides.json"] = series
     wrong = {
+        "misspelt-override": misdrawn,
+        "wrong-threshold": changed(panels__1__fieldConfig__defaults__thresholds__steps__1__value="1"),
+        "misspelt-end": changed(annotations__list__0__target__timeEnd="until_ms"),
         "misspelt-field": changed(panels__0__fieldConfig__defaults__custom__drawStile="line"),
         "unknown-choice": changed(panels__0__fieldConfig__defaults__custom__drawStyle="dots"),
         "wrong-type": changed(panels__0__gridPos__w="12"),
@@ -67,5 +95,5 @@ def test_every_dashboard_has_grafana_s_types_and_no_mistake_slips_through(compil
         "unknown-panel": changed(panels__0__type="graph"),
         "format-of-answer": changed(panels__0__targets__0__resultFormat="csv"),
     }
-    told = compiled({**all_dashboards(), **wrong})
+    told = compiled({**all_dashboards(), **linked, **wrong})
     assert {line.split(".ts(")[0] for line in told.splitlines() if ".ts(" in line} == set(wrong), told

@@ -77,7 +77,7 @@ def test_a_server_that_does_not_take_points_gets_them_later(  # noqa: PLR0917 - 
     influxdb.fault("")
     assert main(["records", "push"]) == 0
     assert values(influxdb) == [1.0, 2.0, 3.0]
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def test_a_passing_fault_is_waited_for(influxdb: Influx, state_dir: Path, use: Callable[..., None]) -> None:
@@ -126,7 +126,7 @@ def test_one_poison_line_of_a_thousand_costs_only_itself_and_is_sent_when_it_is_
     assert "the server refused 1 line (1: 400: " in said
     assert 'field type conflict: input field "value" on measurement "mlhpc_metric"' in said
     assert f"which lie in {aside.parent}; `mlhpc records push --retry-rejected` sends them once more" in said
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
     assert main(["records", "push", "--retry-rejected"]) == 1
     assert [path.name for path in aside.parent.iterdir()] == [aside.name]
     aside.write_text(
@@ -170,7 +170,7 @@ def test_a_server_that_is_killed_in_mid_write_has_everything_in_the_end(
         patch.setattr("pytest_mlhpc.influx.push.CHUNK_LINES", 20)
         with pytest.raises(UnavailableError):
             push(Killing(sink))
-    assert 0 < waiting(state_dir) < 60
+    assert 0 < waiting(state_dir).both < 60
     with InfluxSink(server, timeout_s=600) as sink:
         with pytest.raises(UnavailableError):  # it is down for the whole session
             push(sink)
@@ -178,7 +178,7 @@ def test_a_server_that_is_killed_in_mid_write_has_everything_in_the_end(
         push(sink)
     assert values(own_influxdb) == [float(number) for number in range(60)]
     assert own_influxdb.count("mlhpc_run") == 60
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 PUSHING = """
@@ -215,11 +215,11 @@ def test_a_push_that_is_killed_beside_a_cursor_leaves_each_point_once(
     recorded(state_dir, *range(20))
     command = [sys.executable, "-c", PUSHING, str(state_dir), str(number), when]
     assert subprocess.run(command, check=False, timeout=1200).returncode == -signal.SIGKILL
-    assert waiting(state_dir) == 20 - 5 * (number - (when == "before"))
+    assert waiting(state_dir).both == 20 - 5 * (number - (when == "before"))
     assert main(["records", "push"]) == 0
     assert values(influxdb) == [float(one) for one in range(20)]
     assert influxdb.count("mlhpc_run") == 20
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def test_a_newer_record_is_named_and_waits_and_the_others_are_sent(
@@ -277,7 +277,7 @@ def test_a_wrong_password_is_named_and_not_shown(
     said = "".join(capsys.readouterr())
     assert "check MLHPC_INFLUX_TOKEN" in said
     assert "wr0ng-Secret" not in said
-    assert waiting(state_dir) == 1
+    assert waiting(state_dir).both == 1
     use(closed_influxdb)
     assert main(["records", "push", "--check"]) == 0
     assert main(["records", "push"]) == 0

@@ -53,7 +53,7 @@ def test_all_is_sent_though_no_cursor_fits_and_each_point_is_there_once(
     assert main(["records", "push"]) == 0
     assert values(site) == [float(number) for number in range(len(RECORDS))]
     assert site.count("mlhpc_run") == len(RECORDS)
-    assert waiting(state_dir) == 0
+    assert waiting(state_dir).both == 0
 
 
 def test_where_the_start_does_not_fit_nothing_is_sent_and_the_command_is_named(

@@ -38,7 +38,7 @@ def test_a_session_sends_its_records_measured_and_failed(suite: Suite, influxdb:
     assert [row["value"] for row in influxdb.ask("SELECT value FROM mlhpc_metric WHERE metric = 'rate'")] == [
         4
     ]
-    assert waiting(suite.state) == 0
+    assert waiting(suite.state).both == 0
     assert "InfluxDB" not in result.text
 
 

@@ -32,6 +32,7 @@ interface InfluxMarks extends DataQuery {
   fromAnnotations: true;
   textColumn: string;
   tagsColumn: string;
+  timeEndColumn?: string;
 }
 
 type Fields<Custom> = Omit<FieldConfigSource, 'defaults'> & {

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from pytest_mlhpc.influx.schema import MEASUREMENTS, METRIC, RUN
+from pytest_mlhpc.influx.schema import EVENT, MEASUREMENTS, METRIC, RUN
 from pytest_mlhpc.report.grafana.dashboards import all_dashboards
-from pytest_mlhpc.report.grafana.panels import ChosenValue, OneOf, QueryColumn, select, values_of
+from pytest_mlhpc.report.grafana.panels import ChosenValue, IsFalse, OneOf, QueryColumn, select, values_of
 
 DASHBOARDS = all_dashboards()
 ONE = pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
@@ -61,7 +61,7 @@ def test_no_dashboard_names_a_server_and_each_links_to_the_others(dashboard):
 
 
 def test_the_file_is_called_as_the_dashboard_which_an_import_replaces():
-    names = {"mlhpc-nights", "mlhpc-benchmark", "mlhpc-systems", "mlhpc-nodes"}
+    names = {"mlhpc-nights", "mlhpc-benchmark", "mlhpc-series", "mlhpc-systems", "mlhpc-nodes"}
     assert {name: one["uid"] for name, one in DASHBOARDS.items()} == {f"{uid}.json": uid for uid in names}
 
 
@@ -78,6 +78,7 @@ def test_the_file_is_called_as_the_dashboard_which_an_import_replaces():
         (lambda: select(METRIC, [QueryColumn("system")], {}), "no field among system"),
         (lambda: select(METRIC, [QueryColumn("value", "drop")], {}), "drop is none of"),
         (lambda: values_of(RUN, "failure", {}), "mlhpc_run has no failure"),
+        (lambda: select(EVENT, [QueryColumn("text")], {"text": IsFalse()}), "mlhpc_event has no text"),
     ],
 )
 def test_a_query_for_what_is_not_there_cannot_be_made(ask, said):
@@ -108,3 +109,112 @@ def test_a_folder_that_is_a_file_is_a_usage_error(tmp_path, mlhpc):
     (tmp_path / "file").touch()
     err = mlhpc("report", "grafana", "--output", tmp_path / "file", code=2).err
     assert f"--output {tmp_path}/file: File exists" in err
+
+
+# --- links, fences, thresholds
+
+LINKS = {
+    "commit": "https://git.example.org/-/commit/{commit}",
+    "job": "https://jobs.example.org/?j={job}",
+    "pipeline": "https://git.example.org/-/pipelines/{pipeline}",
+    "report": "https://pages.example.org/report.html",
+}
+CELL = "${__value.raw:percentencode}"
+
+
+def links_of(dashboards):
+    """Return dashboard, panel, column, title and address of each link of a cell."""
+    return {
+        (name, panel["title"], override["matcher"]["options"], link["title"], link["url"])
+        for name, dashboard in dashboards.items()
+        for panel in dashboard["panels"]
+        for override in panel["fieldConfig"]["overrides"]
+        for one in override["properties"]
+        if one["id"] == "links"
+        for link in one["value"]
+    }
+
+
+def test_cells_lead_where_the_templates_of_the_report_lead():
+    found = links_of(all_dashboards(LINKS))
+    place = "mlhpc-nights.json", "What was not fine"
+    assert {
+        (*place, "commit", "commit", f"https://git.example.org/-/commit/{CELL}"),
+        (*place, "job_id", "job", f"https://jobs.example.org/?j={CELL}"),
+        (*place, "pipeline", "pipeline", f"https://git.example.org/-/pipelines/{CELL}"),
+        (*place, "benchmark", "report", f"https://pages.example.org/report.html#view=benchmarks&q={CELL}"),
+    } < found
+    assert {name for name, *_ in found} == {
+        "mlhpc-nights.json", "mlhpc-benchmark.json", "mlhpc-series.json", "mlhpc-nodes.json",
+    }  # fmt: skip
+
+
+def test_without_templates_cells_lead_to_other_dashboards_alone():
+    found = links_of(DASHBOARDS)
+    assert {column for _, _, column, _, _ in found} == {"benchmark"}
+    uids = {one["uid"] for one in DASHBOARDS.values()}
+    assert {url.removeprefix("/d/").partition("?")[0] for *_, url in found} <= uids
+
+
+@ONE
+def test_each_column_that_has_a_link_is_asked_for(dashboard):
+    for panel in dashboard["panels"]:
+        for override in panel["fieldConfig"]["overrides"]:
+            if any(one["id"] == "links" for one in override["properties"]):
+                (target,) = panel["targets"]
+                assert f'"{override["matcher"]["options"]}"' in target["query"]
+
+
+def test_the_band_of_the_fence_lies_between_series_that_the_panel_draws():
+    (panel,) = [one for one in DASHBOARDS["mlhpc-series.json"]["panels"] if one["title"] == "$metric"]
+    (target,) = panel["targets"]
+    assert target["alias"] == "$col"
+    drawn = {
+        one["matcher"]["options"]: {prop["id"]: prop["value"] for prop in one["properties"]}
+        for one in panel["fieldConfig"]["overrides"]
+    }
+    assert drawn["fence_high"]["custom.fillBelowTo"] == "fence_low"
+    assert all(f'"{name}"' in target["query"] for name in drawn)
+    assert {"accepted", "fence_low", "fence_high", "reference"} < drawn.keys()
+
+
+def test_the_edge_of_the_fence_is_a_threshold():
+    for name in ("benchmark", "series"):
+        (panel,) = [
+            one
+            for one in DASHBOARDS[f"mlhpc-{name}.json"]["panels"]
+            if one["title"] == "Loss as a share of the fence"
+        ]
+        steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        assert [(step["value"], step["color"]) for step in steps] == [(None, "green"), (1.0, "red")]
+
+
+@ONE
+def test_marks_of_events_leave_out_what_was_removed_and_commits_are_shown_on_demand(dashboard):
+    events = [one for one in dashboard["annotations"]["list"] if "mlhpc_event" in one["target"]["query"]]
+    assert all('"removed" = false' in one["target"]["query"] for one in events)
+    assert {one["name"] for one in events if not one["enable"]} == {"acknowledgements", "software", "commits"}
+
+
+def test_the_command_writes_links_and_takes_those_of_the_ci(tmp_path, mlhpc, monkeypatch):
+    monkeypatch.setenv("CI_PROJECT_URL", "https://git.example.org/hpc")
+    mlhpc("report", "grafana", "--output", tmp_path, "--link", "report=https://pages.example.org/r.html")
+    written = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    urls = {url for *_, url in links_of(written)}
+    assert {
+        f"https://git.example.org/hpc/-/commit/{CELL}",
+        f"https://pages.example.org/r.html#view=benchmarks&q={CELL}",
+    } < urls
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("report=javascript:alert(1)", "should be an address"),
+        ("commit=https://x", "should be an address that holds {commit}"),
+        ("node=https://x/{node}", "write commit=URL, job=URL, pipeline=URL or report=URL"),
+    ],
+)
+def test_a_link_that_is_none_is_a_usage_error(tmp_path, mlhpc, link, said):
+    assert said in mlhpc("report", "grafana", "--output", tmp_path / "d", "--link", link, code=2).err
+    assert not (tmp_path / "d").exists()
