@@ -13,11 +13,13 @@ from benchmarks import verdict_changes, verdict_sites
 from benchmarks.history_worlds import Floats, judged_nights
 from benchmarks.report import Row
 from benchmarks.verdict_noise import DRIFT_SOON, JUDGED, SOON, Noise, planted, planted_runs, read
-from pytest_mlhpc.judge.losses import LossLimits, limits_for
+from pytest_mlhpc.judge.losses import ALONE, LossLimits, limits_for
 
 SITES = (50, 600, 2_000)
 #: Nights by which one series of a clean site is begun later than the one before; nights of a month.
 TURN, MONTH = 4, 30
+#: Limits, in standard errors, that are tried beside that of 600 series.
+LOWER = (3.5, 4.25)
 #: Per cent of clean mornings with a red test that are asked for: one in 60, one in 30.
 MOST_RED = (100 / 60, 100 / 30, 100 / 30)
 
@@ -130,8 +132,24 @@ def run(noise: Path | None = None, seeds: int = 2) -> list[Row]:
         *verdict_changes.rows(screened, range(seeds)),
         *_rows(screened, fixed, range(seeds)),
         *_mornings(screened),
+        *_curve(screened, range(seeds)),
         *verdict_sites.rows(screened),
     ]
+
+
+def _curve(screened: Sequence[Noise], seeds: Sequence[int]) -> Iterator[Row]:
+    """Yield what limits below that of 600 series would find there, and how often they would be wrong."""
+    for score in LOWER:
+        judge = ours(LossLimits(0.05, score, score + ALONE))
+        red, _spells = clean_mornings(screened, judge, 600)
+        large, just = (found(judge, screened, fault, seeds) for fault in ("step 10", "step 5"))
+        words = (
+            f"{red:.1f} %; 10 % the same night: medium {large['medium'][0]:.0f}, noisy {large['noisy'][0]:.0f}; "
+            f"5 % within 3: medium {just['medium'][1]:.0f}; within {SOON}: noisy {just['noisy'][2]:.0f}"
+        )
+        yield Row(
+            f"600 series at {score:g} standard errors: clean mornings with a red test", "-", words, None
+        )
 
 
 def _mornings(screened: Sequence[Noise]) -> Iterator[Row]:
