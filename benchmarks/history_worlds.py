@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pytest_mlhpc.judge import fence, losses
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.losses import LossLimits, limits_for
+from pytest_mlhpc.judge.rules import AT_ONCE
 
 Floats = NDArray[np.float64]
 
@@ -96,24 +97,39 @@ def judged_nights(
 
     A figure that is NaN is of a night that the series does not have.
     """
-    asked = limits or limits_for(len(runs), TOLERANCE)
+    rule = limits or limits_for(len(runs), TOLERANCE)
     failed, made = np.zeros(runs.shape[:2], dtype=np.bool_), np.zeros(runs.shape[:2], dtype=np.int64)
     histories: list[list[Attempts]] = [[] for _ in runs]
     for night in range(runs.shape[1]):
         there = np.flatnonzero(~np.isnan(runs[:, night, 0])).tolist()
         for row in there:
             histories[row].append(Attempts(float(runs[row, night, 0])))
-        open_rows = [row for row in there if losses.open_loss(histories[row], "higher")]
-        others = [row for row in there if row not in set(open_rows)]
+        lost = {row: loss for row in there if (loss := losses.open_loss(histories[row], "higher"))}
+        others = [row for row in there if row not in lost]
+        for row, loss in lost.items():
+            again = _ending(runs[row, night], loss)
+            made[row, night] = len(again)
+            histories[row][-1] = Attempts(float(runs[row, night, 0]), again)
+        open_rows = [row for row, loss in lost.items() if not _is_over(histories[row][-1], loss)]
         gates = losses.possible_losses([(histories[row], "higher") for row in others])
-        again = [
+        asked = [
             row for row, gate in zip(others, gates, strict=True) if gate is not None and night >= ACCEPTED
         ]
-        for row in again:
+        for row in asked:
             made[row, night] = runs.shape[2] - 1
             histories[row][-1] = Attempts(float(runs[row, night, 0]), tuple(runs[row, night, 1:].tolist()))
-        found = losses.certain_losses([(histories[row], "higher") for row in again], asked)
-        for row in [*open_rows, *(row for row, loss in zip(again, found, strict=True) if loss)]:
+        found = losses.certain_losses([(histories[row], "higher") for row in asked], rule)
+        for row in [*open_rows, *(row for row, loss in zip(asked, found, strict=True) if loss)]:
             failed[row, night] = True
             histories[row][-1] = replace(histories[row][-1], regressed=True)
     return failed, made
+
+
+def _ending(runs: Floats, loss: losses.Loss) -> tuple[float, ...]:
+    """Return the re-runs that are made of a night whose first run says that a loss is over."""
+    return tuple(runs[1 : 1 + AT_ONCE].tolist()) if losses.is_back(float(runs[0]), loss, "higher") else ()
+
+
+def _is_over(night: Attempts, loss: losses.Loss) -> bool:
+    """Return whether first run and re-runs agree, as :mod:`pytest_mlhpc.judge.rules` asks."""
+    return bool(night.reruns) and all(losses.is_back(value, loss, "higher") for value in night.finite)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import verdict_sites
+from benchmarks import verdict_changes, verdict_sites
 from benchmarks.history_worlds import Floats, judged_nights
 from benchmarks.report import Row
-from benchmarks.verdict_noise import DRIFT_SOON, JUDGED, SOON, Noise, planted, read
-from pytest_mlhpc.judge.losses import LossLimits, limits_for
+from benchmarks.verdict_noise import DRIFT_SOON, JUDGED, SOON, Noise, planted, planted_runs, read
+from pytest_mlhpc.judge.losses import ALONE, LossLimits, limits_for
 
 SITES = (50, 600, 2_000)
+#: Nights by which one series of a clean site is begun later than the one before; nights of a month.
+TURN, MONTH = 4, 30
+#: Limits, in standard errors, that are tried beside that of 600 series.
+LOWER = (3.5, 4.25)
+#: Per cent of clean mornings with a red test that are asked for: one in 60, one in 30.
+MOST_RED = (100 / 60, 100 / 30, 100 / 30)
 
 Flags = NDArray[np.bool_]
 Judge = Callable[[Floats], tuple[Flags, NDArray[np.int64]]]
@@ -95,6 +101,24 @@ def found(
     }
 
 
+def clean_mornings(noise: Sequence[Noise], judge: Judge, series: int) -> tuple[float, float]:
+    """Return the per cent of mornings with a red test at a site of so many *series* without a fault, and new spells of red a month.
+
+    Each series of the record is begun at every :data:`TURN`-th of its nights (round its end: nothing changed in it), and the
+    site's are drawn from all of these, each by itself.
+    """
+    draw = np.random.default_rng(0)
+    turned = [
+        replace(one, values=np.roll(one.values, -first)[: verdict_sites.NIGHTS])
+        for one in noise
+        for first in range(0, len(one.values), TURN)
+    ]
+    failed, _ = judge(np.stack([planted_runs(one, "clean", verdict_sites.NIGHTS, draw) for one in turned]))
+    before, watched = failed[:, verdict_sites.BEFORE - 1 : -1], failed[:, verdict_sites.BEFORE :]
+    begun = float((watched & ~before).mean())
+    return 100 * float(np.mean(1 - (1 - watched.mean(axis=0)) ** series)), begun * series * MONTH
+
+
 def run(noise: Path | None = None, seeds: int = 2) -> list[Row]:
     """Return the rows; without a folder of noise there is nothing to measure."""
     if noise is None:
@@ -104,7 +128,36 @@ def run(noise: Path | None = None, seeds: int = 2) -> list[Row]:
         1::2
     ]  # the rules were chosen on the other half
     fixed = [one for one in every if one.kind != "screened"]
-    return [*_rows(screened, fixed, range(seeds)), *verdict_sites.rows(screened)]
+    return [
+        *verdict_changes.rows(screened, range(seeds)),
+        *_rows(screened, fixed, range(seeds)),
+        *_mornings(screened),
+        *_curve(screened, range(seeds)),
+        *verdict_sites.rows(screened),
+    ]
+
+
+def _curve(screened: Sequence[Noise], seeds: Sequence[int]) -> Iterator[Row]:
+    """Yield what limits below that of 600 series would find there, and how often they would be wrong."""
+    for score in LOWER:
+        judge = ours(LossLimits(0.05, score, score + ALONE))
+        red, _spells = clean_mornings(screened, judge, 600)
+        large, just = (found(judge, screened, fault, seeds) for fault in ("step 10", "step 5"))
+        words = (
+            f"{red:.1f} %; 10 % the same night: medium {large['medium'][0]:.0f}, noisy {large['noisy'][0]:.0f}; "
+            f"5 % within 3: medium {just['medium'][1]:.0f}; within {SOON}: noisy {just['noisy'][2]:.0f}"
+        )
+        yield Row(
+            f"600 series at {score:g} standard errors: clean mornings with a red test", "-", words, None
+        )
+
+
+def _mornings(screened: Sequence[Noise]) -> Iterator[Row]:
+    for size, most in zip(SITES, MOST_RED, strict=True):
+        red, spells = clean_mornings(screened, ours(limits_for(size, 0.05)), size)
+        words = f"{red:.1f} %; {spells:.2f} new ones a month"
+        what = f"site of {size:,} series: clean mornings with a red test"
+        yield Row(what, f"<= {most:.1f} %", words, red <= most)
 
 
 def _rows(screened: Sequence[Noise], fixed: Sequence[Noise], seeds: Sequence[int]) -> Iterator[Row]:

@@ -42,6 +42,9 @@ def judged(*figures, history, baseline=None, **options):
         ([90.0, 100.1, 99.8], quiet(), Verdict.PASSED, 0, "2 re-runs did not agree"),
         ([95.0, 95.1, 94.9, 95.0, 95.2], quiet(), Verdict.SUSPECT, 0, "4 re-runs do not settle it; the next nights decide"),
         ([95.0, 95.1, 94.9, 95.0, 95.2], quiet() + slow(95.0, 1), Verdict.REGRESSED, 0, "for 2 nights"),
+        ([95.0, 95.1, 94.9, 95.0, 100.0], quiet() + slow(95.0, 1), Verdict.SUSPECT, 0, "do not settle it"),
+        ([95.0, 95.1, 94.9, 97.7, 97.9], quiet() + slow(95.0, 1), Verdict.SUSPECT, 0, "do not settle it"),
+        ([94.0] * 5, quiet() + slow(94.0, 2) + [Attempts(100.0)], Verdict.SUSPECT, 0, "do not settle it"),
         ([98.0, 98.1, 97.9, 98.0, 98.2], quiet() + slow(98.0, 9), Verdict.PASSED, 0, ""),
         ([120.0], quiet(), Verdict.IMPROVED, 0, ""),
         ([96.0], quiet(60) + quiet(40, 98.5) + quiet(40, 97.0) + quiet(40, 95.5), Verdict.DRIFTED, 0, "worse than the first 30"),
@@ -59,6 +62,9 @@ def judged(*figures, history, baseline=None, **options):
         "two re-runs at the old level end the matter",
         "a loss that just matters is suspect on its first night",
         "and fails on its second",
+        "not while a re-run is as good as ever",
+        "nor while two re-runs lose only half of it",
+        "nor as long as one of its nights was as good as ever",
         "a loss that does not matter passes, however certain it is",
         "a better figure passes, and says so",
         "a slow loss over months is a drift",
@@ -130,6 +136,14 @@ def test_a_large_loss_that_no_re_run_confirms_is_suspect(options, verdict, words
     judgement = judged(80.0, history=quiet(), **options)
     assert (judgement.verdict, judgement.reruns_wanted, failure_of(judgement)) == (verdict, 0, None)
     assert words in judgement.metrics[0].reason
+
+
+@pytest.mark.parametrize(("reruns", "verdict"), [(2, Verdict.SUSPECT), (3, Verdict.REGRESSED)])
+def test_with_fewer_than_three_re_runs_more_certainty_is_asked(reruns, verdict):
+    history = [Attempts(value) for value in noise(0.02, 60)] + slow(93.0, 1)
+    assert judged(*[93.0] * (1 + reruns), history=history, reruns_allowed=0).verdict is verdict
+    worse = [Attempts(value) for value in noise(0.02, 60)] + slow(90.0, 1)
+    assert judged(*[90.0] * (1 + reruns), history=worse, reruns_allowed=0).verdict is Verdict.REGRESSED
 
 
 @pytest.mark.parametrize(("before", "verdict"), [(1, Verdict.SUSPECT), (2, Verdict.REGRESSED)])

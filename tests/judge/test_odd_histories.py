@@ -80,6 +80,11 @@ def test_the_order_in_which_clocks_put_the_nights_before_does_not_decide_a_large
 
 @pytest.mark.parametrize("series", [600, 2_000, 10_000])
 def test_at_the_limit_of_a_site_noise_looks_like_a_loss_once_a_month(series):
-    limit = limits_for(series, 0.05).score
-    assert chance_a_month(series, limit) == pytest.approx(1.0)
-    assert chance_a_month(series, limit + 0.2) == pytest.approx(10**-0.2)
+    limits = limits_for(series, 0.05)
+    assert chance_a_month(series, limits.score) == pytest.approx(1.0)
+    assert chance_a_month(series, limits.alone, confirmed=False) == pytest.approx(1.0)
+    assert chance_a_month(series, limits.score + 0.2) == pytest.approx(10**-0.2)
+
+
+def test_no_more_is_believed_of_a_loss_than_the_noise_of_records_can_tell():
+    assert chance_a_month(600, 50.0) == chance_a_month(600, 6.0) == pytest.approx(10**-1.5)
