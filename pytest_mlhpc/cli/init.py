@@ -52,7 +52,9 @@ class InitCommand(DataCommand):
 def command(folder: Path, from_reframe: tuple[str, str] | None) -> CommandReport:
     """Write what the folder lacks, and say what can be done next."""
     surroundings = find_machine(os.environ)
-    files, notes, questions = project_files(surroundings), [], []
+    files = project_files(surroundings)
+    notes: list[str] = []
+    questions: list[str] = []
     if from_reframe is not None:
         taken, notes, questions = _from_reframe(Path(from_reframe[0]), from_reframe[1], folder)
         files |= taken

@@ -59,7 +59,8 @@ def metrics(test: ReframeTest, systems: Sequence[str]) -> tuple[list[str], str, 
     """Return the source of each metric and of ``reference``, and what needs a person."""
     questions: list[Question] = []
     promised = _references(test)
-    made, reference, names = [], {}, set[str]()
+    made, names = [], set[str]()
+    reference: dict[str, Any] = {}
     for figure in test.figures.values():
         name = _name(figure.name)
         name = name if name not in names else f"{name}_{len(names)}"

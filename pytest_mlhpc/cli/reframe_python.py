@@ -8,11 +8,13 @@ angle brackets that quotes the expression: ``⟨osext.osuser()⟩``.
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import operator
+import posixpath
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -126,10 +128,9 @@ def follow(body: Sequence[ast.stmt], scope: Scope) -> None:
             follow(statement.body if truth else statement.orelse, scope)
         elif isinstance(statement, (ast.Try, ast.With)):
             follow(statement.body, scope)
-        elif isinstance(statement, ast.For) and _is_followed(statement, scope):
-            continue
-        elif isinstance(statement, ast.Expr) and (
-            _is_change(statement.value, scope) or _entered(statement.value, scope) is not None
+        elif (isinstance(statement, ast.For) and _is_followed(statement, scope)) or (
+            isinstance(statement, ast.Expr)
+            and (_is_change(statement.value, scope) or _entered(statement.value, scope) is not None)
         ):
             continue
         elif not isinstance(statement, _SILENT) and not _is_text(statement):
@@ -158,14 +159,15 @@ _MAX_DEPTH: Final = 4
 
 def _entered(call: ast.expr, scope: Scope) -> tuple[ast.FunctionDef, Scope] | None:
     """Follow a call of a method of ``self``. Return the method and its scope; None: it is none, or cannot be followed."""
-    name = (
-        call.func.attr
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and _is_self(call.func.value)
-        else ""
-    )
+    if (
+        not isinstance(call, ast.Call)
+        or not isinstance(call.func, ast.Attribute)
+        or not _is_self(call.func.value)
+    ):
+        return None
+    name = call.func.attr
     if name not in scope.methods or scope.depth >= _MAX_DEPTH or scope.turns[0] <= 0:
         return None
-    assert isinstance(call, ast.Call)
     method, module = scope.methods[name]
     scope.turns[0] -= 1
     wanted = [one.arg for one in method.args.args][1:]
@@ -336,23 +338,20 @@ def _is_number(value: Any) -> bool:
 
 def _binary(node: ast.BinOp, scope: Scope) -> Any:
     left, right = fold(node.left, scope), fold(node.right, scope)
+    made = None
     if _is_number(left) and _is_number(right) and type(node.op) in _ARITHMETIC:
-        try:
-            return _ARITHMETIC[type(node.op)](left, right)
-        except ZeroDivisionError:
-            return unknown(node)
-    if isinstance(node.op, ast.Mod) and isinstance(left, str):
-        return _filled(left, right if isinstance(right, tuple) else (right,), node)
-    if isinstance(node.op, ast.BitOr) and isinstance(left, dict) and isinstance(right, dict):
-        return left | right
-    if not isinstance(node.op, ast.Add):
-        return unknown(node)
-    if isinstance(left, list) or isinstance(right, list):
+        with contextlib.suppress(ZeroDivisionError):
+            made = _ARITHMETIC[type(node.op)](left, right)
+    elif isinstance(node.op, ast.Mod) and isinstance(left, str):
+        made = _filled(left, right if isinstance(right, tuple) else (right,), node)
+    elif isinstance(node.op, ast.BitOr) and isinstance(left, dict) and isinstance(right, dict):
+        made = left | right
+    elif isinstance(node.op, ast.Add) and isinstance(left, str) and isinstance(right, str):
+        made = _short(left + right, node)
+    elif isinstance(node.op, ast.Add) and (isinstance(left, list) or isinstance(right, list)):
         both = [*_as_list(left), *_as_list(right)]
-        return both if len(both) <= _MAX_LENGTH else unknown(node)
-    if isinstance(left, str) and isinstance(right, str):
-        return _short(left + right, node)
-    return unknown(node)
+        made = both if len(both) <= _MAX_LENGTH else None
+    return unknown(node) if made is None else made
 
 
 def _as_list(value: Any) -> Sequence[Any]:
@@ -405,49 +404,68 @@ def _compare(node: ast.Compare, scope: Scope) -> Any:
 
 
 def _call(node: ast.Call, scope: Scope) -> Any:
-    name = ast.unparse(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
     if (entered := _entered(node, scope)) is not None:
         return returned(*entered)
+    name = ast.unparse(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
     args = [fold(one, scope) for one in node.args]
+    options = {one.arg: fold(one.value, scope) for one in node.keywords if one.arg}
     if name.startswith(("sn.", "sanity.", "util.sanity.")):
-        options = {one.arg: fold(one.value, scope) for one in node.keywords if one.arg}
         return Call(name.rpartition(".")[2], tuple(args), options, unknown(node)[1:-1])
-    if name in {"os.path.join", "path.join"} and args and all(isinstance(one, str) for one in args):
-        return _short("/".join(one.rstrip("/") or "/" for one in args[:-1]) + f"/{args[-1]}", node)
-    if (
-        name in {"list", "tuple", "set", "sorted"}
-        and len(args) == 1
-        and isinstance(args[0], (list, tuple, dict))
-    ):
-        return list(args[0])
-    if name in {"copy.deepcopy", "deepcopy", "copy.copy"} and len(args) == 1 and not too_large(args[0]):
-        return copy.deepcopy(args[0])
-    if name == "dict" and not args:
-        return {one.arg: fold(one.value, scope) for one in node.keywords if one.arg}
-    if name == "str" and len(args) == 1 and isinstance(args[0], (str, int, float)):
-        return str(args[0])
-    return _method(node, args, scope) if isinstance(node.func, ast.Attribute) else unknown(node)
+    made = _FUNCTIONS[name](args, options) if name in _FUNCTIONS else None
+    if made is None and isinstance(node.func, ast.Attribute):
+        made = _method(fold(node.func.value, scope), node.func.attr, args, node)
+    return unknown(node) if made is None else made
 
 
-def _method(node: ast.Call, args: Sequence[Any], scope: Scope) -> Any:
-    func = node.func
-    assert isinstance(func, ast.Attribute)
-    holder = fold(func.value, scope)
-    texts = all(isinstance(one, str) for one in args)
+def _path(args: Sequence[Any], _options: Mapping[str, Any]) -> str | None:
+    if not args or not all(isinstance(one, str) for one in args):
+        return None
+    path = posixpath.join(*args)
+    return path if len(path) <= _MAX_LENGTH else None
+
+
+def _listed(args: Sequence[Any], _options: Mapping[str, Any]) -> list[Any] | None:
+    return [*args[0]] if len(args) == 1 and isinstance(args[0], (list, tuple, dict)) else None
+
+
+def _copied(args: Sequence[Any], _options: Mapping[str, Any]) -> Any:
+    return copy.deepcopy(args[0]) if len(args) == 1 and not too_large(args[0]) else None
+
+
+def _text(args: Sequence[Any], _options: Mapping[str, Any]) -> str | None:
+    return str(args[0]) if len(args) == 1 and isinstance(args[0], (str, int, float)) else None
+
+
+#: Functions whose value is that of their arguments: these in order, those by name -> value, None where it is unknown.
+_FUNCTIONS: Final[Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]]] = {
+    **dict.fromkeys(("os.path.join", "path.join"), _path),
+    **dict.fromkeys(("list", "tuple", "set"), _listed),
+    **dict.fromkeys(("copy.deepcopy", "deepcopy", "copy.copy"), _copied),
+    "dict": lambda args, options: {**options} if not args else None,
+    "str": _text,
+}
+
+
+def _method(holder: Any, method: str, args: Sequence[Any], node: ast.Call) -> Any:
+    """Return what a method of a mapping or a text returns; None: unknown."""
     if isinstance(holder, dict):
-        return _of_mapping(holder, func.attr, args, node)
-    if not isinstance(holder, str) or not texts or unknown_in(holder):
-        if isinstance(holder, str) and func.attr == "join" and len(args) == 1 and isinstance(args[0], list):
-            if all(isinstance(one, str) for one in args[0]) and sum(map(len, args[0])) < _MAX_LENGTH:
-                return _short(holder.join(args[0]), node)
-        return unknown(node)
-    if func.attr in {"strip", "lower", "upper", "split"} and len(args) <= 1:
-        return getattr(holder, func.attr)(*(args if func.attr in {"strip", "split"} else ()))
-    if func.attr == "replace" and len(args) == 2 and args[0]:
+        return _of_mapping(holder, method, args, node)
+    if not isinstance(holder, str):
+        return None
+    if method == "join" and len(args) == 1 and isinstance(args[0], list):
+        parts = args[0]
+        size = sum(len(one) + len(holder) for one in parts if isinstance(one, str))
         return (
-            _short(holder.replace(*args), node) if len(holder) * len(args[1]) < _MAX_LENGTH else unknown(node)
+            holder.join(parts) if size <= _MAX_LENGTH and all(isinstance(one, str) for one in parts) else None
         )
-    return unknown(node)
+    if unknown_in(holder) or not all(isinstance(one, str) for one in args):
+        return None
+    if method in {"strip", "lower", "upper", "split"} and len(args) <= 1:
+        return getattr(holder, method)(*(args if method in {"strip", "split"} and "" not in args else ()))
+    small = (
+        method == "replace" and len(args) == 2 and args[0] and len(holder) * (len(args[1]) + 1) <= _MAX_LENGTH
+    )
+    return holder.replace(*args) if small else None
 
 
 def _of_mapping(holder: dict[Any, Any], method: str, args: Sequence[Any], node: ast.Call) -> Any:

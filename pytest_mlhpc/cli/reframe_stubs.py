@@ -86,7 +86,7 @@ def write_stubs(
     for stub in stubs:
         by_file.setdefault(stub.test.path, []).append(stub)
     base = root if root.is_dir() else root.parent
-    files = {}
+    files: dict[str, str] = {}
     for path, of_file in by_file.items():
         parts = re.sub(r"\W+", "_", path.relative_to(base).with_suffix("").as_posix()).strip("_")
         name = f"{FOLDER}/test_{parts.removeprefix('test_')}.py"
@@ -98,10 +98,9 @@ def summary(suite: Suite, stubs: Sequence[Stub]) -> list[str]:
     """Return what was taken over and what needs a person, as lines: counts by kind of question, then files that were not read."""
     asked = [stub for stub in stubs if stub.open]
     kinds = Counter(kind for stub in stubs for kind in {one.kind for one in stub.open})
-    lines = [
-        f"{count(len(stubs), 'test class', 'test classes')} of {count(suite.files, 'file')}: "
-        f"{len(stubs) - len(asked)} taken over whole, {len(asked)} need a person and are skipped until then"
-    ]
+    what = f"{count(len(stubs), 'test class', 'test classes')} of {count(suite.files, 'file')}"
+    whole = len(stubs) - len(asked)
+    lines = [f"{what}: {whole} taken over whole, {len(asked)} need a person and are skipped until then"]
     lines += [f"  {number} of them for {_KINDS[kind]}" for kind, number in kinds.most_common()]
     return lines + [f"  not read: {one}" for one in suite.unreadable]
 
@@ -152,26 +151,41 @@ _BUILT_IN: Final = (".c", ".cc", ".cpp", ".C", ".f", ".F")
 
 
 def _build(stub: Stub, folder: Path) -> None:
+    """Declare the build of a test: by make, which has rules for one source, and by which ReFrame's `Make` builds."""
     if stub.test.kind == "run":
         return
     given = stub.test.attributes
-    system, source_path = str(given.get("build_system") or ""), str(given.get("sourcepath") or "")
-    single = system == "SingleSource" or (
-        not system and Path(source_path).suffix != "" and not unknown_in(source_path)
-    )
+    system, path = str(given.get("build_system") or ""), str(given.get("sourcepath") or "")
+    single = system == "SingleSource" or (not system and Path(path).suffix != "")
     sources = _sources(stub, folder)
-    words = ["make"]
-    if single and Path(source_path).suffix in _BUILT_IN and not unknown_in(source_path):
-        words.append(Path(source_path).with_suffix("").as_posix())
-    elif single or system not in {"Make", ""}:
+    if unknown_in([system, path]) or (
+        Path(path).suffix not in _BUILT_IN if single else system not in {"Make", ""}
+    ):
         stub.ask(
             "build",
-            f"it is built by {system or 'ReFrame'} from {source_path or 'its sources'}: write a command of build()",
+            f"it is built by {system or 'ReFrame'} from {path or 'its sources'}: write a command of build()",
         )
         return
-    for name in ("makefile", "srcdir"):
+    for name in ("prebuild_cmds", "postbuild_cmds"):
+        if lines := texts(given.get(name)):
+            stub.ask("build", f"{name} are lines of a shell: {lines}")
+    words = ["make", *([Path(path).with_suffix("").as_posix()] if single else []), *_make_options(stub)]
+    if not sources:
+        return
+    stub.build = f"{stub.name}_build = build({source(words)}, files={source(sources)})"
+    if not given.get("executable"):
+        stub.command = [f"{{{stub.name}_build}}/{words[1] if single else stub.test.name}"]
+        if not single and stub.test.kind != "build":
+            stub.ask("command", "ReFrame calls the built program like the test; write its name")
+
+
+def _make_options(stub: Stub) -> list[str]:
+    """Return the words that follow ``make`` for the attributes of a test's build system."""
+    given = stub.test.attributes
+    words: list[str] = []
+    for name, option in (("makefile", "-f"), ("srcdir", "-C")):
         if (value := given.get(f"build_system.{name}")) and stub.known("build", name, value):
-            words += ["-f" if name == "makefile" else "-C", str(value)]
+            words += [option, str(value)]
     options = [str(one) for one in texts(given.get("build_system.options"))]
     if stub.known("build", "build_system.options", options):
         words += [word for one in options for word in _split(stub, "build", one)]
@@ -179,17 +193,7 @@ def _build(stub: Stub, folder: Path) -> None:
         flags = [str(one) for one in texts(given.get(f"build_system.{name}"))]
         if flags and stub.known("build", name, flags):
             words.append(f"{variable}={' '.join(flags)}")
-    for name in ("prebuild_cmds", "postbuild_cmds"):
-        if lines := texts(given.get(name)):
-            stub.ask("build", f"{name} are lines of a shell: {lines}")
-    if not sources:
-        return
-    stub.build = f"{stub.name}_build = build({source(words)}, files={source(sources)})"
-    if not given.get("executable"):
-        built = Path(source_path).with_suffix("").as_posix() if single else ""
-        if not built and stub.test.kind != "build":
-            stub.ask("command", "ReFrame calls the built program like the test; write its name")
-        stub.command = [f"{{{stub.name}_build}}/{built or stub.test.name}"]
+    return words
 
 
 def _sources(stub: Stub, folder: Path) -> list[str]:
@@ -272,19 +276,7 @@ def _ranks(stub: Stub) -> None:
 
 def _software(stub: Stub) -> None:
     given = stub.test.attributes
-    variables = given.get("env_vars") or given.get("variables")
-    if variables and not isinstance(variables, dict):
-        stub.known("computed", "env_vars", variables)
-    elif variables:
-        env = {
-            str(key): value
-            for key, value in variables.items()
-            if stub.known("computed", str(key), [key, value])
-        }
-        for key, value in env.items():
-            if "$" in str(value):
-                stub.ask("computed", f"{key}={value} is for a shell, and no shell takes part")
-        stub.fields |= {"env": source({key: str(value) for key, value in env.items()})} if env else {}
+    _variables(stub, given.get("env_vars") or given.get("variables"))
     modules = [str(one) for one in texts(given.get("modules"))]
     if modules and stub.known("computed", "modules", modules):
         stub.fields["modules"] = source(modules)
@@ -296,17 +288,29 @@ def _software(stub: Stub) -> None:
             stub.ask("computed", f"time_limit={limit}: write it as 30m or 1h30m")
     if given.get("exclusive_access") is True:
         stub.fields["exclusive"] = "True"
-    owners = [str(one) for one in texts(given.get("maintainers"))]
+    owners = [" ".join(str(one).split()) for one in texts(given.get("maintainers"))]
     if owners and not unknown_in(owners):
         stub.fields["owner"] = source(", ".join(owners))
-    image = given.get("container_platform.image")
+    image, platform = given.get("container_platform.image"), given.get("container_platform")
     if image and stub.known("container", "the image", image):
         stub.fields["image"] = source(str(image))
-    if given.get("container_platform") or image:
-        stub.ask(
-            "container",
-            f"it runs in a container ({given.get('container_platform', 'any')}): its partitions need an environment with `container:`",
-        )
+    if platform or image:
+        runtime = platform or "a container"
+        stub.ask("container", f"it runs in {runtime}: its partitions need an environment with `container:`")
+
+
+def _variables(stub: Stub, given: Any) -> None:
+    if not isinstance(given, dict):
+        stub.known("computed", "env_vars", given)
+        return
+    env = {
+        str(key): str(value) for key, value in given.items() if stub.known("computed", str(key), [key, value])
+    }
+    for key, value in env.items():
+        if "$" in value:
+            stub.ask("computed", f"{key}={value} is for a shell, and no shell takes part")
+    if env:
+        stub.fields["env"] = source(env)
 
 
 def _resources(stub: Stub, resources: Resources) -> None:

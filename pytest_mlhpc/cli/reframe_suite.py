@@ -180,7 +180,7 @@ def _shared(path: Path, other: Path) -> int:
 
 
 def _read(chosen: _Class, classes: Mapping[tuple[Path, str], _Class]) -> ReframeTest:
-    defaults = {name: [] for name in _LISTS} | {name: {} for name in _MAPPINGS}
+    defaults: dict[str, Any] = {name: [] for name in _LISTS} | {name: {} for name in _MAPPINGS}
     test = ReframeTest(chosen.node.name, chosen.path, chosen.node.lineno, "", attributes=defaults)
     try:
         lineage = _lineage(chosen, classes, test)
@@ -218,15 +218,18 @@ def _copied(value: Any) -> Any:
 def _read_body(node: ast.ClassDef, scope: Scope, test: ReframeTest) -> None:
     plain = []
     for statement in node.body:
-        value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
-        kind = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
-        if not isinstance(value, ast.Call) or kind not in {"parameter", "variable", "fixture", "required"}:
+        call = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+        kind = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+        if not isinstance(call, ast.Call) or kind not in {"parameter", "variable", "fixture"}:
             plain.append(statement)
             continue
         follow(plain, scope)
         plain = []
-        name = ast.unparse(statement.targets[0] if isinstance(statement, ast.Assign) else statement.target)
-        _declare(name, kind, value, scope, test)
+        target = (
+            statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+        )
+        if isinstance(target, ast.Name):
+            _declare(target.id, kind, call, scope, test)
     follow(plain, scope)
     test.unread += scope.unread
 
