@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from pytest_mlhpc.cli.reframe_python import MAX_FILE, Scope, follow_module, too_large, unknown_in
-from pytest_mlhpc.config.schema import MODULE
+from pytest_mlhpc.config.schema import MODULE, EnvironmentModel
 from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.store.text import count
 
 _SCHEDULERS: Final = {"slurm": "slurm", "squeue": "slurm", "local": "local"}
@@ -191,7 +193,8 @@ def convert(settings: Settings) -> Conversion:
         if unknown_in(system.get("partitions")) and not partitions:
             found.questions.append(f"{name}: its partitions are made by `{unknown_in(system['partitions'])}`")
         if partitions:
-            about = {"description": str(system["descr"])} if system.get("descr") else {}
+            descr = " ".join(str(system.get("descr") or "").split())[:200]
+            about = {"description": descr} if descr and not unknown_in(descr) else {}
             found.systems[name] = {**about, "partitions": partitions}
     found.unread = list(settings.unread)
     return found
@@ -272,7 +275,7 @@ def _nodes(found: Conversion, place: str, given: Mapping[str, Any]) -> dict[str,
         if nodes["devices"] != number:
             asked.append("devices of a node")
         if model and not unknown_in(model):
-            nodes["device_model"] = model
+            nodes["device_model"] = _name(model)
         extra["accelerator"] = "rocm" if amd else "cuda"
     elif any(str(one).lower() in {"gpu", "_rfm_gpu", "⟨features.gpu⟩"} for one in named):
         asked.append("accelerator and devices of a node, as it has GPUs")
@@ -305,18 +308,27 @@ def _slurm(found: Conversion, place: str, given: Mapping[str, Any]) -> dict[str,
 def add_option(made: dict[str, Any], option: str) -> str:
     """Add *option* of sbatch to *made*, options under ``slurm:``. Return why not, or an empty text."""
     key, value = _option(option)
-    if key in _KEYS and value:
-        made[_KEYS[key]] = value
-    elif key == "exclusive":
-        made["exclusive"] = True
-    elif key == "mem" and value in {"0", "0G"}:
-        made["memory"] = "all"
-    elif key in _OF_OURS:
+    if key in _OF_OURS and not (key == "mem" and value in {"0", "0G"}):
         return _OF_OURS[key]
-    elif option.startswith(_OF_SRUN):
-        made.setdefault("srun", []).append(option.replace(" ", "=", 1))
+    if key in _KEYS and value:
+        part: dict[str, Any] = {_KEYS[key]: value}
+    elif key in {"exclusive", "mem"}:
+        part = {"exclusive": True} if key == "exclusive" else {"memory": "all"}
     else:
-        made.setdefault("sbatch", []).append(option.replace(" ", "=", 1))
+        name = "srun" if option.startswith(_OF_SRUN) else "sbatch"
+        part = {name: [*made.get(name, []), option.replace(" ", "=", 1)]}
+    if why := _why_not(SlurmOptions, part):
+        return why
+    made |= part
+    return ""
+
+
+def _why_not(model: type[BaseModel], part: Mapping[str, Any]) -> str:
+    """Return why *model*, of systems.yaml, does not take *part*, or an empty text."""
+    try:
+        model.model_validate(part)
+    except ValidationError as error:
+        return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
     return ""
 
 
@@ -400,6 +412,8 @@ def _variables(found: Conversion, place: str, levels: Sequence[Mapping[str, Any]
             found.questions.append(
                 f"{place}: the value of {key} is `{unknown_in(value)}`, known to ReFrame alone; write it"
             )
+        elif why := _why_not(EnvironmentModel, {"variables": {key: str(value)}}):
+            found.questions.append(f"{place}: the variable {key!r}: {why}")
         else:
             variables[key] = str(value)
     return variables
@@ -417,7 +431,7 @@ def _environment(
         and (
             targets := [
                 target
-                for target in map(str, one.get("target_systems") or ["*"])
+                for target in map(str, _as_list(one.get("target_systems")) or ["*"])
                 if fnmatchcase(place, target) or target == system or fnmatchcase(system, target)
             ]
         )

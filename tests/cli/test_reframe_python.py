@@ -73,7 +73,9 @@ def test_lists_that_hold_each_other_many_times_or_themselves_are_too_large():
 
 def test_endless_loops_and_methods_that_call_themselves_are_given_up():
     scope = Scope({})
-    follow(ast.parse("x = [1]\nfor i in range(10):\n    x.append(i)\nwhile True:\n    x.append(1)").body, scope)
+    follow(
+        ast.parse("x = [1]\nfor i in range(10):\n    x.append(i)\nwhile True:\n    x.append(1)").body, scope
+    )
     assert [one.line for one in scope.unread] == [2, 4]
     tree = ast.parse("def f(self):\n    return self.f() + self.f()\nself.f()").body
     assert unknown_in(fold(tree[1].value, Scope({}, methods={"f": (tree[0], {})})))
