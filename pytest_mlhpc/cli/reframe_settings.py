@@ -184,7 +184,7 @@ def convert(settings: Settings) -> Conversion:
     """Return what systems.yaml has of *settings*. What cannot be taken over is a question; nothing is guessed in silence."""
     found = Conversion()
     for system in settings.systems:
-        name = _name(system.get("name"))
+        name = _new_name(found, _name(system.get("name")))
         partitions = {}
         for partition in _mappings(system.get("partitions")):
             made = _partition(found, name, system, partition, settings.environments)
@@ -198,6 +198,17 @@ def convert(settings: Settings) -> Conversion:
             found.systems[name] = {**about, "partitions": partitions}
     found.unread = list(settings.unread)
     return found
+
+
+def _new_name(found: Conversion, name: str) -> str:
+    """Return *name*, or one like it where another system has it: `local` is this machine."""
+    if name != "local" and name not in found.systems:
+        return name
+    number = next(one for one in range(2, len(found.systems) + 3) if f"{name}-{one}" not in found.systems)
+    found.questions.append(
+        f"{name}-{number}: another system is called {name}; tests must name this one {name}-{number}"
+    )
+    return f"{name}-{number}"
 
 
 def _listed(found: Conversion, place: str, what: str, given: Any) -> list[Any]:

@@ -28,6 +28,7 @@ from pytest_mlhpc.cli.reframe_python import (
     unknown,
 )
 from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.store.text import count
 
 #: Most files and bytes of a suite; the largest public one (CSCS) has 230 files and 1.5 MB.
 _MAX_FILES: Final = 5_000
@@ -124,7 +125,7 @@ def read_suite(path: Path) -> Suite:
     if not found.tests:
         why = f"; {found.unreadable[0]}" if found.unreadable else ""
         raise UsageError(
-            f"{path} holds no test of ReFrame: no class in {len(paths)} files is decorated with @rfm.simple_test{why}"
+            f"{path} holds no test of ReFrame: no class in {count(len(paths), 'file')} is decorated with @rfm.simple_test{why}"
         )
     return found
 

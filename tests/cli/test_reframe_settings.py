@@ -128,6 +128,14 @@ def test_loops_over_systems_are_followed_and_calls_that_change_them_are_named(tm
     )
 
 
+def test_systems_of_one_name_are_told_apart():
+    """This machine is `local`; ReFrame's own configuration has a system of that name, too."""
+    one = {"name": "local", "partitions": [{"name": "x", "scheduler": "local", "launcher": "local"}]}
+    converted = reframe_settings.convert(reframe_settings.Settings([one, one], []))
+    assert [*converted.systems] == ["local-2", "local-3"]
+    assert "# local-2: another system is called local; tests must name this one local-2\n" in converted.text()
+
+
 def test_a_partition_that_is_left_out_is_named_even_where_its_system_has_no_other():
     one = {"name": "a", "partitions": [{"name": "x", "scheduler": "flux\n  injected: true"}]}
     converted = reframe_settings.convert(reframe_settings.Settings([one], []))
