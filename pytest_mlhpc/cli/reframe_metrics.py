@@ -36,9 +36,9 @@ class _Found:
 
 #: Function of ``sn`` over all matches -> how we reduce them.
 _REDUCE: Final = {"avg": "mean", "max": "max", "min": "min", "sum": "sum"}
-_OUTPUT: Final = {"⟨self.stdout⟩", "⟨self.stderr⟩"}
+_OUTPUT: Final = ("⟨self.stdout⟩", "⟨self.stderr⟩")
 #: Conversions of a match that a figure has anyhow.
-_NUMBERS: Final = {None, "⟨float⟩", "⟨int⟩"}
+_NUMBERS: Final = (None, "⟨float⟩", "⟨int⟩")
 
 
 def source(value: Any) -> str:
@@ -182,7 +182,7 @@ def _extracted(call: Call) -> _Found | str:
     pattern, file, tag = given.get("patt"), given.get("filename"), given.get("tag", 0)
     if not isinstance(pattern, str) or unknown_in(pattern) or not isinstance(tag, (str, int)):
         return "its pattern is computed"
-    if given.get("conv") not in _NUMBERS if not isinstance(given.get("conv"), (list, dict, Call)) else True:
+    if given.get("conv") not in _NUMBERS:
         return "its match is converted by a function; write extract="
     item = given.get("item", 0)
     if item not in (0, -1):
@@ -333,7 +333,7 @@ def _condition(one: Any, patterns: list[str], artifacts: list[str]) -> str | Non
 
 def _where(file: Any, artifacts: list[str]) -> str:
     """Return what of the run a condition reads; a file becomes an artifact."""
-    if file in _OUTPUT if isinstance(file, str) else False:
+    if file in _OUTPUT:
         return "run.output" if file == "⟨self.stdout⟩" else "run.errors"
     if not isinstance(file, str) or unknown_in(file) or not _is_inside(file):
         return ""

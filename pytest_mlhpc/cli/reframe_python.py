@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import math
 import operator
 import posixpath
 import re
@@ -75,13 +76,24 @@ def read_python(path: Path) -> ast.Module:
     try:
         if path.stat().st_size > MAX_FILE:
             raise UsageError(f"{path} has more than {MAX_FILE >> 20} MiB; it is no file of ReFrame")
-        return ast.parse(path.read_bytes(), filename=str(path))
+        tree = ast.parse(path.read_bytes(), filename=str(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except SyntaxError as error:
         raise UsageError(f"{path} is not Python 3: line {error.lineno}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes; brackets in brackets
         raise UsageError(f"{path} is not Python 3: {error or 'it is nested too deeply'}") from None
+    numbers = (
+        one.value for one in ast.walk(tree) if isinstance(one, ast.Constant) and isinstance(one.value, int)
+    )
+    if any(one.bit_length() > 256 for one in numbers):
+        raise UsageError(f"{path} holds a number of more than 256 bits; it is no file of ReFrame")
+    return tree
+
+
+def one_line(text: str) -> str:
+    """Return *text* without line ends and control characters: it goes into comments of files that Python and YAML read."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
 def unknown(node: ast.AST) -> str:
@@ -270,7 +282,8 @@ def fold(node: ast.expr, scope: Scope) -> Any:
 
 
 def _constant(node: ast.Constant, _scope: Scope) -> Any:
-    return node.value if node.value is None or isinstance(node.value, (str, int, float)) else unknown(node)
+    finite = not isinstance(node.value, float) or math.isfinite(node.value)  # 1e999 is infinite
+    return node.value if finite and isinstance(node.value, (str, int, float, type(None))) else unknown(node)
 
 
 def _name(node: ast.Name, scope: Scope) -> Any:

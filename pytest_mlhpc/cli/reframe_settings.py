@@ -18,7 +18,7 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from pytest_mlhpc.cli.reframe_python import MAX_FILE, Scope, follow_module, too_large, unknown_in
+from pytest_mlhpc.cli.reframe_python import MAX_FILE, Scope, follow_module, one_line, too_large, unknown_in
 from pytest_mlhpc.config.schema import MODULE, EnvironmentModel
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
@@ -91,7 +91,7 @@ class Conversion:
 
 
 def _comments(questions: Sequence[str]) -> str:
-    lines = [" ".join(one.split()) for one in questions]
+    lines = [one_line(one) for one in questions]
     return "".join(f"# {line}\n" for line in (["what needs a person:", *lines] if lines else []))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_mlhpc.cli.reframe_metrics import Question, conditions, metrics, source
-from pytest_mlhpc.cli.reframe_python import unknown_in
+from pytest_mlhpc.cli.reframe_python import one_line, unknown_in
 from pytest_mlhpc.cli.reframe_settings import add_option, minutes
 from pytest_mlhpc.cli.reframe_suite import ReframeTest, Suite, texts
 from pytest_mlhpc.store.text import count
@@ -54,7 +54,7 @@ class Stub:
 
     def ask(self, kind: str, text: str, *, hint: bool = False) -> None:
         """Add a question; *kind* is the word by which questions are counted."""
-        one = Question(kind, " ".join(text.split()), hint)
+        one = Question(kind, text, hint)
         self.questions += [one] if one not in self.questions else []
 
     def known(self, kind: str, what: str, value: Any) -> bool:
@@ -258,7 +258,7 @@ def _ranks(stub: Stub) -> None:
         stub.fields["ranks_per_node"] = str(tasks)
         stub.ask("ranks", f"num_tasks={tasks} does not say of how many nodes; one was taken")
     threads = given.get("num_cpus_per_task")
-    if threads not in {None, 1} if not isinstance(threads, (dict, list)) else True:
+    if threads not in (None, 1):
         stub.ask(
             "ranks",
             f"num_cpus_per_task={threads}: here ranks share the cores of the node, {{cores_per_rank}} each",
@@ -394,9 +394,8 @@ def _file(path: Path, stubs: Sequence[Stub]) -> str:
     ]
     imports = ["import re\n"] if any("re." in line for stub in stubs for line in stub.body) else []
     imports += ["import pytest\n"] if any(stub.open for stub in stubs) else []
-    text = f'"""Stubs of the ReFrame tests of {path.name!r}. A skipped one says what needs a person."""\n\n'.replace(
-        "\\", "/"
-    )
+    name = re.sub(r"[^\w.+-]", "_", path.name)  # nothing that would end the docstring
+    text = f'"""Stubs of the ReFrame tests of {name}. A skipped one says what needs a person."""\n\n'
     text += "".join(imports) + ("\n" if imports else "")
     text += f"from pytest_mlhpc import {', '.join(filter(None, names))}\n"
     return text + "".join(f"\n\n{_stub(name, stub)}" for name, stub in _distinct(stubs))
@@ -414,9 +413,9 @@ def _distinct(stubs: Sequence[Stub]) -> list[tuple[str, Stub]]:
 
 def _stub(name: str, stub: Stub) -> str:
     lines = [stub.build, "", ""] if stub.build else []
-    if hints := [one.text for one in stub.questions if one.hint]:
+    if hints := [one_line(one.text) for one in stub.questions if one.hint]:
         lines += ["# to know:", *(f"# - {one}" for one in hints)]
-    if asked := [one.text for one in stub.open]:
+    if asked := [one_line(one.text) for one in stub.open]:
         lines += ["# what needs a person:", *(f"# - {one}" for one in asked)]
         some, rest = "; ".join(one[:200] for one in asked[:_IN_REASON]), len(asked) - _IN_REASON
         reason = f"needs a person: {some}" + (f"; {rest} more above the test" if rest > 0 else "")

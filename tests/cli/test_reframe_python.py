@@ -51,6 +51,7 @@ def test_what_stands_in_a_file_is_folded(text, value):
         ("f'{1:999999999}'", "⟨1⟩"),
         ("10 ** 1000000000", "⟨10 ** 1000000000⟩"),
         ("1 / 0", "⟨1 / 0⟩"),
+        ("1e999", "⟨1e309⟩"),
         ("[] * 1000000000", "⟨[] * 1000000000⟩"),
         ("x = 1\nif cluster():\n    x = 2\nx", "⟨x⟩"),
         ("x = [1]\nx.sort(key=f)\nx", [1]),
@@ -101,9 +102,10 @@ def test_no_statement_of_a_file_is_executed(tmp_path):
         (b"x = " + b"(" * 5000, "is not Python 3"),
         (b"x = " + b"-" * 50_000 + b"1", "x.py is"),
         (b"x = " + b"1 + " * 100_000 + b"1", "x.py is"),
+        (b"x = 0x" + b"f" * 20_000, "holds a number of more than 256 bits"),
         (b"#" * (5 << 20), "has more than 4 MiB"),
     ],
-    ids=["binary", "no text", "Python 2", "brackets", "signs", "sums", "huge"],
+    ids=["binary", "no text", "Python 2", "brackets", "signs", "sums", "number", "huge"],
 )
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path, content, text):
     (tmp_path / "x.py").write_bytes(content)

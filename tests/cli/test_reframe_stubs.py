@@ -1,6 +1,7 @@
 """The stubs that ``mlhpc init --from-reframe SETTINGS SUITE`` writes: our plug-in collects them, runs those that are whole, and skips
 the others with what a person must do."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -8,6 +9,8 @@ import sys
 
 import pytest
 
+from pytest_mlhpc.cli.reframe_stubs import write_stubs
+from pytest_mlhpc.cli.reframe_suite import read_suite
 from pytest_mlhpc.store.store import read_records
 
 #: A suite that nobody has: a whole test, one that is built, and one of which much is left to a person.
@@ -255,3 +258,67 @@ def test_a_suite_without_tests_writes_nothing(tmp_path, refused, monkeypatch):
     (tmp_path / "old").mkdir()
     assert "old has no file that ends in .py" in refused("init new --from-reframe settings.py old")
     assert not (tmp_path / "new").exists()
+
+
+ATTRIBUTES = [
+    "valid_systems",
+    "valid_prog_environs",
+    "executable",
+    "executable_opts",
+    "num_tasks",
+    "num_tasks_per_node",
+    "num_cpus_per_task",
+    "num_gpus_per_node",
+    "env_vars",
+    "modules",
+    "time_limit",
+    "maintainers",
+    "tags",
+    "descr",
+    "sourcesdir",
+    "sourcepath",
+    "build_system",
+    "prebuild_cmds",
+    "prerun_cmds",
+    "keep_files",
+    "container_platform",
+    "extra_resources",
+    "reference",
+    "perf_patterns",
+    "perf_variables",
+    "sanity_patterns",
+    "exclusive_access",
+]
+
+
+@pytest.mark.parametrize(
+    "value", ["text", "'\"\\\n", 7, None, [], {}, [["x"]], {"a": {"b": (1, 2, 3, 4)}}, True, -1.5], ids=repr
+)
+@pytest.mark.parametrize("base", ["RegressionTest", "RunOnlyRegressionTest", "CompileOnlyRegressionTest"])
+def test_attributes_of_any_form_become_python_that_can_be_read(tmp_path, value, base):
+    lines = ["import reframe as rfm", "import reframe.utility.sanity as sn", "import reframe.core as core"]
+    for number, name in enumerate(ATTRIBUTES):
+        lines += ["@rfm.simple_test", f"class A{number}(rfm.{base}):", f"    {name} = {value!r}"]
+        lines += ["    @performance_function('s')", "    def f(self):"]
+        lines += [f"        return sn.extractsingle({value!r}, {value!r}, {value!r}, {value!r}, {value!r})"]
+        lines += ["    @sanity_function", "    def g(self):"]
+        lines += [
+            f"        return sn.all([sn.assert_found({value!r}, {value!r}), sn.assert_eq({value!r}, {value!r})])"
+        ]
+    (tmp_path / "a.py").write_text("\n".join(lines))
+    (tmp_path / '"""; b.py').write_text(
+        "import reframe as rfm\n@rfm.simple_test\nclass B(rfm.RegressionTest): pass"
+    )
+    suite = read_suite(tmp_path)
+    files, stubs = write_stubs(suite, tmp_path, tmp_path / "new", ["hill"], {"a": [["--a={b}"]]})
+    assert len(stubs) == len(ATTRIBUTES) + 1
+    for name, text in files.items():
+        made = compile(text, name, "exec", ast.PyCF_ONLY_AST).body
+        assert {type(one) for one in made} <= {
+            ast.Expr,
+            ast.Import,
+            ast.ImportFrom,
+            ast.Assign,
+            ast.FunctionDef,
+        }
+        assert all(isinstance(one.value, ast.Constant) for one in made if isinstance(one, ast.Expr))
