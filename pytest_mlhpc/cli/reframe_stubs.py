@@ -100,8 +100,9 @@ def summary(suite: Suite, stubs: Sequence[Stub]) -> list[str]:
     kinds = Counter(kind for stub in stubs for kind in {one.kind for one in stub.open})
     what = f"{count(len(stubs), 'test class', 'test classes')} of {count(suite.files, 'file')}"
     whole = len(stubs) - len(asked)
-    lines = [f"{what}: {whole} taken over whole, {len(asked)} need a person and are skipped until then"]
-    lines += [f"  {number} of them for {_KINDS[kind]}" for kind, number in kinds.most_common()]
+    lines = [f"{what}: {whole} taken over whole, {len(asked)} skipped until a person has answered"]
+    ordered = sorted(kinds.items(), key=lambda pair: (-pair[1], pair[0]))
+    lines += [f"  {number} of them for {_KINDS[kind]}" for kind, number in ordered]
     return lines + [f"  not read: {one}" for one in suite.unreadable]
 
 
