@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from pytest_mlhpc.cli.reframe_python import Call, unknown_in
-from pytest_mlhpc.cli.reframe_suite import Figure, ReframeTest, references_in, texts
+from pytest_mlhpc.cli.reframe_python import SanityCall, unknown_in
+from pytest_mlhpc.cli.reframe_suite import ReframeFigure, ReframeTest, references_in, texts
 from pytest_mlhpc.jobs.metrics import base_unit, better_of, wrong_pattern
 
 
 @dataclass(frozen=True)
-class Question:
+class OpenQuestion:
     """What needs a person; ``kind`` is the word by which questions are counted. A hint alone lets the test run."""
 
     kind: str
@@ -55,9 +55,9 @@ def source(value: Any) -> str:
     return f"[{', '.join(map(source, value))}]" if isinstance(value, list) else repr(value)
 
 
-def metrics(test: ReframeTest, systems: Sequence[str]) -> tuple[list[str], str, list[Question]]:
+def metrics(test: ReframeTest, systems: Sequence[str]) -> tuple[list[str], str, list[OpenQuestion]]:
     """Return the source of each metric and of ``reference``, and what needs a person."""
-    questions: list[Question] = []
+    questions: list[OpenQuestion] = []
     promised = _references(test)
     made, names = [], set[str]()
     reference: dict[str, Any] = {}
@@ -74,12 +74,12 @@ def metrics(test: ReframeTest, systems: Sequence[str]) -> tuple[list[str], str, 
     unused = promised.keys() - test.figures.keys()
     for name in sorted(unused):
         questions.append(
-            Question("reference", f"there is a reference of {name}, and no figure of that name was found")
+            OpenQuestion("reference", f"there is a reference of {name}, and no figure of that name was found")
         )
     given = test.attributes.get("reference")
     if given and (not isinstance(given, dict) or unknown_in(given)):
         questions.append(
-            Question("reference", f"references are computed by ReFrame: `{unknown_in(given) or given}`")
+            OpenQuestion("reference", f"references are computed by ReFrame: `{unknown_in(given) or given}`")
         )
     return made, source(reference) if reference else "", questions
 
@@ -116,7 +116,9 @@ def _unit(text: str) -> str:
     return text
 
 
-def _metric(name: str, figure: Figure, values: dict[str, Any]) -> tuple[list[str], str, list[Question]]:
+def _metric(
+    name: str, figure: ReframeFigure, values: dict[str, Any]
+) -> tuple[list[str], str, list[OpenQuestion]]:
     """Return the arguments of a metric, its better direction, and what needs a person."""
     questions = []
     tuples = [value for value in values.values() if isinstance(value, (tuple, list)) and len(value) >= 3]
@@ -126,9 +128,9 @@ def _metric(name: str, figure: Figure, values: dict[str, Any]) -> tuple[list[str
     words = [source(name)]
     if isinstance(found, str):
         questions.append(
-            Question(
+            OpenQuestion(
                 "metric",
-                f"{name} is `{figure.found.source if isinstance(figure.found, Call) else unknown_in(figure.found) or figure.found}`: {found}",
+                f"{name} is `{figure.found.source if isinstance(figure.found, SanityCall) else unknown_in(figure.found) or figure.found}`: {found}",
             )
         )
     else:
@@ -140,10 +142,10 @@ def _metric(name: str, figure: Figure, values: dict[str, Any]) -> tuple[list[str
         words.append(f"better={source(better)}")
     if declared and not unit:
         text = f"{name} is in {declared!r}, which is no unit here: it is a plain number"
-        questions.append(Question("metric", text, hint=better != "none"))
+        questions.append(OpenQuestion("metric", text, hint=better != "none"))
     if better == "none":
         questions.append(
-            Question("metric", f"{name}: is higher or lower better? No unit and no bound says it")
+            OpenQuestion("metric", f"{name}: is higher or lower better? No unit and no bound says it")
         )
     if not isinstance(found, str):
         words += [f"reduce={source(found.reduce)}", *([f"file={source(found.file)}"] if found.file else [])]
@@ -160,14 +162,14 @@ def _direction(values: Sequence[Any]) -> str:
 
 def _find(call: Any) -> _Found | str:
     """Return where the figure stands that *call* extracts, or why a person has to say it."""
-    if not isinstance(call, Call):
+    if not isinstance(call, SanityCall):
         return "it is computed; write pattern= or extract="
     if call.name == "defer" and len(call.args) == 1:
         return _find(call.args[0])
     if (
         call.name in _REDUCE
         and len(call.args) == 1
-        and isinstance(call.args[0], Call)
+        and isinstance(call.args[0], SanityCall)
         and call.args[0].name == "extractall"
     ):
         found = _extracted(call.args[0])
@@ -175,7 +177,7 @@ def _find(call: Any) -> _Found | str:
     return _extracted(call) if call.name == "extractsingle" else "it is computed; write pattern= or extract="
 
 
-def _extracted(call: Call) -> _Found | str:
+def _extracted(call: SanityCall) -> _Found | str:
     given = dict(zip(("patt", "filename", "tag", "conv", "item"), call.args, strict=False)) | dict(
         call.options
     )
@@ -222,7 +224,7 @@ def one_group(pattern: str, tag: str | int) -> str:
 
 def _places(
     name: str, values: dict[str, Any], better: str, systems: Sequence[str]
-) -> tuple[dict[str, Any], list[Question]]:
+) -> tuple[dict[str, Any], list[OpenQuestion]]:
     """Return system -> promise of one figure, and what needs a person. ReFrame's 0 promises nothing, nor does a missing bound."""
     found: dict[str, Any] = {}
     questions = []
@@ -231,7 +233,9 @@ def _places(
         if not isinstance(value, (tuple, list)) or len(value) < 3 or unknown_in(value):
             if value != 0:
                 questions.append(
-                    Question("reference", f"{name} on {system}: the reference {value} is computed by ReFrame")
+                    OpenQuestion(
+                        "reference", f"{name} on {system}: the reference {value} is computed by ReFrame"
+                    )
                 )
             continue
         number, low, high = value[:3]
@@ -244,7 +248,7 @@ def _places(
                 if bound is None
                 else "it is none that can be promised here"
             )
-            questions.append(Question("reference", f"{name} on {system}: {(number, low, high)}: {why}"))
+            questions.append(OpenQuestion("reference", f"{name} on {system}: {(number, low, high)}: {why}"))
             continue
         found |= dict.fromkeys(rest if system == "*" else [system], (number, low, high))
     return found, questions
@@ -257,18 +261,18 @@ def _is_promise(number: Any, low: Any, high: Any) -> bool:
     return numbers and number > 0 and -1 < (low or 0) <= 0 <= (high or 0)
 
 
-def conditions(test: ReframeTest) -> tuple[list[str], list[str], list[str], list[Question]]:
+def conditions(test: ReframeTest) -> tuple[list[str], list[str], list[str], list[OpenQuestion]]:
     """Return the patterns of ``sanity``, the lines of the test's body, the artifacts these read, and what needs a person."""
     patterns: list[str] = []
     body: list[str] = []
     artifacts: list[str] = []
-    questions: list[Question] = []
+    questions: list[OpenQuestion] = []
     waiting = [test.sanity]
     while waiting:
         one = waiting.pop(0)
         if one is None or one is True or _is_exit_code(one):
             continue
-        if isinstance(one, Call) and one.name in {"all", "and_", "chain"} and one.args:
+        if isinstance(one, SanityCall) and one.name in {"all", "and_", "chain"} and one.args:
             waiting = [
                 *(part for arg in one.args for part in (arg if isinstance(arg, list) else [arg])),
                 *waiting,
@@ -276,8 +280,8 @@ def conditions(test: ReframeTest) -> tuple[list[str], list[str], list[str], list
             continue
         line = _condition(one, patterns, artifacts)
         if line is None:
-            text = one.source if isinstance(one, Call) else unknown_in(one) or one
-            questions.append(Question("sanity", f"write the condition `{text}`"))
+            text = one.source if isinstance(one, SanityCall) else unknown_in(one) or one
+            questions.append(OpenQuestion("sanity", f"write the condition `{text}`"))
         body += [line] if line else []
     return list(dict.fromkeys(patterns)), body, artifacts, questions
 
@@ -285,7 +289,7 @@ def conditions(test: ReframeTest) -> tuple[list[str], list[str], list[str], list
 def _is_exit_code(one: Any) -> bool:
     """Return whether a condition is that of the exit code, which must be 0 here anyhow."""
     return (
-        isinstance(one, Call)
+        isinstance(one, SanityCall)
         and one.name == "assert_eq"
         and {*map(str, one.args)} == {"⟨self.job.exitcode⟩", "0"}
     )
@@ -293,7 +297,7 @@ def _is_exit_code(one: Any) -> bool:
 
 def _condition(one: Any, patterns: list[str], artifacts: list[str]) -> str | None:
     """Return the line of the body for a condition, an empty one for a pattern that was added, None where a person must say it."""
-    if not isinstance(one, Call):
+    if not isinstance(one, SanityCall):
         return None
     if one.name in {"assert_found", "assert_not_found"}:
         given = dict(zip(("patt", "filename"), one.args, strict=False)) | dict(one.options)
@@ -313,14 +317,14 @@ def _condition(one: Any, patterns: list[str], artifacts: list[str]) -> str | Non
             f"assert {'not ' if 'not' in one.name else ''}re.search({source(pattern)}, {where}, re.MULTILINE)"
         )
     if one.name == "assert_eq" and len(one.args) >= 2:
-        counted, number = sorted(one.args[:2], key=lambda arg: not isinstance(arg, Call))
+        counted, number = sorted(one.args[:2], key=lambda arg: not isinstance(arg, SanityCall))
         inner = (
             texts(counted.args)[0]
-            if isinstance(counted, Call) and counted.name in {"count", "len"} and counted.args
+            if isinstance(counted, SanityCall) and counted.name in {"count", "len"} and counted.args
             else None
         )
         if (
-            isinstance(inner, Call)
+            isinstance(inner, SanityCall)
             and inner.name in {"findall", "extractall"}
             and type(number) is int
             and len(inner.args) >= 2

@@ -33,7 +33,7 @@ _UNKNOWN: Final = re.compile("⟨[^⟩]*⟩")
 
 
 @dataclass(frozen=True)
-class Call:
+class SanityCall:
     """A call of ReFrame's module of sanity functions, which the name ``sn`` mostly stands for."""
 
     name: str
@@ -59,8 +59,11 @@ class Scope:
     names: MutableMapping[str, Any]
     attributes: dict[str, Any] = field(default_factory=dict)
     unread: list[Unread] = field(default_factory=list)
-    #: Methods of ``self`` by name, each with the names of its module.
-    methods: Mapping[str, tuple[ast.FunctionDef, MutableMapping[str, Any]]] = field(default_factory=dict)
+    #: Methods of ``self`` by name, those of bases first, each with the names of its module.
+    methods: Mapping[str, Sequence[tuple[ast.FunctionDef, MutableMapping[str, Any]]]] = field(
+        default_factory=dict
+    )
+    method: tuple[str, int] = ("", 0)  #: the one that is followed: its name, and which of that name
     depth: int = 0  #: of the call that is followed
     turns: list[int] = field(
         default_factory=lambda: [1_000]
@@ -105,7 +108,7 @@ def unknown(node: ast.AST) -> str:
 def unknown_in(value: Any) -> str:
     """Return the first unknown expression that *value*, of any depth, holds; empty: none."""
     for one in _parts(value):
-        if isinstance(one, Call):
+        if isinstance(one, SanityCall):
             return one.source
         if isinstance(one, str) and (found := _UNKNOWN.search(one)):
             return found[0][1:-1]
@@ -171,16 +174,17 @@ _MAX_DEPTH: Final = 4
 
 def _entered(call: ast.expr, scope: Scope) -> tuple[ast.FunctionDef, Scope] | None:
     """Follow a call of a method of ``self``. Return the method and its scope; None: it is none, or cannot be followed."""
-    if (
-        not isinstance(call, ast.Call)
-        or not isinstance(call.func, ast.Attribute)
-        or not _is_self(call.func.value)
-    ):
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return None
     name = call.func.attr
-    if name not in scope.methods or scope.depth >= _MAX_DEPTH or scope.turns[0] <= 0:
+    number = len(scope.methods.get(name, ())) - 1
+    if ast.unparse(call.func.value).startswith("super("):
+        number = scope.method[1] - 1 if name == scope.method[0] else -1
+    elif not _is_self(call.func.value):
         return None
-    method, module = scope.methods[name]
+    if number < 0 or scope.depth >= _MAX_DEPTH or scope.turns[0] <= 0:
+        return None
+    method, module = scope.methods[name][number]
     scope.turns[0] -= 1
     wanted = [one.arg for one in method.args.args][1:]
     given = dict(zip(wanted[::-1], [fold(one, scope) for one in method.args.defaults[::-1]], strict=False))
@@ -190,6 +194,7 @@ def _entered(call: ast.expr, scope: Scope) -> tuple[ast.FunctionDef, Scope] | No
         ChainMap(given, module),
         scope.attributes,
         methods=scope.methods,
+        method=(name, number),
         depth=scope.depth + 1,
         turns=scope.turns,
     )
@@ -276,7 +281,7 @@ def _is_change(call: ast.expr, scope: Scope) -> bool:
 
 
 def fold(node: ast.expr, scope: Scope) -> Any:
-    """Return the value of *node*: text, number, truth, None, list, tuple or mapping of them, a :class:`Call`, or a quotation."""
+    """Return the value of *node*: text, number, truth, None, list, tuple or mapping of them, a :class:`SanityCall`, or a quotation."""
     folder = _FOLDERS.get(type(node))
     return unknown(node) if folder is None else folder(node, scope)
 
@@ -423,7 +428,7 @@ def _call(node: ast.Call, scope: Scope) -> Any:
     args = [fold(one, scope) for one in node.args]
     options = {one.arg: fold(one.value, scope) for one in node.keywords if one.arg}
     if name.startswith(("sn.", "sanity.", "util.sanity.")):
-        return Call(name.rpartition(".")[2], tuple(args), options, unknown(node)[1:-1])
+        return SanityCall(name.rpartition(".")[2], tuple(args), options, unknown(node)[1:-1])
     made = _FUNCTIONS[name](args, options) if name in _FUNCTIONS else None
     if made is None and isinstance(node.func, ast.Attribute):
         made = _method(fold(node.func.value, scope), node.func.attr, args, node)

@@ -15,7 +15,7 @@ from os.path import normpath, relpath
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_mlhpc.cli.reframe_metrics import Question, conditions, metrics, source
+from pytest_mlhpc.cli.reframe_metrics import OpenQuestion, conditions, metrics, source
 from pytest_mlhpc.cli.reframe_python import one_line, unknown_in
 from pytest_mlhpc.cli.reframe_settings import add_option, minutes
 from pytest_mlhpc.cli.reframe_suite import ReframeTest, Suite, texts
@@ -25,6 +25,8 @@ from pytest_mlhpc.store.text import count
 FOLDER: Final = "suites/from_reframe"
 #: What only a shell understands in a command: ReFrame writes it into a script of bash.
 _SHELL: Final = re.compile(r"[|&;<>`$*\n]")
+#: Commands that are the shell's own, or functions in it.
+_OF_SHELL: Final = ("module", "ml", "source", ".", "export", "unset", "ulimit", "cd", "eval", "exec", "set")
 #: Questions that the reason of a skipped stub says in full; all stand above it.
 _IN_REASON: Final = 2
 
@@ -39,7 +41,7 @@ class Stub:
     fields: dict[str, str] = field(default_factory=dict)  #: name -> source
     body: list[str] = field(default_factory=list)
     build: str = ""  #: source of its fixture
-    questions: list[Question] = field(default_factory=list)
+    questions: list[OpenQuestion] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -48,13 +50,13 @@ class Stub:
         return re.sub(r"\W+", "_", parts).strip("_").lower() or "unnamed"
 
     @property
-    def open(self) -> list[Question]:
+    def open(self) -> list[OpenQuestion]:
         """What must be answered before the test can run: the questions that are no hints."""
         return [one for one in self.questions if not one.hint]
 
     def ask(self, kind: str, text: str, *, hint: bool = False) -> None:
         """Add a question; *kind* is the word by which questions are counted."""
-        one = Question(kind, text, hint)
+        one = OpenQuestion(kind, text, hint)
         self.questions += [one] if one not in self.questions else []
 
     def known(self, kind: str, what: str, value: Any) -> bool:
@@ -234,6 +236,8 @@ def _command(stub: Stub) -> None:
         stub.command = ["⟨executable⟩"]
     stub.known("command", "the command", lines)
     words = [word for line in lines if line is not None for word in _split(stub, "command", str(line))]
+    if words and (words[0] in _OF_SHELL or words[0].startswith("-")):
+        stub.ask("command", f"`{words[0]}` is no program: ReFrame writes it into a script of bash")
     if stub.build and words and words[0].startswith("./"):
         words[0] = f"{{{stub.name}_build}}/{words[0][2:]}"
     stub.command = [*stub.command, *words] if stub.test.kind != "build" else stub.command

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 import copy
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from pytest_mlhpc.cli.reframe_python import (
     MAX_FILE,
-    Call,
+    SanityCall,
     Scope,
     Unread,
     classes_in,
@@ -59,8 +59,8 @@ _MAPPINGS: Final = (
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure of a test: its name, its unit, and how it is found (a :class:`Call` of ``sn``, or a quotation)."""
+class ReframeFigure:
+    """A figure of a test: its name, its unit, and how it is found (a :class:`SanityCall` of ``sn``, or a quotation)."""
 
     name: str
     unit: str
@@ -79,8 +79,8 @@ class ReframeTest:
     attributes: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     fixtures: dict[str, str] = field(default_factory=dict)  #: name -> the class that makes it
-    figures: dict[str, Figure] = field(default_factory=dict)
-    sanity: Any = None  #: a :class:`Call`, a truth, or a quotation; None: none was found
+    figures: dict[str, ReframeFigure] = field(default_factory=dict)
+    sanity: Any = None  #: a :class:`SanityCall`, a truth, or a quotation; None: none was found
     unread: list[Unread] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  #: bases that no file of the suite defines
 
@@ -188,15 +188,16 @@ def _read(chosen: _Class, classes: Mapping[tuple[Path, str], _Class]) -> Reframe
         scopes = [(one, ChainMap(test.attributes, _own(one.names))) for one in lineage]
         for one, names in scopes:
             _read_body(one.node, Scope(names, test.attributes), test)
-        methods = {
-            node.name: (node, names.parents)
-            for one, names in scopes
-            for node in one.node.body
-            if isinstance(node, ast.FunctionDef)
-        }
+        methods: dict[str, list[tuple[ast.FunctionDef, MutableMapping[str, Any]]]] = {}
+        for one, names in scopes:
+            for node in one.node.body:
+                if isinstance(node, ast.FunctionDef):
+                    methods.setdefault(node.name, []).append((node, names.parents))
         for read in (_read_method, _read_result):
-            for node, names in methods.values():
-                read(node, Scope(ChainMap({}, names), test.attributes, methods=methods), test)
+            for name, defined in methods.items():
+                node, module = defined[-1]
+                place = (name, len(defined) - 1)
+                read(node, Scope(ChainMap({}, module), test.attributes, methods=methods, method=place), test)
     except RecursionError:
         raise UsageError(f"{chosen.path}: class {chosen.node.name} is nested too deeply") from None
     test.attributes = {
@@ -284,7 +285,7 @@ def _read_result(node: ast.FunctionDef, scope: Scope, test: ReframeTest) -> None
         else {}
     )
     name = str(options.get("perf_key") or node.name)
-    test.figures[name] = Figure(name, str(args[0] if args else options.get("units", "")), found)
+    test.figures[name] = ReframeFigure(name, str(args[0] if args else options.get("units", "")), found)
 
 
 def _add_patterns(test: ReframeTest) -> None:
@@ -293,12 +294,12 @@ def _add_patterns(test: ReframeTest) -> None:
         given = test.attributes.get(holder)
         for name, found in given.items() if isinstance(given, dict) else ():
             unit = ""
-            if isinstance(found, Call) and found.name == "make_performance_function":
+            if isinstance(found, SanityCall) and found.name == "make_performance_function":
                 rest = [*found.args[1:], found.options.get("unit", "")]
                 unit, found = str(rest[0]), found.args[0] if found.args else found.source  # noqa: PLW2901 - unwrapped
-            test.figures[str(name)] = Figure(str(name), unit, found)
+            test.figures[str(name)] = ReframeFigure(str(name), unit, found)
         if isinstance(given, str):
-            test.figures["performance"] = Figure("performance", "", given)
+            test.figures["performance"] = ReframeFigure("performance", "", given)
     if test.sanity is None:
         test.sanity = test.attributes.get("sanity_patterns")
 

@@ -79,7 +79,7 @@ def test_endless_loops_and_methods_that_call_themselves_are_given_up():
     )
     assert [one.line for one in scope.unread] == [2, 4]
     tree = ast.parse("def f(self):\n    return self.f() + self.f()\nself.f()").body
-    assert unknown_in(fold(tree[1].value, Scope({}, methods={"f": (tree[0], {})})))
+    assert unknown_in(fold(tree[1].value, Scope({}, methods={"f": [(tree[0], {})]})))
 
 
 def test_no_statement_of_a_file_is_executed(tmp_path):

@@ -145,9 +145,7 @@ def stub(project, name):
 
 def test_what_was_taken_over_is_counted_with_the_reasons(project):
     said = (project.parent / "said").read_text()
-    assert (
-        "3 test classes of 5 files: 2 taken over whole, 1 skipped until a person has answered\n" in said
-    )
+    assert "3 test classes of 5 files: 2 taken over whole, 1 skipped until a person has answered\n" in said
     assert "next: cd new && pytest suites/test_first.py --system local\n" in said
     assert "next, for the stubs: cd new && pytest suites/from_reframe --system NAME\n" in said
 

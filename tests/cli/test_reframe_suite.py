@@ -149,6 +149,35 @@ def test_what_depends_on_the_run_is_listed_or_quoted(read):
     assert test.figures["time"].found == "⟨time()⟩"
 
 
+def test_a_constructor_goes_on_with_that_of_its_base_where_it_says_so(read):
+    test = read(
+        a="""
+        import reframe as rfm
+
+        class Base(rfm.RegressionTest):
+            def __init__(self, what="x"):
+                self.tags = {what}
+                if self.current_system.name == "hill":
+                    self.modules = ["cdo"]
+
+        @rfm.simple_test
+        class Own(Base):
+            def __init__(self):
+                super().__init__("y")
+                self.executable = "cdo"
+
+        @rfm.simple_test
+        class Replaced(Base):
+            def __init__(self):
+                self.executable = "cdo"
+        """
+    )
+    own, replaced = test["Own"], test["Replaced"]
+    assert (own.attributes["tags"], own.attributes["executable"]) == (["y"], "cdo")
+    assert [one.text for one in own.unread] == ["if self.current_system.name == 'hill':"]
+    assert (replaced.attributes["tags"], replaced.unread) == ([], [])
+
+
 def test_one_class_does_not_change_the_lists_of_another(read):
     tests = read(
         base=BASE,
