@@ -32,7 +32,11 @@ class InitCommand(DataCommand):
         ]
         if "--from-reframe" in words:
             place = words.index("--from-reframe") + 2
-            if place <= len(words) and (place == len(words) or words[place].startswith("-")):
+            if not [one for one in words[place - 1 : place] if one and not one.startswith("-")]:
+                ctx.fail(
+                    "--from-reframe takes SETTINGS, a settings file of ReFrame, and SUITE if its tests are wanted"
+                )
+            if place == len(words) or words[place].startswith("-"):
                 words.insert(place, "")
         return super().parse_args(ctx, words)
 

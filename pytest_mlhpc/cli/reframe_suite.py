@@ -193,11 +193,15 @@ def _read(chosen: _Class, classes: Mapping[tuple[Path, str], _Class]) -> Reframe
             for node in one.node.body:
                 if isinstance(node, ast.FunctionDef):
                     methods.setdefault(node.name, []).append((node, names.parents))
+        turns = [1_000]  # of all loops and calls in the class
         for read in (_read_method, _read_result):
             for name, defined in methods.items():
                 node, module = defined[-1]
                 place = (name, len(defined) - 1)
-                read(node, Scope(ChainMap({}, module), test.attributes, methods=methods, method=place), test)
+                scope = Scope(
+                    ChainMap({}, module), test.attributes, methods=methods, method=place, turns=turns
+                )
+                read(node, scope, test)
     except RecursionError:
         raise UsageError(f"{chosen.path}: class {chosen.node.name} is nested too deeply") from None
     test.attributes = {
