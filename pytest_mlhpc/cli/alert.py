@@ -31,10 +31,11 @@ from pytest_mlhpc.alert.messages import message_of, owners_text, with_journal
 from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Book, Incident, KnownIssue
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice, NounGroup
+from pytest_mlhpc.cli.options import chosen
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.events import JournalEntry, software_changes
 from pytest_mlhpc.history.level_changes import cache_path
-from pytest_mlhpc.influx.choice import chosen, store_text
+from pytest_mlhpc.influx.credentials import store_text
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.record import provenance_of
 from pytest_mlhpc.store.table import table

@@ -20,45 +20,90 @@ from pytest_mlhpc.config.systems_files import BUILT_IN, known_text, with_system
 from pytest_mlhpc.store.locations import replace_file
 
 
+class InitCommand(DataCommand):
+    """A command with an option that takes one value or two."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give ``--from-reframe SETTINGS`` the suite that it lacks: click's options take a fixed number of values."""
+        words = [
+            part
+            for one in args
+            for part in (one.split("=", 1) if one.startswith("--from-reframe=") else [one])
+        ]
+        if "--from-reframe" in words:
+            place = words.index("--from-reframe") + 2
+            if not [one for one in words[place - 1 : place] if one and not one.startswith("-")]:
+                ctx.fail(
+                    "--from-reframe takes SETTINGS, a settings file of ReFrame, and SUITE if its tests are wanted"
+                )
+            if place == len(words) or words[place].startswith("-"):
+                words.insert(place, "")
+        return super().parse_args(ctx, words)
+
+
 @click.command(
-    cls=DataCommand,
+    cls=InitCommand,
     help="Write a first suite, systems.yaml, baselines/ and a CI job into FOLDER. No file that is there is changed.",
-    example="mlhpc init benchmarks",
+    example="mlhpc init benchmarks\nmlhpc init benchmarks --from-reframe settings.py tests/",
 )
 @click.argument("folder", type=Path, default=Path())
 @click.option(
     "--from-reframe",
-    type=Path,
-    metavar="SETTINGS",
-    help="Take systems over from ReFrame's site configuration. A file in Python is run.",
+    nargs=2,
+    metavar="SETTINGS [SUITE]",
+    help="Take over systems from ReFrame's site configuration, and of each test class in SUITE a stub. No Python is run.",
 )
-def command(folder: Path, from_reframe: Path | None) -> CommandReport:
+def command(folder: Path, from_reframe: tuple[str, str] | None) -> CommandReport:
     """Write what the folder lacks, and say what can be done next."""
     surroundings = find_machine(os.environ)
-    files, questions = project_files(surroundings), []
+    files = project_files(surroundings)
+    notes: list[str] = []
+    questions: list[str] = []
     if from_reframe is not None:
-        from pytest_mlhpc.cli.from_reframe import convert, read_settings
-
-        taken = convert(read_settings(from_reframe))
-        files["systems.yaml"] = with_systems(taken.text())
-        questions = [f"{taken.summary}; what needs a person:" if taken.questions else taken.summary]
-        questions += [f"  {one}" for one in taken.questions]
+        taken, notes, questions = _from_reframe(Path(from_reframe[0]), from_reframe[1], folder)
+        files |= taken
     written, there = write_project(folder, files)
     lines = [f"wrote {name}" for name in written] + [f"{name} is there and was not changed" for name in there]
+    first = "suites/test_first.py " if from_reframe is not None and from_reframe[1] else ""
     change = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
-    lines.append(f"next: {change}pytest --system local")
-    if from_reframe is not None:
-        lines += (
-            questions
-            if "systems.yaml" in written
-            else ["systems.yaml is there already: nothing was taken over"]
-        )
-    elif "systems.yaml" in written and surroundings.slurm:
+    lines.append(f"next: {change}pytest {first}--system local")
+    if from_reframe is not None and "systems.yaml" in there:
+        lines.append("systems.yaml is there already: no system was taken over")
+    lines += notes
+    if any(name.startswith("suites/from_reframe/") for name in files):
+        lines.append(f"next, for the stubs: {change}pytest suites/from_reframe --system NAME")
+    if from_reframe is None and "systems.yaml" in written and surroundings.slurm:
         lines.append("once the questions in systems.yaml are answered: pytest --system cluster")
     if "systems.yaml" in written and surroundings.kubernetes:
         lines.append("once the variables of systems.yaml are set: pytest --system kubernetes")
     data = {"folder": str(folder), "written": written, "there": there, "questions": questions}
     return CommandReport("".join(f"{line}\n" for line in lines), data)
+
+
+def _from_reframe(settings: Path, suite: str, folder: Path) -> tuple[dict[str, str], list[str], list[str]]:
+    """Return files by their paths in *folder*, lines about them, and all questions.
+
+    Raises:
+        UsageError: the settings or the suite cannot be read.
+    """
+    from pytest_mlhpc.cli.reframe_settings import convert, read_settings
+
+    read = read_settings(settings)
+    taken = convert(read)
+    questions = [*taken.unread_questions, *taken.questions]
+    notes = [f"{taken.summary}; what needs a person:" if questions else taken.summary]
+    notes += [f"  {one}" for one in questions]
+    files = {"systems.yaml": with_systems(taken.text())}
+    if suite:
+        from pytest_mlhpc.cli.reframe_stubs import summary, write_stubs
+        from pytest_mlhpc.cli.reframe_suite import read_suite
+
+        found = read_suite(Path(suite))
+        stubs, made = write_stubs(found, Path(suite), folder, taken.systems, read.resources)
+        files |= stubs
+        notes += summary(found, made)
+        questions += [f"{one.test.name}: {asked.text}" for one in made for asked in one.questions]
+    return files, notes, questions
 
 
 #: Partition, nodes, CPUs and MiB of a node, generic resources, longest time (sinfo(1), --format).

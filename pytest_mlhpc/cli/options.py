@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,10 @@ from pytest_mlhpc.store.text import tell
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.systems import Systems
+    from pytest_mlhpc.history.level_changes import NightlyQuery
+    from pytest_mlhpc.history.local import LocalSource
+    from pytest_mlhpc.history.series import Source
+    from pytest_mlhpc.influx.source import InfluxSource
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -197,3 +201,32 @@ def publish_events(state_dir: Path) -> None:
 
 def _merged(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for answer in answers for name, value in answer.items()}
+
+
+def selection_of(system: str, branch: str, *, judged_only: bool) -> NightlyQuery:
+    """Return what is to be looked at; without *branch*, the nightly runs of the default one."""
+    from pytest_mlhpc.history.level_changes import NightlyQuery
+    from pytest_mlhpc.store.record import provenance_of
+
+    branch = branch or provenance_of(Path.cwd()).default_branch
+    return NightlyQuery(system=system, default_branch=branch, judged_only=judged_only)
+
+
+@contextlib.contextmanager
+def chosen(name: str, state_dir: Path, environ: Mapping[str, str] = os.environ) -> Iterator[Source]:
+    """Open the history of that name (``--from``), the local store's or InfluxDB's, and close it in the end.
+
+    Raises:
+        UsageError: InfluxDB is asked for, but how to reach it is not said.
+    """
+    opened: LocalSource | InfluxSource
+    if name == "local":
+        from pytest_mlhpc.history.local import LocalSource
+
+        opened = LocalSource(state_dir, tell)
+    else:
+        from pytest_mlhpc.influx.source import influx_source
+
+        opened = influx_source(environ)
+    with contextlib.closing(opened):
+        yield opened

@@ -15,11 +15,11 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice, NounGroup
+from pytest_mlhpc.cli.options import chosen
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.foreign import DIRECTIONS, READERS, ForeignNames
 from pytest_mlhpc.history.judge_inputs import rejudged
 from pytest_mlhpc.influx import credentials
-from pytest_mlhpc.influx.choice import chosen
 from pytest_mlhpc.influx.cursor import PushStart, begin, read_start, rejected_folder, restart, waiting
 from pytest_mlhpc.influx.push import (
     InfluxSink,

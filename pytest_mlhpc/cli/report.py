@@ -16,8 +16,9 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command, NounGroup
+from pytest_mlhpc.cli.options import chosen, selection_of
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.influx.choice import chosen, selection_of, store_text
+from pytest_mlhpc.influx.credentials import store_text
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.locations import page, replace_file
 from pytest_mlhpc.store.record import SeriesKey

@@ -79,7 +79,8 @@ def _roots(records: Sequence[Record]) -> Iterable[tuple[str, str]]:
 
 def _night(source: str, state_dir: Path, ending: Sequence[str]) -> Morning | None:
     """Return the page of the last night; where InfluxDB is away that of the local store, which says so."""
-    from pytest_mlhpc.influx.choice import chosen, store_text
+    from pytest_mlhpc.cli.options import chosen
+    from pytest_mlhpc.influx.credentials import store_text
     from pytest_mlhpc.report.night import MorningQuery
 
     asked = MorningQuery(time.time_ns(), store_text(source, state_dir), options=ending)

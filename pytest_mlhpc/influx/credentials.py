@@ -139,3 +139,11 @@ def _token(environ: Mapping[str, str]) -> str:
     if len(content) > _MAX_TOKEN_BYTES or not content.strip():
         raise UsageError(f"{TOKEN_FILE}: {path} contains no token")
     return content.decode("latin-1").strip()
+
+
+def store_text(name: str, state_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
+    """Return in words where the source of that name has its history, without secrets."""
+    if name == "local":
+        return str(state_dir)
+    server = server_of(environ)
+    return server.hide(f"{server.url}, bucket {server.bucket}")

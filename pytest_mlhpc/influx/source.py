@@ -16,7 +16,7 @@ from urllib3.exceptions import HTTPError, ProtocolError
 from pytest_mlhpc.config.http import READ_BYTES, open_pool, split_lines, system_message
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.history.series import Night, NightFigure, Series, assemble
-from pytest_mlhpc.influx.credentials import InfluxServer
+from pytest_mlhpc.influx.credentials import InfluxServer, server_of
 from pytest_mlhpc.influx.schema import (
     METRIC,
     RUN,
@@ -344,3 +344,12 @@ def _where(span: tuple[int, int | None], values: Mapping[str, str]) -> str:
 
 def _names(names: tuple[str, ...]) -> str:
     return ", ".join(f'"{name}"' for name in names)
+
+
+def influx_source(environ: Mapping[str, str]) -> InfluxSource:
+    """Return the InfluxDB of ``$MLHPC_INFLUX_URL``. Connects to nothing yet.
+
+    Raises:
+        UsageError: none is named, or wrongly.
+    """
+    return InfluxSource(server_of(environ))

@@ -154,7 +154,7 @@ class BenchmarkSession:
         """
         if self.settings.history != "influx":
             return None
-        from pytest_mlhpc.influx.choice import influx_source
+        from pytest_mlhpc.influx.source import influx_source
 
         return influx_source(os.environ)
 
@@ -363,7 +363,7 @@ class BenchmarkSession:
         """
         if self._concluder is None or not self._concluder.past.was_asked:
             return ""
-        from pytest_mlhpc.influx.choice import store_text
+        from pytest_mlhpc.influx.credentials import store_text
 
         past = self._concluder.past
         source = self.settings.history if past.all_from_source else "local"

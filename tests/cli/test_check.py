@@ -6,8 +6,8 @@ from textwrap import dedent
 
 import pytest
 
+from pytest_mlhpc.cli.check import SuiteProblem, check, findings
 from pytest_mlhpc.errors import Problem, UsageError
-from pytest_mlhpc.session.check_suites import SuiteProblem, check, findings
 
 SYSTEMS = """
 systems:

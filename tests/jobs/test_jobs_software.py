@@ -49,6 +49,9 @@ def test_files_folders_and_globs_are_put_where_they_lie_beside_the_test(folder, 
     found = files_of(["bench.sh", "src/", "*.csv", "./bench.sh"], folder, target)
     assert found == {name: str(folder / name) for name in ("bench.sh", "src", "a.csv", "b.csv")}
     assert files_of(["../bench.sh"], folder / "src", target) == {"bench.sh": str(folder / "bench.sh")}
+    assert files_of(["../*.csv"], folder / "src", target) == {
+        name: str(folder / name) for name in ("a.csv", "b.csv")
+    }
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
+from pytest_mlhpc.cli.options import chosen, selection_of
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.events import events
 from pytest_mlhpc.history.level_changes import Shift, cache_path, watch
-from pytest_mlhpc.influx.choice import chosen, selection_of
 from pytest_mlhpc.store.text import minutes, tell
 
 #: Series of one paragraph that are told by name.

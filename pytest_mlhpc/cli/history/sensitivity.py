@@ -12,10 +12,10 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
+from pytest_mlhpc.cli.options import chosen, selection_of
 from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.level_changes import WatchedSeries, watched_part
-from pytest_mlhpc.influx.choice import chosen, selection_of
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.judged_metric import smallest_loss
 from pytest_mlhpc.judge.losses import limits_for

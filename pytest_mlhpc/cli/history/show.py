@@ -13,12 +13,12 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
+from pytest_mlhpc.cli.options import chosen, selection_of
 from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.history.events import began, events
 from pytest_mlhpc.history.level_changes import NightlyQuery, WatchedSeries, watched_part, with_causes
 from pytest_mlhpc.history.series import Point, Series, Source, feeds
-from pytest_mlhpc.influx.choice import chosen, selection_of
 from pytest_mlhpc.judge.changes import find_all
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.table import table

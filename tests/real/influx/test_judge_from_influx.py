@@ -11,7 +11,7 @@ from worlds import DEFINITION
 
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.history.judge_inputs import JudgeHistory
-from pytest_mlhpc.influx.choice import influx_source
+from pytest_mlhpc.influx.source import influx_source
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, SeriesKey
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_mlhpc.node.worker.workloads import parameter_conflicts
 from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec, channels_first, laid_out
 from pytest_mlhpc.node.worker.workloads.optimizers import optimizer_of
+from pytest_mlhpc.node.worker.workloads.trainings import cosmoflow_conflicts, require
 
 CHANNELS = 4  #: redshifts of a sample
 TARGETS = 4  #: Omega_m, sigma_8, n_s, H_0, each scaled to [-1, 1]
@@ -76,7 +76,7 @@ def task(parameters: Mapping[str, Any]) -> Task:
     Raises:
         ValueError: nothing is left of the volume after the last layer.
     """
-    parameter_conflicts.require(parameter_conflicts.cosmoflow, parameters)
+    require(cosmoflow_conflicts, parameters)
     size, layers = int(parameters["input_size"]), int(parameters["layers"])
     channels_last = bool(parameters["channels_last"])
 

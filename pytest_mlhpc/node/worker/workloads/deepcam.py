@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_mlhpc.node.worker.workloads import parameter_conflicts
 from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec, channels_first, laid_out
 from pytest_mlhpc.node.worker.workloads.optimizers import optimizer_of
+from pytest_mlhpc.node.worker.workloads.trainings import deepcam_conflicts, require
 
 CHANNELS = 16  #: climate variables of a sample
 CLASSES = 3  #: background, tropical cyclone, atmospheric river
@@ -202,7 +202,7 @@ def task(parameters: Mapping[str, Any]) -> Task:
     Raises:
         ValueError: height or width is not a multiple of 16.
     """
-    parameter_conflicts.require(parameter_conflicts.deepcam, parameters)
+    require(deepcam_conflicts, parameters)
     height, width = int(parameters["height"]), int(parameters["width"])
     channels_last = bool(parameters["channels_last"])
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_mlhpc.node.worker.workloads import parameter_conflicts
 from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
 from pytest_mlhpc.node.worker.workloads.optimizers import optimizer_of
+from pytest_mlhpc.node.worker.workloads.trainings import language_model_conflicts, require
 
 ROPE_BASE = 500_000.0  #: Llama 3, arXiv 2407.21783
 
@@ -248,7 +248,7 @@ def task(parameters: Mapping[str, Any]) -> Task:
     Raises:
         ValueError: heads do not fit.
     """
-    parameter_conflicts.require(parameter_conflicts.language_model, parameters)
+    require(language_model_conflicts, parameters)
     shape = _shape(parameters)
     context, vocabulary = shape["context"], shape["vocabulary"]
     stored = torch.uint8 if vocabulary <= 256 else torch.int32

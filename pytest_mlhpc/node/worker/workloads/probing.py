@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 from pytest_mlhpc.node.protocol.combine import SLOWEST_RANK
 from pytest_mlhpc.node.worker.workloads.characters import CHARACTERS
 from pytest_mlhpc.node.worker.workloads.definitions import ANY_PROBE, Field, Workload
-from pytest_mlhpc.node.worker.workloads.parameter_conflicts import Wrong
+from pytest_mlhpc.node.worker.workloads.fields import Wrong
 
 _HERE = "pytest_mlhpc.node.worker.probes"
 

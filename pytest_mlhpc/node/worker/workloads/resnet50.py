@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_mlhpc.node.worker.workloads import parameter_conflicts
 from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec, channels_first, laid_out
 from pytest_mlhpc.node.worker.workloads.optimizers import optimizer_of
+from pytest_mlhpc.node.worker.workloads.trainings import require, training_conflicts
 
 STAGES = (3, 4, 6, 3)  #: bottlenecks of each stage
 EXPANSION = 4  #: output channels of a bottleneck over its inner ones
@@ -93,7 +93,7 @@ def task(parameters: Mapping[str, Any]) -> Task:
     Raises:
         ValueError: the smoothing is no probability.
     """
-    parameter_conflicts.require(parameter_conflicts.training, parameters)
+    require(training_conflicts, parameters)
     size, classes = int(parameters["image_size"]), int(parameters["classes"])
     channels_last, smoothing = bool(parameters["channels_last"]), float(parameters["label_smoothing"])
 

@@ -1,14 +1,70 @@
-"""The four trainings of this package: fields, defaults and presets, read by controller and worker alike. No torch."""
+"""The four trainings of this package: fields, defaults, presets, and values that are fine alone but not together, read by controller and worker alike. No torch."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+from typing import Any, Callable, Dict, Mapping, Tuple
 
-from pytest_mlhpc.node.worker.workloads import parameter_conflicts
 from pytest_mlhpc.node.worker.workloads.definitions import Field, Workload
-from pytest_mlhpc.node.worker.workloads.fields import REPORTED, expected, training
+from pytest_mlhpc.node.worker.workloads.fields import REPORTED, Wrong, expected, training, wrong
 
 _HERE = "pytest_mlhpc.node.worker.workloads"
+
+#: DeepCAM's encoder divides height and width by this.
+DEEPCAM_STRIDE = 16
+
+
+def require(check: Callable[[Mapping[str, Any]], Wrong], values: Mapping[str, Any]) -> None:
+    """Raise what *check* finds.
+
+    Raises:
+        ValueError: the first thing that is wrong.
+    """
+    for _, text in check(values):
+        raise ValueError(text)
+
+
+def training_conflicts(values: Mapping[str, Any]) -> Wrong:
+    """Check what every training workload has."""
+    return wrong(values)
+
+
+def cosmoflow_conflicts(values: Mapping[str, Any]) -> Wrong:
+    """Something must be left of the volume behind the last layer, each of which halves it."""
+    size, layers = values["input_size"], values["layers"]
+    if size >> layers:
+        return training_conflicts(values)
+    least = (
+        f"at least 2 to the power {layers} is needed" if layers > 20 else f"at least {2**layers} is needed"
+    )
+    return (
+        *training_conflicts(values),
+        ("input_size", f"input_size={size} leaves nothing after {layers} layers: {least}"),
+    )
+
+
+def deepcam_conflicts(values: Mapping[str, Any]) -> Wrong:
+    """Height and width must survive four halvings and come back as they were."""
+    uneven = [name for name in ("height", "width") if values[name] % DEEPCAM_STRIDE]
+    texts = [(name, f"{name}={values[name]} is not a multiple of {DEEPCAM_STRIDE}") for name in uneven]
+    return (*training_conflicts(values), *texts)
+
+
+def language_model_conflicts(values: Mapping[str, Any]) -> Wrong:
+    """Heads must divide the stream evenly, and each other."""
+    found = list(training_conflicts(values))
+    llama, hidden, heads = values["architecture"] == "llama", values["hidden"], values["heads"]
+    kv_heads = values["kv_heads"] or heads
+    if hidden % heads:
+        found.append(("heads", f"hidden={hidden} is not divisible by heads={heads}"))
+    if heads % kv_heads:
+        found.append(("kv_heads", f"heads={heads} is not divisible by kv_heads={kv_heads}"))
+    if not llama and kv_heads != heads:
+        text = f"kv_heads={kv_heads}: only architecture=llama shares keys and values between heads"
+        found.append(("kv_heads", text))
+    if llama and hidden // heads % 2:
+        found.append(("heads", f"hidden={hidden} over heads={heads} is odd: RoPE turns pairs of channels"))
+    return tuple(found)
+
 
 COSMOFLOW = Workload(
     name="cosmoflow",
@@ -33,7 +89,7 @@ COSMOFLOW = Workload(
     },
     device_batch=8,  # global batch 32 on four devices, as in the HPDC'24 paper
     sample="volume of 4 redshifts",
-    contradictions=parameter_conflicts.cosmoflow,
+    contradictions=cosmoflow_conflicts,
     expected_of=expected,
     reported=REPORTED,
 )
@@ -77,7 +133,7 @@ DEEPCAM = Workload(
     },
     device_batch=2,  # the local batch of the MLPerf HPC reference
     sample="image of 16 channels",
-    contradictions=parameter_conflicts.deepcam,
+    contradictions=deepcam_conflicts,
     expected_of=expected,
     reported=REPORTED,
 )
@@ -105,7 +161,7 @@ RESNET50 = Workload(
     },
     device_batch=8,  # global batch 32 on four devices, as in the HPDC'24 paper
     sample="image",
-    contradictions=parameter_conflicts.training,
+    contradictions=training_conflicts,
     expected_of=expected,
     reported=REPORTED,
 )
@@ -158,7 +214,7 @@ LANGUAGE_MODEL = Workload(
     },
     device_batch=8,
     sample="sequence of tokens",
-    contradictions=parameter_conflicts.language_model,
+    contradictions=language_model_conflicts,
     expected_of=expected,
     reported=REPORTED,
 )

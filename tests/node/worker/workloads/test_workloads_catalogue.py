@@ -13,7 +13,7 @@ from pytest_mlhpc.cli import data as listing
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.node.worker.workloads import describe
 from pytest_mlhpc.node.worker.workloads.catalogue import VARIANTS, WORKLOADS
-from pytest_mlhpc.node.worker.workloads.fields import arithmetic, bagging, compiled_devices, parallel
+from pytest_mlhpc.node.worker.workloads.fields import arithmetic, compiled_devices, parallel
 from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 TRAINING = [workload for workload in WORKLOADS if workload.module and not workload.probe]
@@ -78,7 +78,7 @@ def test_a_path_is_no_part_of_a_benchmarks_identity():
 
 @pytest.mark.parametrize(
     "fields",
-    [arithmetic, bagging, compiled_devices, parallel],
+    [arithmetic, compiled_devices, parallel],
     ids=lambda fields: fields.__name__,
 )
 def test_fields_that_only_trainings_have_are_unset_which_contradicts_nothing(fields):
