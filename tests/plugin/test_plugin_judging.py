@@ -15,6 +15,7 @@ from inner_sessions import output
 
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.history.events import add, new_event
+from pytest_mlhpc.node.telemetry import contention
 from pytest_mlhpc.session.terminal import unused_baselines
 
 SUITE = """
@@ -341,6 +342,11 @@ def busy_loops(count):
     """Keep processors busy with processes that do nothing else."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
+        before = contention.snapshot()
+        time.sleep(1)
+        late = contention.late_figures(before, 1.0, 0.0)
+        if not contention.crowding([{**late, "own_cores": 0.0}]):
+            pytest.skip("this container may not have all processors of its machine")
         yield
     finally:
         for loop in loops:
