@@ -2,7 +2,7 @@
 
 Both go the way of every run on `local`, in turns, so that whatever else the machine does meets both. A run is submitted when the
 one before has ended. Its own steps are the warm-up and the timed window; what is left is processes, imports, calibration, making
-model and data, and the way of the result. The same runs, on one thread, tell whether their figures agree: by the processor time of a step,
+model and data, and the way of the result. Beside other work its processor time says more than the clock. The same runs, on one thread, tell whether their figures agree: by the processor time of a step,
 which other programs disturb least, and by the largest memory.
 """
 
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchmarks.report import Row
 from pytest_mlhpc.jobs.provisioner import AllocationEnded, LineArrived
+from pytest_mlhpc.node.processes import descendants, stat_fields
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, from_json
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
@@ -43,9 +44,10 @@ EQUAL = 0.01
 
 @dataclass
 class Side:
-    """What the runs of one side took beyond their steps (s), processor time of a step (s), largest memory (B)."""
+    """What the runs of one side took beyond their steps by the clock and of processors (s), processor time of a step (s), largest memory (B)."""
 
     beyond: list[float] = field(default_factory=list)
+    computing: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
 
@@ -60,6 +62,8 @@ def run() -> list[Row]:
         rows.append(Row(f"{name}, smoke: a run beyond its own steps, fresh", "-", f"{here:.2f} s", None))
         rows.append(Row("... forked", "<= 0.5 s", f"{there:.2f} s", there <= 0.5))
         rows.append(Row("... ratio", "-", f"{there / here:.2f}", None))
+        there, here = statistics.median(warm.computing), statistics.median(fresh.computing)
+        rows.append(Row("... processor time of it, fresh; forked", "-", f"{here:.2f} s; {there:.2f} s", None))
         for what, one, other in (
             ("processor time of a step", warm.step, fresh.step),
             ("largest memory", warm.memory, fresh.memory),
@@ -89,7 +93,7 @@ def _turns(folder: Path, name: str) -> tuple[Side, Side]:
 
 def _once(local: LocalProvisioner, state: Path, sha256: str, name: str, side: Side, *, warm: bool) -> None:
     plan = _plan(state, sha256, name, warm=warm)
-    began = time.perf_counter()
+    computed, began = _processor_s(), time.perf_counter()
     handle = local.submit(plan)
     measured, ended = None, False
     while not ended:
@@ -106,8 +110,17 @@ def _once(local: LocalProvisioner, state: Path, sha256: str, name: str, side: Si
     if measured.environment["interpreter"] != ("warm" if warm else "fresh"):
         raise RuntimeError(f"the rank of {name} was {measured.environment['interpreter']}")
     side.beyond.append(time.perf_counter() - began - own)
-    side.step.append(measured.contention["own_cores"] * values["epoch_time"] / measured.steps)
+    step_s = measured.contention["own_cores"] * values["epoch_time"] / measured.steps
+    side.computing.append(_processor_s() - computed - step_s * (STEPS + WARM_UP))
+    side.step.append(step_s)
     side.memory.append(values["peak_memory"])
+
+
+def _processor_s() -> float:
+    """Return the processor time of this process and all that it has started, those that have ended among them (proc(5), stat)."""
+    here = (os.getpid(), *descendants(os.getpid()))
+    jiffies = [int(one) for pid in here for one in stat_fields(pid)[11:15]]
+    return sum(jiffies) / os.sysconf("SC_CLK_TCK")
 
 
 def _plan(state: Path, sha256: str, name: str, *, warm: bool) -> Plan:

@@ -31,6 +31,8 @@ BROKEN = frozenset(FAILURES) - _NOT_BROKEN
 NOT_RUN = "did not run"
 #: Told by the message about the nodes.
 _NODES = "unfit_nodes"
+#: Others had the processors: of one night it says nothing.
+_BUSY = "machine_busy"
 
 
 @dataclass
@@ -91,7 +93,7 @@ def stale(seen: dict[Subject, NightlyRecords], now_ns: int, limit_ns: int = NIGH
             )
         elif one.newest.created_ns < now_ns - limit_ns:
             bad[subject] = _silent(subject, one, limit_ns)
-        elif not did_run(one.newest) and one.newest.verdict != _NODES:
+        elif not did_run(one.newest) and not _says_nothing(one, now_ns - limit_ns - DAY_NS):
             bad[subject] = _not_run(subject, one)
     return Missing(bad, frozenset(expected), gone)
 
@@ -128,6 +130,15 @@ def broken(seen: dict[Subject, NightlyRecords]) -> Missing:
         if ran[-1].verdict in BROKEN:
             bad[subject] = _broken(subject, ran)
     return Missing(bad, frozenset(known), {})
+
+
+def _says_nothing(one: NightlyRecords, since_ns: int) -> bool:
+    """Return whether the newest record, of a run that gave no figures, is no news: nodes have a message of their own.
+
+    A busy machine is news once the benchmark has not been measured since *since_ns*.
+    """
+    verdict = one.newest.verdict
+    return verdict == _NODES or (verdict == _BUSY and one.measured_ns() >= since_ns)
 
 
 def _silent(subject: Subject, one: NightlyRecords, limit_ns: int) -> Bad:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,14 +38,16 @@ def plan_of(
     payload_sha256: str,
     excluded_nodes: Sequence[str] = (),
     vetting: VetSettings | None = None,
+    *,
+    usual: Callable[[JobSpec], float | None] = lambda _spec: None,
 ) -> Plan:
     """Return the plan of one attempt of each of *specs* (spec, number of the attempt), which have the same needs.
 
     Its directory is a new one below *runs_dir*, not yet made. The ids of runs and allocation are chosen here, before
     anything is submitted; a run that has an allocation for itself shares its id. Spare nodes are asked for where *vetting*
-    may find some unfit.
+    may find some unfit. *usual* tells how long a run's timed steps take, in seconds.
     """
-    runs = tuple(run_plan(spec, attempt) for spec, attempt in specs)
+    runs = tuple(replace(run_plan(spec, attempt), usual_s=usual(spec)) for spec, attempt in specs)
     if any(_setup(spec) != _setup(specs[0][0]) for spec, _ in specs):
         # A warm process has imported torch in the environment of one side.
         runs = tuple(replace(run, warm=False) for run in runs)

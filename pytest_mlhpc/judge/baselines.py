@@ -64,6 +64,22 @@ class BaselineBook:
         """
         self._used.add(key)
         self._asked.add(_machine(key))
+        return self._find(key, epoch, provisional=provisional)
+
+    def usual_s(self, spec: JobSpec) -> float | None:
+        """Return how long the timed steps of *spec* take at its baseline's throughput, in seconds; None where that is not known.
+
+        Only of trainings for so many steps: in one to a quality they are as many as it takes. Safe beside other calls.
+        """
+        batch, metric = spec.parameters.get("global_batch"), "effective_throughput"
+        steps = spec.steps if spec.parameters.get("until") != "quality" else 0
+        if not batch or not steps or metric not in spec.judged or spec.parameters.get("bagging"):
+            return None
+        epoch = Epoch(spec.definition, "")
+        entry = self._find(series_of(spec, metric), epoch, provisional=True)
+        return None if entry is None or changed(entry.epoch, epoch) else steps * batch / entry.value
+
+    def _find(self, key: SeriesKey, epoch: Epoch | None, *, provisional: bool) -> Entry | None:
         found = [self._entries(self.path(key), key.system).get(key)]
         if key.fingerprint and provisional:
             found.append(self._entries(self.path(key, provisional=True), key.system).get(key))
@@ -195,7 +211,7 @@ class BaselineBook:
     def _entries(self, path: Path, system: str) -> dict[SeriesKey, Entry]:
         if path not in self._read:
             content = baseline_files.read(path, system)
-            self._read[path] = dict(content.entries) if content else {}
+            self._read.setdefault(path, dict(content.entries) if content else {})
         return self._read[path]
 
 

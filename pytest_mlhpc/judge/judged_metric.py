@@ -11,6 +11,7 @@ from pytest_mlhpc.judge.baseline_files import LOCAL_TOLERANCE, TOLERANCE, Entry
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.losses import LossLimits, limits_for
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
+from pytest_mlhpc.node.telemetry import contention
 from pytest_mlhpc.store import record
 from pytest_mlhpc.store.record import Epoch, calibration_rate, ratio
 from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
@@ -24,7 +25,7 @@ def speed(measurement: Measurement, reference: float | None) -> float:
 #: Contention figure of ``node/telemetry/contention.py`` -> (limit, how people say it); all are shares of the run's time. Load
 #: and pressure on processors are left out: the run itself, or the one before it, causes them.
 LIMITS: Mapping[str, tuple[float, str]] = {
-    "steal": (0.03, "the hypervisor gave {:.1%} of the processor time to others"),
+    "steal": (0.03, contention.STOLEN),
     "throttled": (0.10, "the cgroup was throttled {:.1%} of the time"),
     "memory_pressure": (0.10, "tasks waited for memory {:.1%} of the time"),
 }
@@ -43,7 +44,7 @@ def busy(measurement: Measurement) -> str:
         figures.get("busy_cores", 0.0) - figures.get("other_cores", 0.0),
     )
     if others > OTHERS * max(own, 1.0):
-        found.append(f"other programs used {others:.2g} cores beside the run's {own:.2g}")
+        found.append(contention.OTHERS.format(others, own))
     return "; ".join(found)
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.errors import MlhpcError, StoreError
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, ledger_entry
@@ -45,6 +45,8 @@ class LedgerWriter:
         self.readiness = Readiness(settings.state_dir, session_id, trouble)
         self._ledger = Ledger(settings.state_dir, session_id)
         self.provenance: Provenance | None = None  #: known once there is something to submit
+        #: How long a run's timed steps take, as the baselines say, in seconds; set as above.
+        self.usual: Callable[[JobSpec], float | None] = lambda _spec: None
         self._cluster: str | None = None
         self._lock = threading.Lock()
         self._payloads: dict[tuple[str, ...], str] = {}
@@ -62,7 +64,14 @@ class LedgerWriter:
             self._payload([spec for spec, _ in specs], root),
             away,
             self.readiness.settings(first),
+            usual=self._usual,
         )
+
+    def _usual(self, spec: JobSpec) -> float | None:
+        try:
+            return self.usual(spec)
+        except MlhpcError:  # a baseline file was sound when the session began; judging says it
+            return None
 
     def note(self, content: Mapping[str, Any]) -> None:
         """Write down what was known before anything was submitted: ``session.json`` beside the session's runs.

@@ -109,6 +109,7 @@ class BenchmarkSession:
             tell=self.trouble.append,
             comparison=self.comparison,
         )
+        self._books.usual = self._concluder.book.usual_s
         self._concluder.book.problems(sorted({spec.target.partition.system for spec in specs}))
         for job in jobs:
             job.unbuilt = unbuilt.get(job.spec.node_id)

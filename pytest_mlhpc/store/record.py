@@ -201,6 +201,7 @@ INFRASTRUCTURE: dict[str, str] = {
     "evicted": "the node ran out of a resource and threw the pod out",
     "preempted": "the scheduler took the nodes away for another job",
     "unfit_nodes": "not enough nodes are fit",
+    "machine_busy": "other programs had the processors, and the run took many times as long as usual",
     "disk_full": "there is no room for a file",
     "not_writable": "a file or folder may not be written, or cannot be where it should",
     "unsafe_directory": "another user could have changed a file that would be obeyed",

@@ -42,6 +42,7 @@ def reasons(missing):
 
 TWO = [of(0), of(1)]
 WAITING = of(2, verdict="never_scheduled", failure="never_scheduled: Resources")
+BUSY = of(2, verdict="machine_busy")
 UNWATCHED = [of(2, attempt=1), of(2, purpose="manual"), of(2, purpose="change"), of(2, branch="topic")]
 SILENT = "nothing recorded since 2027-01-02 01:00 UTC"
 
@@ -58,6 +59,9 @@ SILENT = "nothing recorded since 2027-01-02 01:00 UTC"
                      id="a run that the scheduler never started did not run"),
         pytest.param([*TWO, of(2, verdict="unfit_nodes")], 2.2, [],
                      id="a run without fit nodes is told by the message about nodes"),
+        pytest.param([*TWO, BUSY], 2.2, [], id="a machine that was busy for a night says nothing"),
+        pytest.param([*TWO, BUSY, of(3, verdict="machine_busy")], 3.2, ["did not run: machine_busy"],
+                     id="a machine that is busy night after night keeps it from being measured"),
         pytest.param(TWO, 30, [SILENT], id="a system that is silent for weeks"),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ from worlds import entry, spec
 
 from pytest_mlhpc.errors import ConfigError, StoreError
 from pytest_mlhpc.judge import baseline_files
-from pytest_mlhpc.judge.baseline_files import BaselineFile, Entry, render
+from pytest_mlhpc.judge.baseline_files import BaselineFile, Entry, render, series_of
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.store.record import Epoch, SeriesKey
 
@@ -52,6 +52,36 @@ def test_an_entry_comes_back_as_it_was_put(tmp_path):
     written(tmp_path, (key(), full))
     assert (book_of(tmp_path).lookup(key()), book_of(tmp_path).lookup(key("other"))) == (full, None)
     assert book_of(tmp_path).for_spec(spec(("rate", "other")), "EPYC") == {"rate": full}
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameters", "expected"),
+    [
+        ({}, {"global_batch": 8}, 10 * 8 / 40.0),
+        ({"definition": "w a=2"}, {"global_batch": 8}, None),
+        ({}, {"global_batch": 8, "until": "quality"}, None),
+        ({}, {"global_batch": 8, "bagging": {}}, 10 * 8 / 40.0),
+        ({}, {"global_batch": 8, "bagging": {"models": 2}}, None),
+        ({}, {}, None),
+    ],
+    ids=[
+        "known",
+        "computes something else",
+        "as many steps as it takes",
+        "no ensemble",
+        "an ensemble",
+        "no batch",
+    ],
+)
+def test_a_baseline_tells_how_long_the_steps_of_a_training_usually_take(
+    tmp_path, changes, parameters, expected
+):
+    one = replace(spec(("effective_throughput",)), steps=10, parameters=parameters)
+    book = book_of(tmp_path)
+    book.put(series_of(one, "effective_throughput"), entry(40.0, **{"definition": one.definition, **changes}))
+    assert book.usual_s(one) == expected
+    assert book.usual_s(replace(one, judged=())) is None
+    assert not book_of(tmp_path).usual_s(one)
 
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)

@@ -1,8 +1,12 @@
 """Baselines as a user meets them: new, kept, regressed, improved, missing, accepted; and history beside them."""
 
+import contextlib
 import os
+import re
 import shlex
 import shutil
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -11,6 +15,7 @@ from inner_sessions import output
 
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.history.events import add, new_event
+from pytest_mlhpc.node.telemetry import contention
 from pytest_mlhpc.session.terminal import unused_baselines
 
 SUITE = """
@@ -332,3 +337,41 @@ def test_a_session_is_judged_again_on_another_machine_from_its_records_alone(
     assert main(command) == 1
     assert "test_it[site:part]: verdict: recorded regressed, now new\n" in capsys.readouterr().out
     assert main(["records", "rejudge", "nobody's", "--state-dir", str(there)]) == 2
+
+
+@contextlib.contextmanager
+def busy_loops(count):
+    """Keep processors busy with processes that do nothing else."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        before = contention.snapshot()
+        time.sleep(1)
+        late = contention.late_figures(before, 1.0, 0.0)
+        if not contention.crowding([{**late, "own_cores": 0.0}]):
+            pytest.skip("this container may not have all processors of its machine")
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+@pytest.mark.servers
+def test_a_training_that_others_crowd_out_is_an_error_and_feeds_nothing(suite):
+    suite.write("""
+    @train("cosmoflow", steps=160, warmup=4)
+    def test_it(run): pass
+    """)
+    suite.run().expect(0, passed=1)
+    (accepted,) = suite.state.glob("provisional/*.yaml")
+    text = accepted.read_text()
+    accepted.write_text(re.sub(r"value: [0-9.e+]+", "value: 1e9", text))  # what is usual now is out of reach
+    before = accepted.read_bytes()
+
+    with busy_loops(2 * os.cpu_count()):
+        suite.run("-o", "mlhpc_infra_exit_code=75").expect(
+            75, "*machine_busy: on this node *", passed=0, errors=1
+        )
+
+    assert suite.verdicts() == ["new", "machine_busy"]
+    assert (suite.records()[1].get("measurement"), accepted.read_bytes()) == (None, before)

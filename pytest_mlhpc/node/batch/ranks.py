@@ -14,6 +14,7 @@ from pytest_mlhpc.node.processes import describe_exit
 from pytest_mlhpc.node.protocol.channel import PORT_TAKEN
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import RankReport, SchemaError, from_json
+from pytest_mlhpc.node.telemetry import contention
 
 #: A rank in the table that torch.distributed.run prints when a rank failed.
 _TORCHRUN_TABLE = re.compile(r"rank\s*:\s*(\d+) .*\n\s*exitcode\s*:\s*(-?\d+)")
@@ -193,6 +194,7 @@ class RankState:
     exit: Optional[int] = None
     step: int = 0
     samples_per_s: float = 0.0
+    late: Mapping[str, float] = field(default_factory=dict)  #: ``contention.late_figures`` while it is late
     error: Optional[int] = None  #: errno by which its connection ended, where it did not close
 
 
@@ -295,6 +297,7 @@ class RankBook:
             return None
         rank = self.ranks[number]
         if kind == "progress":
+            self._end_if_crowded(number, rank, body)
             return self._progress(rank, body, now)
         if kind == "started" and not self.started:
             self.started = True
@@ -324,6 +327,15 @@ class RankBook:
         """Take the word of the first rank that lost a peer, where no peer has turned out to have ended by itself."""
         for number, (outcome, text) in list(self.peers_lost.items())[:1]:
             self.fail(outcome, f"{self.who(number)}: {text}", number)
+
+    def _end_if_crowded(self, number: int, rank: RankState, body: Mapping[str, Any]) -> None:
+        """Fail the run where all ranks of a node are late and others have its processors: its figures would say nothing."""
+        rank.late = contention.figures_of(body.get("late"))
+        size = max(1, self.run.started // max(1, len(self.nodes)))
+        first = number // size * size
+        node = [self.ranks[one].late if one in self.ranks else {} for one in range(first, first + size)]
+        if all(node) and (why := contention.crowded_out(self.node_of(number) or "this node", node)):
+            self.fail("machine_busy", why, number)
 
     def _progress(
         self, rank: RankState, body: Mapping[str, Any], now: float

@@ -41,13 +41,15 @@ OF_RUN = ("MLHPC_PLAN", "MLHPC_RUN", "MLHPC_SECRET", "MLHPC_CHANNEL", "MLHPC_OUT
 FORKED = "MLHPC_FORKED"
 
 #: What a rank is, and what is imported before: as little as all of them need. Not ``torch._dynamo``, whose stand-in
-#: (``node/worker/main.py``) a rank puts there itself.
+#: (``node/worker/main.py``) a rank puts there itself. The last one is of torch: it needs it, and with it sympy, for shapes of tensors
+#: without values, from which a rank counts operations. That took a quarter of a second of processor time of each.
 RANK = "pytest_mlhpc.node.worker.main"
 IMPORTED = (
     "torch",
     "pytest_mlhpc.node.protocol.channel",
     "pytest_mlhpc.node.worker.rank",
     "pytest_mlhpc.node.worker.data.source",
+    "torch.fx.experimental.symbolic_shapes",
 )
 
 #: How long the warm process may take to vanish after SIGKILL before its batch goes on, in seconds.

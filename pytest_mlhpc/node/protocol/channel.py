@@ -101,13 +101,16 @@ class RankChannel:
         }
         self._send("started", {**ours, **body})
 
-    def progress(self, step: int, steps: int, samples_per_s: float) -> None:
-        """Say how far this rank is. Costs nothing when the last progress was less than a second ago."""
+    def progress(
+        self, step: int, steps: int, samples_per_s: float, late: Optional[Mapping[str, float]] = None
+    ) -> None:
+        """Say how far this rank is, and why it is *late*. Costs nothing when the last progress was less than a second ago."""
         now = time.monotonic()
         if now < self._next_progress:
             return
         self._next_progress = now + PROGRESS_EVERY_S
-        self._send("progress", {"step": step, "steps": steps, "samples_per_s": samples_per_s})
+        body = {"step": step, "steps": steps, "samples_per_s": samples_per_s}
+        self._send("progress", body if late is None else {**body, "late": late})
 
     def report(self, report: RankReport) -> None:
         """Send what this rank measured. To be called once."""

@@ -17,6 +17,7 @@ from pytest_mlhpc.node.protocol.schema import (
     percentile,
     thin,
 )
+from pytest_mlhpc.node.telemetry import contention
 
 #: Appended to the name of a rate for what the slowest rank reached alone.
 SLOWEST_RANK = "_of_slowest_rank"
@@ -320,12 +321,10 @@ def _contention(ranked: Sequence[RankReport]) -> Mapping[str, float]:
         for name, value in (report.contention or {}).items():
             found[name] = max(value, found.get(name, value))
     others = [
-        max(figures["busy_cores"] for figures in told) - sum(figures["own_cores"] for figures in told)
-        for told in by_host.values()
-        if all("busy_cores" in figures and "own_cores" in figures for figures in told)
+        cores for told in by_host.values() for cores in [contention.other_cores(told)] if cores is not None
     ]
     if others:
-        found["other_cores"] = max(0.0, *others)
+        found["other_cores"] = max(others)
     return found
 
 

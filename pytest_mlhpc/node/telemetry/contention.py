@@ -2,17 +2,34 @@
 
 Sources: proc(5) for loadavg, stat and pid/stat; kernel documentation accounting/psi.rst for pressure and
 admin-guide/cgroup-v2.rst for cpu.stat. Whatever a kernel does not offer is absent from the result, never zero.
+
+A run that is late while other programs have its node's processors is ended as ``machine_busy``: each rank that is late sends
+:func:`late_figures` with its progress, and the batch decides by :func:`crowding` once all ranks of a node are late.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 PRESSURES = ("cpu", "memory", "io")
+
+#: Steps are late once they have taken more than so many times as long as they usually do (ours).
+LATE = 5.0
+
+#: Others crowd a run out where they took at least this share of the node's processors, and at most this share was idle (ours).
+TAKEN, IDLE = 0.25, 0.1
+
+#: What others took, in words: processors by the hypervisor, and by other programs.
+STOLEN, OTHERS = (
+    "the hypervisor gave {:.1%} of the processor time to others",
+    "other programs used {:.2g} cores beside the run's {:.2g}",
+)
 
 
 @dataclass(frozen=True)
@@ -147,6 +164,78 @@ def difference(before: Snapshot, after: Snapshot, ticks_per_s: Optional[int] = N
     return found
 
 
+def late_figures(
+    before: Snapshot, elapsed_s: float, usual_s: Optional[float], probe: Callable[[], Snapshot] = snapshot
+) -> Optional[Mapping[str, float]]:
+    """Return what happened since *before* where the steps of a rank are late, else None.
+
+    Args:
+        before: read when the steps began.
+        elapsed_s: how long they have taken so far.
+        usual_s: how long all of them usually take; None where that is not known, and they are never late then.
+        probe: reads the node; asked only of a rank that is late.
+
+    Returns:
+        The figures of :func:`difference`, ``cores`` (how many processors the node has), ``elapsed_s`` and ``usual_s``.
+    """
+    if usual_s is None or elapsed_s <= LATE * usual_s:
+        return None
+    now = probe()
+    found = {**difference(before, now), "elapsed_s": elapsed_s, "usual_s": usual_s}
+    if before.jiffies is not None and now.jiffies is not None:
+        passed = max(now.monotonic_s - before.monotonic_s, 1e-9) * os.sysconf("SC_CLK_TCK")
+        found["cores"] = (now.jiffies[2] - before.jiffies[2]) / passed
+    return found
+
+
+def other_cores(ranks: Sequence[Mapping[str, float]]) -> Optional[float]:
+    """Return how many cores of a node ran other programs, by the :func:`difference` of all *ranks* on it; None: not known."""
+    if not ranks or not all("busy_cores" in figures and "own_cores" in figures for figures in ranks):
+        return None
+    busy = max(figures["busy_cores"] for figures in ranks)
+    return max(0.0, busy - sum(figures["own_cores"] for figures in ranks))
+
+
+def crowding(ranks: Sequence[Mapping[str, float]]) -> str:
+    """Return what kept a node's processors from all its *ranks* (:func:`late_figures` of each), or an empty string.
+
+    A few percent for others do not make a run five times as long, nor does another program on processors of which more are
+    idle: such a run is slow by itself.
+    """
+    others = other_cores(ranks)
+    cores = min((figures.get("cores", 0.0) for figures in ranks), default=0.0)
+    if others is None or cores <= 0:
+        return ""
+    busy = max(figures["busy_cores"] for figures in ranks)
+    steal = max(figures.get("steal", 0.0) for figures in ranks)
+    if others / cores + steal < TAKEN or 1.0 - busy / cores - steal > IDLE:
+        return ""
+    found = [OTHERS.format(others, busy - others)] if others / cores >= steal else []
+    return "; ".join(found or [STOLEN.format(steal)])
+
+
+def figures_of(body: Any) -> Mapping[str, float]:
+    """Return the figures by name that a rank sent; none of them where one is no finite number."""
+    if not isinstance(body, dict):
+        return {}
+    with contextlib.suppress(OverflowError):  # of an integer beyond all floats
+        if all(isinstance(one, (int, float)) and math.isfinite(one) for one in body.values()):
+            return body
+    return {}
+
+
+def crowded_out(place: str, ranks: Sequence[Mapping[str, float]]) -> str:
+    """Say what kept the processors of *place* from all its *ranks*, how late they are, and what to do; empty: nothing did."""
+    load = crowding(ranks)
+    if not load:
+        return ""
+    usual, elapsed = (max(figures.get(name, 0.0) for figures in ranks) for name in ("usual_s", "elapsed_s"))
+    return (
+        f"on {place} {load}; steps that usually take {usual:.2g} s were not over after {elapsed:.2g} s, so the run was ended and "
+        "nothing of it counts; run it again when the node is idle, or have it for this run alone"
+    )
+
+
 def _share(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
 
@@ -172,10 +261,12 @@ def _throttled(root: Path) -> Optional[float]:
 
 
 def _own(proc: Path) -> Optional[int]:
-    """Return jiffies of this process and its living children (loader processes)."""
+    """Return jiffies of this process and all that it has started and that lives: loader processes, a compiler's workers."""
     total = parse_own(_read(proc / "self/stat"))
     if total is None:
         return None
-    for child in _read(proc / "self/task" / str(os.getpid()) / "children").split():
+    below = _read(proc / "self/task" / str(os.getpid()) / "children").split()
+    for child in below:  # it grows
         total += parse_own(_read(proc / child / "stat")) or 0
+        below += _read(proc / child / "task" / child / "children").split()
     return total

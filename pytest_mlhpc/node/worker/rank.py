@@ -8,12 +8,13 @@ import importlib
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Figure, RankReport
+from pytest_mlhpc.node.telemetry import contention
 from pytest_mlhpc.node.worker import distributed, loop, prepare, reporting
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
@@ -162,7 +163,7 @@ def _warm_up(ready: ReadyRank, progress: Progress) -> WarmUp:
             ready.data.batches,
             run.warmup_steps,
             recorder,
-            lambda _step, _samples: progress(0, run.steps, 0.0),
+            _warm_up_progress(ready, recorder.clock, progress),
         )
     trainer.accelerator.synchronize()
     seconds = (recorder.clock.perf() - recorder.start_ns) / 1e9
@@ -171,6 +172,24 @@ def _warm_up(ready: ReadyRank, progress: Progress) -> WarmUp:
     distributed.barrier(ready.group, trainer.accelerator)
     compiles = run.parameters.get("compile") or trainer.captured
     return WarmUp(seconds, first_s, losses, compile_figures(recorder.stamps) if compiles else ())
+
+
+def _warm_up_progress(ready: ReadyRank, clock: loop.Clock, progress: Progress) -> Callable[[int, int], None]:
+    """Return what reports steps of warm-up. They are late by their share of the usual time, but for the first reported ones.
+
+    The first ones make caches and choose kernels. Where a model is compiled or captured, that takes what it takes.
+    """
+    run, compiles = ready.run, ready.run.parameters.get("compile") or ready.trainer.captured
+    usual_s = None if compiles or run.usual_s is None else run.usual_s * run.warmup_steps / run.steps
+    begun: List[Tuple[int, contention.Snapshot]] = []
+
+    def tell(_step: int, _samples: int) -> None:
+        if usual_s is not None and not begun:
+            begun.append((clock.perf(), contention.snapshot()))
+        late = [contention.late_figures(node, (clock.perf() - at) / 1e9, usual_s) for at, node in begun]
+        progress(0, run.steps, 0.0, *late)
+
+    return tell
 
 
 def compile_figures(stamps: Sequence[loop.Stamps]) -> Tuple[Figure, ...]:
@@ -190,7 +209,8 @@ def _window(ready: ReadyRank, progress: Progress) -> Window:
     recorder = loop.Recorder()
 
     def tell(step: int, samples: int) -> None:
-        progress(step, run.steps, samples / ((recorder.clock.perf() - recorder.start_ns) / 1e9))
+        elapsed_s = (recorder.clock.perf() - recorder.start_ns) / 1e9
+        progress(step, run.steps, samples / elapsed_s, watch.late(elapsed_s, run.usual_s))
 
     gc.collect()
     gc.freeze()  # what exists now lives on: later collections need not walk it
@@ -225,7 +245,7 @@ def _counted(run: RunPlan, where: str) -> Iterator[None]:
 
 
 #: ``measure(run, group, accelerator, directory, progress) -> RankReport``, on every rank.
-Measure = Callable[[RunPlan, Group, Accelerator, Path, Callable[[int, int, float], None]], RankReport]
+Measure = Callable[[RunPlan, Group, Accelerator, Path, Progress], RankReport]
 
 
 #: Devices that take a training step as one program -> what trains on them.

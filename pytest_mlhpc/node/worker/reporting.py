@@ -227,8 +227,9 @@ def peak_flops(device_model: str, precision: str, compute_units: Optional[int] =
     return None
 
 
-#: ``progress(step, steps, samples per second of this rank)``; the batch adds ranks up.
-Progress = Callable[[int, int, float], None]
+#: ``progress(step, steps, samples per second of this rank)``; the batch adds ranks up. A rank that is late adds why as a
+#: fourth argument (``contention.late_figures``).
+Progress = Callable[..., None]
 
 
 class RankIdentity(TypedDict):
@@ -294,6 +295,10 @@ class RunWatch:
         self._accelerator = accelerator
         accelerator.reset_peak_memory()
         self._before, self._joules = contention.snapshot(), accelerator.energy_j()
+
+    def late(self, elapsed_s: float, usual_s: Optional[float]) -> Optional[Mapping[str, float]]:
+        """Return what else the node did so far, where the steps of the window are late."""
+        return contention.late_figures(self._before, elapsed_s, usual_s)
 
     def over(self) -> WindowUsage:
         """Return what happened in between."""

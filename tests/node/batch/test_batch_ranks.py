@@ -4,7 +4,7 @@ import pytest
 
 from pytest_mlhpc.node.batch.ranks import LAUNCHER, LauncherOutput, RankBook
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.store.record import FAILURES
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
 
 
 def book(ranks=2):
@@ -52,6 +52,48 @@ def test_nonsense_as_progress_is_no_failure():
     for rate in (float("nan"), float("inf"), "fast", None):
         assert made.say(0, "progress", {"step": 1, "steps": 2, "samples_per_s": rate}, 0.0) is None
     assert made.trouble is None
+
+
+#: What a rank says whose node has two processors, of which a busy loop has one.
+CROWDED = {"busy_cores": 2.0, "own_cores": 0.5, "cores": 2.0, "elapsed_s": 7.0, "usual_s": 1.0}
+
+
+def late(made, rank, figures=CROWDED):
+    body = {"step": 3, "steps": 10, "samples_per_s": 1.0, "late": figures}
+    made.say(rank, "progress", body, 0.0)
+    return made.trouble
+
+
+def test_a_run_ends_as_infrastructure_error_once_all_ranks_of_a_crowded_node_are_late():
+    made = book()
+    assert late(made, 0) is None
+    ended = late(made, 1)
+    assert ended.outcome in INFRASTRUCTURE
+    text = (
+        "on this node other programs used 1 cores beside the run's 1; steps that usually take 1 s were not over after 7 s, so the "
+        "run was ended and nothing of it counts; run it again when the node is idle, or have it for this run alone"
+    )
+    assert (ended.outcome, ended.text) == ("machine_busy", text)
+
+
+def test_ranks_of_another_node_are_not_waited_for():
+    made = RankBook(book().run, ["node1", "node2"])
+    assert all(made.greet(hello(number), 100 + number) for number in range(2))
+    assert late(made, 1).text.startswith("on node2 other programs used 1.5 cores")
+
+
+def test_a_rank_that_has_caught_up_is_late_no_more():
+    made = book()
+    late(made, 0)
+    made.say(0, "progress", {"step": 4, "steps": 10, "samples_per_s": 1.0}, 0.0)
+    assert late(made, 1) is None
+
+
+@pytest.mark.parametrize(
+    "figures", ["late", [1], {"busy_cores": "2"}, {**CROWDED, "cores": 10**400}, {**CROWDED, "own_cores": float("nan")}, {}]
+)  # fmt: skip
+def test_nonsense_as_figures_ends_no_run(figures):
+    assert late(book(1), 0, figures) is None
 
 
 def test_torchruns_table_names_the_rank():

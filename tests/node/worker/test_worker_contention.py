@@ -46,12 +46,13 @@ def test_a_node_is_read_below_its_root(tmp_path):
     files = {
         "proc/loadavg": "1.50 1 1 1/1 1", "proc/stat": STAT, "proc/pressure/cpu": PRESSURE,
         "proc/self/stat": "1 (rank) R" + " 0" * 10 + " 7 3 0", f"proc/self/task/{os.getpid()}/children": "42 43 ",
-        "proc/42/stat": "42 (loader) R" + " 0" * 10 + " 1 1 0", "proc/self/cgroup": "0::/job",
+        "proc/42/stat": "42 (loader) R" + " 0" * 10 + " 1 1 0", "proc/42/task/42/children": "44",
+        "proc/44/stat": "44 (its own child) R" + " 0" * 10 + " 5 0 0", "proc/self/cgroup": "0::/job",
         "sys/fs/cgroup/job/cpu.stat": "throttled_usec 5",
     }  # fmt: skip
     found = contention.snapshot(write_tree(tmp_path, files))
     figures = (found.load1, found.jiffies, found.own_jiffies, found.throttled_us, found.pressure_avg10)
-    assert figures == (1.5, (180, 40, 1040), 12, 5.0, {"cpu": 0.125})
+    assert figures == (1.5, (180, 40, 1040), 17, 5.0, {"cpu": 0.125})
 
 
 def test_what_happened_is_the_difference_of_two_moments():
@@ -63,6 +64,60 @@ def test_what_happened_is_the_difference_of_two_moments():
         "own_cores": 1.0, "throttled": 0.5,
     }  # fmt: skip
     assert contention.difference(before, after, ticks_per_s=100) == pytest.approx(expected)
+
+
+def figures_when(elapsed_s, usual_s):
+    """Return what a rank says after *elapsed_s*: two processors, of which it had half of one and others the rest."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    before = Snapshot(0.0, jiffies=(0, 0, 0), own_jiffies=0)
+    after = Snapshot(10.0, jiffies=(19 * ticks, 0, 20 * ticks), own_jiffies=5 * ticks)
+    return contention.late_figures(before, elapsed_s, usual_s, lambda: after)
+
+
+@pytest.mark.parametrize(("elapsed_s", "usual_s"), [(10.0, 2.0), (0.1, 2.0), (1e9, None)])
+def test_a_run_is_not_late_within_five_times_its_usual_time_or_where_that_is_unknown(elapsed_s, usual_s):
+    assert figures_when(elapsed_s, usual_s) is None
+
+
+def test_a_late_run_says_what_its_node_did_and_how_many_processors_it_has():
+    expected = {
+        "busy_cores": 1.9,
+        "own_cores": 0.5,
+        "steal": 0.0,
+        "cores": 2.0,
+        "elapsed_s": 10.0,
+        "usual_s": 1.9,
+    }
+    assert figures_when(10.0, 1.9) == pytest.approx(expected)
+
+
+def test_a_late_run_on_a_node_that_offers_nothing_is_not_crowded_out(tmp_path):
+    late = contention.late_figures(Snapshot(0.0), 10.0, 1.0, lambda: contention.snapshot(tmp_path))
+    assert contention.crowding([late]) == ""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([(2.0, 0.9, 0.0)], "other programs used 1.1 cores beside the run's 0.9"),
+        ([(2.0, 0.7, 0.0), (1.9, 0.7, 0.0)], "other programs used 0.6 cores beside the run's 1.4"),
+        ([(1.0, 1.0, 0.5)], "the hypervisor gave 50.0% of the processor time to others"),
+        ([(2.0, 0.9, 0.0), (2.0, 0.9, 0.0)], ""),
+        ([(2.0, 1.6, 0.0)], ""),
+        ([(1.5, 0.5, 0.0)], ""),
+        ([(0.1, 0.1, 0.0)], ""),
+        ([], ""),
+    ],
+    ids=[
+        "a busy loop", "beside two ranks", "stolen", "the other rank", "a few percent", "half a core idle", "waits for a disk",
+        "no rank",
+    ],
+)  # fmt: skip
+def test_ranks_are_crowded_out_where_others_have_the_processors_and_none_is_idle(ranks, text):
+    said = [
+        {"busy_cores": busy, "own_cores": own, "steal": steal, "cores": 2.0} for busy, own, steal in ranks
+    ]
+    assert contention.crowding(said) == text
 
 
 def test_counters_that_went_back_are_no_negative_shares():

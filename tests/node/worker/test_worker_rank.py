@@ -84,6 +84,46 @@ def test_a_clock_that_goes_back_during_the_run_fails_it(measure, monkeypatch, cl
         measure()
 
 
+@pytest.fixture
+def lateness(measure, monkeypatch, tmp_path):
+    """Return how to train with a clock that goes on 300 ms each time that it is read; returns step and figures of each progress."""
+
+    def run(**changes):
+        slow = itertools.count(10**18, 3 * 10**8)
+        recorder = loop.Recorder
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "Recorder", lambda: recorder(loop.Clock(*[lambda: next(slow)] * 2)))
+            told = []
+            alone(
+                rank.measure,
+                run_plan(**changes),
+                tmp_path,
+                lambda step, _steps, _rate, late=None: told.append((step, late)),
+            )
+        return told
+
+    return run
+
+
+def test_a_rank_is_late_in_warm_up_and_window_by_its_share_of_the_usual_time(lateness):
+    told = lateness(usual_s=1.0, steps=12, warmup_steps=12)
+    late = [(step > 0, figures["usual_s"]) for step, figures in told if figures]
+    assert {*late} == {(False, 1.0), (True, 1.0)}
+    assert all(figures["elapsed_s"] > 5.0 for _, figures in told if figures)
+    assert any(figures is None for _, figures in told)
+
+
+def test_warm_up_that_captures_or_compiles_is_never_late(lateness, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    told = lateness(usual_s=0.01, parameters={"global_batch": 8, "compile": "default"})
+    assert [figures for step, figures in told if step == 0] == [None] * 4
+    assert all(figures for step, figures in told if step)
+
+
+def test_without_a_usual_time_no_rank_is_late(lateness):
+    assert {figures for _, figures in lateness()} == {None}
+
+
 def test_equal_seeds_train_equally(measure):
     assert measure().losses == measure().losses
 
