@@ -200,6 +200,7 @@ def _repeated(specs: Sequence[JobSpec], runs: int) -> list[JobSpec]:
 
 def announcement(comparison: Comparison, jobs: Sequence[Job], runs: int) -> list[str]:
     """Return the lines that say what is compared, and how, before anything is submitted."""
+    jobs = [job for job in jobs if job.opponent is not None]
     one = hours_text(total_bound(_repeated([job.spec for job in jobs], runs), 0))
     cost = f", at most {one}" if any(is_charged(job.spec) for job in jobs) else ""
     how = f"each in one allocation, A B B A in turns, {FEWEST_RUNS} to {runs} runs{cost}"
@@ -208,16 +209,21 @@ def announcement(comparison: Comparison, jobs: Sequence[Job], runs: int) -> list
 
 
 def opponents(specs: Sequence[JobSpec], settings: Settings, session_id: str) -> tuple[list[Job], int]:
-    """Return a job with both sides for each of *specs* that has two, and how many runs each may have.
+    """Return a job with both sides for each of *specs*, and how many runs each may have.
 
-    Both sides of a session have a digest of their own in the ledger: no later session adopts half a comparison.
+    Runs that go before others have one side: they are made once, for both. Both sides of a session have a digest of their own in the ledger: no later session adopts half a comparison.
 
     Raises:
         UsageError: a test has no second side, or the budget is too small.
     """
     against = settings.against or Against()
+    before = {
+        one.node_id: Job(replace(one, session=session_id)) for spec in specs for one in spec.needs.values()
+    }
     pairs, refused = [], []
     for spec in specs:
+        if spec.node_id in before:
+            continue
         try:
             other = second_side(spec, against)
         except SoftwareError as error:
@@ -230,7 +236,10 @@ def opponents(specs: Sequence[JobSpec], settings: Settings, session_id: str) -> 
             f"--mlhpc-against {against}: {'; '.join(refused[:5])}{more}. Leave such tests out (-k, --deselect)"
         )
     runs = affordable_runs([first for first, _ in pairs], settings)
-    return [Job(first, opponent=Opponent(other, runs, FEWEST_RUNS)) for first, other in pairs], runs
+    compared = {
+        first.node_id: Job(first, opponent=Opponent(other, runs, FEWEST_RUNS)) for first, other in pairs
+    }
+    return [{**before, **compared}[spec.node_id] for spec in specs], runs
 
 
 @dataclass(frozen=True)

@@ -114,9 +114,9 @@ def finish(session: pytest.Session, bench: Bench) -> None:
     """
     specs = declare(session, bench)
     option = session.config.option
-    _refuse_one_sided(bench)
     if session.testsfailed and not option.continue_on_collection_errors:
         return
+    _refuse_one_sided(bench)
     if bench.declare_remotely is not None:
         bench.declare_remotely(specs, bench)
     elif bench.session is not None:

@@ -89,7 +89,7 @@ class JobFinisher:
         """Return the outcome of *job*, all its attempts having ended, or how many more attempts to run."""
         with self._lock:
             try:
-                if self._comparison is not None:
+                if self._comparison is not None and job.opponent is not None:
                     return self._compared(job, self._comparison)
                 return self._conclude(job)
             except StoreError as error:

@@ -325,7 +325,8 @@ def _refuse_missing(spec: JobSpec, twin: JobSpec, revision: Revision, moved: _Pa
         SoftwareError: names it.
     """
     for name, one in spec.needs.items():
-        if source_of(one) != source_of(twin.needs[name]):
+        other = twin.needs[name]
+        if (source_of(one), one.env) != (source_of(other), other.env):
             text = f"the run {name} that it needs is made once for both sides, and uses files of the checkout"
             raise SoftwareError("against", f"{text}; make them part of a build, or of the test's own program")
     program, other = resolved_argv(spec), resolved_argv(twin)
@@ -341,7 +342,7 @@ def _refuse_missing(spec: JobSpec, twin: JobSpec, revision: Revision, moved: _Pa
 def source_of(spec: JobSpec) -> tuple[object, ...]:
     """Return all by which *spec* may use files of a checkout: other paths, or another content of builds."""
     builds = tuple((build.name, build.key) for build in spec.builds)
-    return (resolved_argv(spec), dict(spec.files), spec.cwd, builds, dict(spec.env), spec.data)
+    return (resolved_argv(spec), dict(spec.files), spec.cwd, builds, spec.data)
 
 
 class _Paths:
