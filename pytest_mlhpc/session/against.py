@@ -51,11 +51,8 @@ from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
 #: Launchers that the batch starts itself, so that they have to be found before the software of a side is set up.
 _OUTER_LAUNCHERS = frozenset({"mpirun", "poprun"})
 
-#: Why a pod has no second image. The agent, which owns the run's secret and its folder, lives in the container of the image.
-_POD_IMAGE = (
-    "compare variables.NAME=VALUE or rev=REVISION, or run both images on one node by two sessions with "
-    "node_selector, which compares less surely"
-)
+#: What to do instead of a second image in a pod: its agent, and the devices, belong to one container (docs/decisions/against.md).
+_POD_IMAGE = "compare variables.NAME=VALUE or rev=REVISION, or two sessions on nodes of one node_selector"
 
 _VERDICTS = {
     PairedVerdict.WORSE: Verdict.REGRESSED,

@@ -44,8 +44,6 @@ _LOCATIONS = (
     "GIT_PREFIX",
     "GIT_OBJECT_DIRECTORY",
 )
-#: What counts as a change of a checkout: all but what Python itself writes into it.
-_CHANGES = (":(top)", ":(top,exclude,glob)**/__pycache__/**")
 _SUBMODULE = b"160000 "
 _GLOB = re.compile(r"[*?\[]")
 
@@ -135,12 +133,13 @@ def find_revision(root: Path, name: str, *, only: bool) -> Revision:
             f"{said}: the revision has submodules ({names}), which a worktree leaves empty; compare two checkouts by "
             "environment=NAME"
         )
-    changes = _git(top, "status", "--porcelain", "--untracked-files=all", "--", *_CHANGES)
-    dirty = bool(changes.stdout.strip())
+    # As `git describe --dirty`: logs and caches lie in many a checkout, and what is new counts once it is added.
+    dirty = bool(_git(top, "status", "--porcelain", "--untracked-files=no").stdout.strip())
     head = _text(_git(top, "rev-parse", "HEAD"))
     if only and not dirty and commit == head:
         raise UsageError(
-            f"{said}: both sides are the same: {commit[:12]} is checked out in {top}, without changes"
+            f"{said}: both sides are the same: {commit[:12]} is checked out in {top}, without changes (new files count once "
+            "they are added)"
         )
     up = _text(_git(str(root), "rev-parse", "--show-cdup"))
     as_pytest_says = os.path.normpath(root / up)

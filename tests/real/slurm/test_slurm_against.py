@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from git_checkouts import Checkout
 from running_suites import wait_for
 
 #: A side's set-up says how fast its program is.
@@ -94,3 +95,58 @@ def test_a_runner_that_ends_the_session_leaves_no_half_comparison_queued(sides):
 def test_a_time_limit_that_leaves_too_few_runs_is_named_with_what_would_do(sides):
     result = sides.run("--mlhpc-against", "environment=old", "--mlhpc-set", "slurm.max_time=9m")
     result.expect(1, "needs 8 runs in one allocation", "set time_limit=", error=1)
+
+
+OF_CHECKOUT = """\
+from pytest_mlhpc import build
+made = build("cp rate.txt built.txt", files=["rate.txt"])
+
+@program("./rate.sh", RATE, nodes=1)
+def test_script(run): pass
+
+@program("cat {made}/built.txt", RATE, nodes=1)
+def test_build(run, made): pass
+"""
+
+
+@pytest.fixture
+def checkout(suite):
+    """The suite as a checkout, whose tag *old* is half as fast."""
+    suite.partition(time_limit="1m")
+    suite.tests(OF_CHECKOUT)
+    made = Checkout.made(suite.folder)
+    for rate, tag in ((50, "old"), (100, "new")):
+        made.write("rate.sh", f"#!/bin/sh\ntest -e wait && sleep 60\necho rate: {rate}\n", 0o755)
+        made.write("rate.txt", f"rate: {rate}\n")
+        made.commit(tag)
+    return made
+
+
+def test_another_revision_has_its_own_programs_and_builds_in_the_same_job(suite, checkout):
+    result = suite.run("--mlhpc-against", "rev=old")
+    result.expect(0, "test_script", "test_build", "100 items/s", "50 items/s", "better", passed=2)
+    assert len(suite.jobs()) == 2
+    of_side = {(record["job_id"], record["commit"]) for record in result.records}
+    commits = {checkout.git("rev-parse", tag) for tag in ("old", "new")}
+    assert of_side == {(job.id, commit) for job in suite.jobs() for commit in commits}
+    assert checkout.worktrees() == []
+    assert suite.ledgers() == []
+
+
+def test_the_worktree_of_a_killed_session_goes_with_its_job(suite, checkout):
+    suite.tests(
+        """\
+@program("sh -c 'touch {0}/begun-it; cat rate.txt; exec sleep 600'", RATE, nodes=1, files=["rate.txt"])
+def test_it(run): pass
+""".replace("{0}", str(suite.folder))
+    )
+    first = suite.start("--mlhpc-against", "rev=old")
+    first.begun("it")
+    suite.accepted(first)
+    first.kill()
+    (job,) = suite.jobs()
+    assert len(checkout.worktrees()) == 1
+    suite.tests(OF_CHECKOUT)
+    suite.run("-k", "test_script").expect(0, f"cancelled job {job.id}", passed=1)
+    assert checkout.worktrees() == []
+    assert suite.ledgers() == []
