@@ -278,7 +278,7 @@ def at_revision(
         raise SoftwareError(
             "against", "rev= is for programs: a training's code is that of the installed pytest-mlhpc"
         )
-    moved = _Paths(revision, revision.trees[str(root)])
+    moved = Paths(revision, revision.trees[str(root)])
     other = replace(
         declared,
         marked=moved.values(declared.marked),
@@ -304,7 +304,7 @@ def at_revision(
     )
 
 
-def _needed(one: Needed, moved: _Paths) -> Needed:
+def _needed(one: Needed, moved: Paths) -> Needed:
     declared: Any = one.declared
     changes = {
         name: moved.values(getattr(declared, name))
@@ -317,7 +317,7 @@ def _needed(one: Needed, moved: _Paths) -> Needed:
     )
 
 
-def _refuse_missing(spec: JobSpec, twin: JobSpec, revision: Revision, moved: _Paths) -> None:
+def _refuse_missing(spec: JobSpec, twin: JobSpec, revision: Revision, moved: Paths) -> None:
     """Refuse what the revision has not, and runs that go before, which are made once for both sides.
 
     Raises:
@@ -344,7 +344,7 @@ def source_of(spec: JobSpec) -> tuple[object, ...]:
     return (resolved_argv(spec), dict(spec.files), spec.cwd, builds, spec.data)
 
 
-class _Paths:
+class Paths:
     """Paths of a checkout, and what they are in the worktree *tree* of a revision."""
 
     def __init__(self, revision: Revision, tree: str) -> None:
@@ -411,7 +411,7 @@ class _Paths:
         return path
 
 
-def _environment_of(spec: JobSpec, moved: _Paths) -> dict[str, str]:
+def _environment_of(spec: JobSpec, moved: Paths) -> dict[str, str]:
     """Return the variables of B beyond those of its test: those of the environment that name the checkout, and PYTHONPATH.
 
     Python finds what stands on PYTHONPATH before a package that was installed from the checkout in place (``pip install -e``).
