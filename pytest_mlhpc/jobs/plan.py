@@ -79,7 +79,7 @@ def _of_its_side(run: RunPlan, spec: JobSpec, first: JobSpec) -> RunPlan:
 
 def _setup(spec: JobSpec) -> tuple[object, ...]:
     """Return what a process inherits of the run's software."""
-    return spec.target.environment, spec.env
+    return spec.target.environment, spec.env, spec.packages
 
 
 def _spares(spec: JobSpec, away: int) -> int:
@@ -143,6 +143,7 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
         calibrate=partition.scheduler == "local" and spec.exclusive,
         cwd=spec.cwd,
         warm=may_be_warm(spec),
+        packages=spec.packages,
     )
 
 

@@ -8,6 +8,7 @@ before it: a worktree whose session is dead, and no longer in the ledger, is rem
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from pytest_mlhpc.jobs.ledger_files import LedgerSnapshot
 from pytest_mlhpc.jobs.programs import resolved_argv
 from pytest_mlhpc.jobs.software import SoftwareError
 from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.node.child_process import package_root
 from pytest_mlhpc.node.processes import run_to_end
 from pytest_mlhpc.provision.payload import make_session_directory, write_private
 
@@ -274,10 +276,10 @@ def at_revision(
     Raises:
         SoftwareError: the revision has not what the test needs, or nothing of the test comes from the checkout.
     """
-    if spec.workload != "command":
-        raise SoftwareError(
-            "against", "rev= is for programs: a training's code is that of the installed pytest-mlhpc"
-        )
+    if spec.workload != "command" and (not spec.module or spec.target.partition.scheduler == "kubernetes"):
+        whose = f"in the pods' payload ({spec.module})" if spec.module else "the installed pytest-mlhpc's"
+        text = f"its code is {whose}; programs have a revision, and trainings of your own modules on nodes"
+        raise SoftwareError("against", text)
     moved = Paths(revision, revision.trees[str(root)])
     other = replace(
         declared,
@@ -292,10 +294,10 @@ def at_revision(
         text = "; ".join(one.what for one in error.problems).replace(moved.tree, revision.top)
         raise SoftwareError("against", f"at {revision}: {text}") from None
     _refuse_missing(spec, twin, revision, moved)
-    env = {**twin.env, **_environment_of(spec, moved)}
     return replace(
         twin,
-        env=env,
+        env={**twin.env, **_variables(spec, moved)},
+        packages=_packages(spec, moved),
         needs=spec.needs,
         definition=spec.definition,
         functions=spec.functions,
@@ -328,8 +330,8 @@ def _refuse_missing(spec: JobSpec, twin: JobSpec, revision: Revision, moved: Pat
         if (source_of(one), one.env) != (source_of(other), other.env):
             text = f"the run {name} that it needs is made once for both sides, and uses files of the checkout"
             raise SoftwareError("against", f"{text}; make them part of a build, or of the test's own program")
-    program, other = resolved_argv(spec), resolved_argv(twin)
-    if program[0] != spec.argv[0] and other[0] == spec.argv[0]:
+    program, its = resolved_argv(spec), resolved_argv(twin)
+    if spec.argv and program[0] != spec.argv[0] and its[0] == spec.argv[0]:
         text = f"{revision} has no {spec.argv[0]} beside the test; declare a build that makes it"
         raise SoftwareError("against", text)
     if twin.cwd and twin.cwd.startswith(moved.tree) and not os.path.isdir(twin.cwd):  # noqa: PTH112 - Path's raises for a closed folder
@@ -341,7 +343,7 @@ def _refuse_missing(spec: JobSpec, twin: JobSpec, revision: Revision, moved: Pat
 def source_of(spec: JobSpec) -> tuple[object, ...]:
     """Return all by which *spec* may use files of a checkout: other paths, or another content of builds."""
     builds = tuple((build.name, build.key) for build in spec.builds)
-    return (resolved_argv(spec), dict(spec.files), spec.cwd, builds, spec.data)
+    return (resolved_argv(spec), dict(spec.files), spec.cwd, builds, spec.data, spec.packages)
 
 
 class Paths:
@@ -411,24 +413,41 @@ class Paths:
         return path
 
 
-def _environment_of(spec: JobSpec, moved: Paths) -> dict[str, str]:
-    """Return the variables of B beyond those of its test: those of the environment that name the checkout, and PYTHONPATH.
+def _variables(spec: JobSpec, moved: Paths) -> dict[str, str]:
+    """Return the variables of test and environment that name the checkout, as B has them. Pods have a file system of their own."""
+    if spec.target.partition.scheduler == "kubernetes":
+        return {}
+    given = {**spec.target.environment.variables, **spec.env}
+    return {name: new for name, text in given.items() if (new := moved.text(text)) != text}
 
-    Python finds what stands on PYTHONPATH before a package that was installed from the checkout in place (``pip install -e``).
+
+def _packages(spec: JobSpec, moved: Paths) -> tuple[str, ...]:
+    """Return the folders of the worktree from which B imports what A imports from the checkout (``pip install -e``).
+
+    Raises:
+        SoftwareError: the code of a training is not among them.
     """
     if spec.target.partition.scheduler == "kubernetes":
-        return {}  # pods have a file system of their own
-    environment = spec.target.environment
-    given = {**environment.variables, **spec.env}
-    found = {name: new for name, text in given.items() if (new := moved.text(text)) != text}
-    folders = dict.fromkeys(path for python in _interpreters(environment) for path in imported_from(python))
-    packages = [new for path in folders if (new := moved.text(path)) != path and os.path.isdir(new)]  # noqa: PTH112 - Path's raises for a closed folder
-    if packages:
-        before = found.get("PYTHONPATH", given.get("PYTHONPATH", ""))
-        found["PYTHONPATH"] = os.pathsep.join(
-            dict.fromkeys(filter(None, (*packages, *before.split(os.pathsep))))
+        return ()
+    pythons = _interpreters(spec.target.environment)
+    found = [path for python in pythons for path in imported_from(python) if path != package_root()]
+    if spec.module:
+        found.insert(0, _folder_of(spec.module))
+    there = {path: moved.text(path) for path in found}
+    if spec.module and there[found[0]] == found[0]:
+        raise SoftwareError(
+            "against", f"its code {spec.module} is in {found[0]}, which is not of the checkout"
         )
-    return found
+    return tuple(dict.fromkeys(new for path, new in there.items() if new != path and os.path.isdir(new)))  # noqa: PTH112 - Path's raises for a closed folder
+
+
+def _folder_of(module: str) -> str:
+    """Return the folder from which this process imports *module*, the code of a workload of its site."""
+    found = importlib.util.find_spec(module)
+    if found is None or not found.origin:
+        raise SoftwareError("against", f"its code {module} cannot be found")
+    path = Path(found.origin)
+    return str(path.parents[len(module.split(".")) - (0 if path.name == "__init__.py" else 1)])
 
 
 def _interpreters(environment: Environment) -> list[str]:

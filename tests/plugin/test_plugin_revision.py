@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from git_checkouts import Checkout
-from inner_sessions import output
+from inner_sessions import CONFTEST, data, output
+from inner_sessions import SYSTEMS as INNER_SYSTEMS
 from running_suites import wait_for
 
 SYSTEMS = """
@@ -121,6 +122,33 @@ def test_it(run): pass
     suite.run_process("--system", "local", OLD).expect(0, "test_it*100 items/s*50 items/s*better", passed=1)
 
 
+@pytest.mark.servers  # a rank that imports torch
+def test_a_training_of_the_site_has_the_code_of_the_revision(suite, checkout):
+    """Its module travels in the payload, too, which has that of the checkout."""
+    suite.file("systems.yaml", INNER_SYSTEMS)  # its interpreter has torch
+    suite.file("conftest.py", CONFTEST + data("suites/site_hooks.py.txt"))
+    for name in ("site_pooled", "site_nicely"):
+        suite.file(f"{name}.py", data(f"suites/{name}.py.txt"))
+    log = suite.folder / "ignored"
+    note = f"import os\nprint(os.environ['MLHPC_RUN'], 'CODE', file=open({str(log)!r}, 'a'))\n"
+    line = f"{note}{data('suites/site_line.py.txt')}"
+    suite.file("site_line.py", line.replace("CODE", "old"))
+    suite.write("""
+    @workload("line", preset="smoke")
+    def test_line(run): pass
+    """)
+    checkout.commit("older")
+    suite.file("site_line.py", line.replace("CODE", "new"))
+    result = suite.run("--mlhpc-against=rev=older", "--mlhpc-against=precision=50%")
+    assert log.exists(), output(result)
+    assert result.ret in {0, 1}, output(result)  # how fast either is does not matter
+    (path,) = suite.state.glob("runs/*/*/plan.json")
+    runs = [run["run_id"] for run in json.loads(path.read_text())["runs"]]
+    imported = dict(text.split() for text in log.read_text().splitlines())
+    sides = {("A" if runs.index(run) % 4 in (0, 3) else "B", code) for run, code in imported.items()}
+    assert sides == {("A", "new"), ("B", "old")}
+
+
 def test_records_have_the_commit_of_their_side_and_say_that_the_checkout_has_changes(suite, checkout):
     old, new = checkout.git("rev-parse", "old"), checkout.git("rev-parse", "HEAD")
     suite.run(OLD).expect(0, passed=1)
@@ -174,7 +202,7 @@ def test_it(run): pass
         ('@program("./new.sh", RATE)', "has no ./new.sh beside the test; declare a build that makes it"),
         ('@program("cat x", RATE, cwd="fresh")', "has no folder fresh (cwd)"),
         ('@program(["cat", os.path.abspath("new.txt")], RATE)', "has no new.txt"),
-        ("@train('cosmoflow', preset='smoke', steps=1)", "is for programs"),
+        ("@train('cosmoflow', preset='smoke', steps=1)", "its code is the installed pytest-mlhpc's"),
     ],
 )
 def test_a_test_that_the_revision_cannot_run_is_left_out_and_says_why(suite, checkout, test, reason):

@@ -153,7 +153,7 @@ def test_each_folder_of_runs_has_a_worktree(checkout, tmp_path):
 
 def test_a_worktree_that_cannot_be_written_is_named_and_no_other_is_left(checkout, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="it cannot be checked out: .*file"):
+    with pytest.raises(UsageError, match=r"it cannot be checked out: .*file"):
         check_out(found(checkout), [tmp_path / "state", tmp_path / "file"], uuid7())
     assert checkout.worktrees() == []
     assert not list(tmp_path.glob("state/worktrees/*"))
@@ -161,7 +161,7 @@ def test_a_worktree_that_cannot_be_written_is_named_and_no_other_is_left(checkou
 
 def test_a_commit_that_git_cannot_write_out_is_refused_in_its_words(checkout, tmp_path):
     gone = replace(found(checkout), commit="0" * 40)
-    with pytest.raises(UsageError, match="it cannot be checked out: .*(invalid reference|not a valid)"):
+    with pytest.raises(UsageError, match=r"it cannot be checked out: .*(invalid reference|not a valid)"):
         check_out(gone, [tmp_path], uuid7())
     assert not list(tmp_path.glob("worktrees/*"))
 

@@ -385,10 +385,11 @@ def rank_environment(run: RunPlan, plan_path: Path, channel: str) -> Mapping[str
     environment = {name: value for name, value in os.environ.items() if name not in FOREIGN_VARIABLES}
     inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     environment.update(run.variables)
-    if own := run.variables.get("PYTHONPATH"):  # behind what the worker is made of, before what the shell has
+    own = run.variables.get("PYTHONPATH", "")
+    if own or run.packages:  # its own are behind what the worker is made of, and before what the shell has
         payload = [path for path in inherited if path == package_root()]
         others = [path for path in inherited if path != package_root()]
-        environment["PYTHONPATH"] = os.pathsep.join((*payload, own, *others))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (*run.packages, *payload, own, *others)))
     environment.update(
         MLHPC_PLAN=str(plan_path),
         MLHPC_RUN=run.run_id,

@@ -136,7 +136,8 @@ class RunPlan:
     in no line. ``launcher_options`` are more words for the launcher's own command (srun, mpirun), ``wrapper`` those that go before
     the interpreter or program, such as a container runtime with its options. A ``warm`` run has one rank, which may be forked by
     a process that has imported torch (``node/batch/warm.py``). ``environment`` is set where it is not the plan's: a
-    comparison runs two sides in one allocation.
+    comparison runs two sides in one allocation. ``packages`` are folders from which Python imports before all others, also before
+    the payload: those of another revision.
     """
 
     run_id: str
@@ -177,6 +178,7 @@ class RunPlan:
     secret: str = field(default="", repr=False)
     warm: bool = False
     environment: str = ""
+    packages: Tuple[str, ...] = ()
 
     @property
     def started(self) -> int:
