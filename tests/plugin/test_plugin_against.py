@@ -80,6 +80,22 @@ def test_what_is_not_known_after_all_runs_is_unclear_and_passes_with_a_warning(s
     assert len(ended(suite)) == 30
 
 
+def test_a_run_that_goes_before_is_made_once_for_both_sides(suite):
+    arrange(
+        suite,
+        test="""
+from pytest_mlhpc import prepare
+data = prepare("sh -c 'echo rate: $SPEED > rate.txt'", artifacts=["rate.txt"])
+
+@program("sh -c 'cat {data}/rate.txt; echo rate: $SPEED'", Metric("rate", r"rate: (\\S+)", "items/s", reduce="last"))
+def test_it(run, data): pass
+""",
+    )
+    suite.run("--mlhpc-environment=new", OLD).expect(0, "*; 1 test, each*", "test_it*better", passed=1)
+    before = [record for record in suite.records() if "::data" in record["node_id"]]
+    assert [(record["attempt"], record["environment"]) for record in before] == [(0, "new")]
+
+
 def test_neither_side_feeds_a_baseline_a_history_or_the_last_good_run(suite):
     arrange(suite, old=50)
     suite.run("--mlhpc-environment=new").expect(0, "*new", passed=1)

@@ -120,3 +120,10 @@ def test_a_rank_does_not_take_a_foreign_launchers_place_for_its_own(monkeypatch)
     assert "RANK" not in found
     assert found["PYTHONPATH"].split(os.pathsep) == [package_root(), "site", "inherited"]
     assert found["X"] == "1"
+
+
+def test_packages_of_another_revision_are_found_before_all_others(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("inherited", package_root())))
+    run = run_plan(variables={"PYTHONPATH": "site"}, packages=("tree",))
+    found = rank_environment(run, Path("/p/plan.json"), "/s")
+    assert found["PYTHONPATH"].split(os.pathsep) == ["tree", package_root(), "site", "inherited"]
