@@ -72,9 +72,13 @@ def plan_of(
 
 
 def _of_its_side(run: RunPlan, spec: JobSpec, first: JobSpec) -> RunPlan:
-    """Return *run* with the environment of *spec*, where it is not that of the plan's *first* one."""
-    name = spec.target.environment.name
-    return run if name == first.target.environment.name else replace(run, environment=name)
+    """Return *run* with the environment and image of *spec*, where they are not those of the plan's *first* one."""
+    name, image = spec.target.environment.name, spec.image
+    return replace(
+        run,
+        environment="" if name == first.target.environment.name else name,
+        image="" if image == first.image else image,
+    )
 
 
 def _setup(spec: JobSpec) -> tuple[object, ...]:
