@@ -1,7 +1,11 @@
 """A against B on a real cluster: both sides in one job on the same nodes, each with software of its own, nothing left behind."""
 
 import json
+import os
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -150,3 +154,44 @@ def test_it(run): pass
     suite.run("-k", "test_script").expect(0, f"cancelled job {job.id}", passed=1)
     assert checkout.worktrees() == []
     assert suite.ledgers() == []
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    """Two images with a file that differs, by podman, which is asked for limits that this user may set."""
+    if shutil.which("podman") is None:
+        pytest.skip("podman is not here")
+    limits = tmp_path / "containers.conf"
+    limits.write_text('[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n')
+    monkeypatch.setenv("CONTAINERS_CONF", str(limits))
+    root = tmp_path / "root"
+    for folder in ("bin", "etc", "tmp"):
+        (root / folder).mkdir(parents=True)
+    linked = subprocess.run(["ldd", "/bin/cat"], capture_output=True, text=True, check=True).stdout
+    for library in {Path(word) for word in linked.split() if word.startswith("/")}:
+        (root / library.relative_to("/").parent).mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, root / library.relative_to("/"))
+    shutil.copy("/bin/cat", root / "bin/cat")
+    names = []
+    for rate in (100, 50):
+        (root / "etc/rate").write_text(f"rate: {rate}\n")
+        names.append(f"localhost/mlhpc-against:{rate}-{os.getpid()}")
+        subprocess.run(["tar", "-C", str(root), "-cf", str(tmp_path / "root.tar"), "."], check=True)
+        subprocess.run(["podman", "import", "-q", str(tmp_path / "root.tar"), names[-1]], check=True)
+    yield names
+    subprocess.run(["podman", "rmi", "-f", *names], check=True)
+
+
+def test_another_image_runs_in_turns_in_the_same_job(suite, images):
+    new, old = images
+    suite.partition(time_limit="1m", batch_python=sys.executable)
+    path = suite.folder / "systems.yaml"
+    systems = json.loads(path.read_text())
+    environments = systems["systems"]["cluster"]["partitions"]["part"]["environments"]
+    environments["default"]["container"] = {"runtime": "podman", "image": new}
+    path.write_text(json.dumps(systems))
+    suite.tests('@program("/bin/cat /etc/rate", RATE, nodes=1)\ndef test_image(run): pass\n')
+    result = suite.run("--mlhpc-against", f"image={old}")
+    result.expect(0, "test_image", "100 items/s", "50 items/s", "better", passed=1)
+    assert len(suite.jobs()) == 1
+    assert {record["environment"] for record in result.records} == {"default", f"default, image={old}"}
