@@ -125,6 +125,8 @@ def find_revision(root: Path, name: str, *, only: bool) -> Revision:
     if found.returncode:
         raise UsageError(f"{said}: {root} is in no git checkout: {_reason(found)}")
     top = _text(found)
+    if not top.isprintable():
+        raise UsageError(f"{said}: the path of the checkout {top!r} is no printable text; move the checkout")
     given = _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if given.returncode:
         raise UsageError(f"{said}: {_unknown(top, name)}")
@@ -314,9 +316,9 @@ def _needed(one: Needed, moved: Paths) -> Needed:
         if hasattr(declared, name)
     }
     inner = {name: _needed(other, moved) for name, other in one.needs.items()}
-    return replace(
-        one, declared=replace(declared, **changes), folder=Path(moved.folder(str(one.folder))), needs=inner
-    )
+    # A fixture of an installed plug-in is the same on both sides.
+    folder = Path(moved.folder(str(one.folder))) if moved.has(str(one.folder)) else one.folder
+    return replace(one, declared=replace(declared, **changes), folder=folder, needs=inner)
 
 
 def _refuse_missing(spec: JobSpec, twin: JobSpec, revision: Revision, moved: Paths) -> None:
@@ -355,6 +357,10 @@ class Paths:
         names = "|".join(re.escape(name) for name in sorted(revision.aliases, key=len, reverse=True))
         # A path ends where a word, a list of paths or a quotation does.
         self._inside = re.compile(rf"(?<![\w/.~+-])(?:{names})(?:/[^\s:;,=\"']*|(?![\w/.+-]))")
+
+    def has(self, path: str) -> bool:
+        """Return whether *path* lies in the checkout."""
+        return self._relative(path) is not None
 
     def folder(self, path: str) -> str:
         """Return what the folder of a test's file is, whether the revision has it or not.

@@ -88,6 +88,18 @@ def test_a_test_outside_of_the_checkout_has_no_revision(paths, tmp_path):
         paths[0].folder(str(tmp_path / "elsewhere"))
 
 
+def test_a_checkout_whose_path_is_no_text_is_refused(tmp_path):
+    made = Checkout.made(tmp_path / "a\nb")
+    made.commit("old")
+    with pytest.raises(UsageError, match="is no printable text; move the checkout"):
+        found(made)
+
+
+def test_a_path_is_of_the_checkout_or_not(paths, checkout, tmp_path):
+    there = [checkout.folder, checkout.folder / "suites", tmp_path, Path(f"{checkout.folder}-other")]
+    assert [paths[0].has(str(one)) for one in there] == [True, True, False, False]
+
+
 def test_no_checkout_is_named(tmp_path):
     with pytest.raises(UsageError, match="is in no git checkout"):
         find_revision(tmp_path, "main", only=True)
