@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from cli_calls import mlhpc  # noqa: F401 - a fixture
 from git_checkouts import Checkout
 from inner_sessions import CONFTEST, data, output
 from inner_sessions import SYSTEMS as INNER_SYSTEMS
@@ -285,6 +286,22 @@ def test_it(run): pass
     suite.run().expect(0, passed=1)
     assert checkout.worktrees() == []
     assert not [*suite.state.glob("worktrees/*"), *suite.state.glob("ledger/*.jsonl")]
+
+
+def test_reaping_removes_the_worktree_of_a_killed_session(suite, checkout, mlhpc):
+    begun = suite.folder / "ignored"
+    suite.write(f"""
+@program("sh -c 'cat rate.txt && touch {begun} && exec sleep 600'", RATE, files=["rate.txt"])
+def test_it(run): pass
+""")
+    with suite.start(OLD) as session:
+        wait_for(begun.exists)
+        session.kill()
+        session.wait()
+    wait_for(lambda: not suite.processes(program="sleep"))
+    assert len(checkout.worktrees()) == 1
+    mlhpc("reap")
+    assert checkout.worktrees() == []
 
 
 def test_a_session_leaves_the_worktree_of_a_living_one(suite, checkout):
