@@ -7,7 +7,7 @@ import math
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.report import Row
@@ -16,9 +16,9 @@ from pytest_mlhpc.jobs.job import BLOCK, is_first_side
 from pytest_mlhpc.judge.paired import ALPHA, MOST_RUNS, PairedResult, PairedVerdict, follow
 
 TRIALS = 4000
-#: Trials on the real cluster, of a difference and of none, each a session of up to 30 runs; and by how many so few may miss
-#: a share of 95 or 5 of 100: chance alone does so once in sixty.
-REAL_TRIALS, REAL_MISSED = 20, 3
+#: Sessions on the real cluster: B slower by one paired standard deviation, and equal sides. Each has one allocation of up to
+#: 30 runs.
+REAL_DIFFERENT, REAL_EQUAL = 40, 60
 
 #: Relative noise of a run in the simulation, and its share in the difference of a pair.
 NOISE = 0.01
@@ -64,9 +64,13 @@ def trial(seed: int, change: float, world: World, comparisons: int, precision: f
         math.exp(world(rng, number, state) + (change if is_first_side(number) else 0.0))
         for number in range(1, MOST_RUNS + 1)
     ]
+    return follow(_pairs(values), "higher", most=MOST_RUNS, precision=precision, alpha=ALPHA / comparisons)
+
+
+def _pairs(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the figures of A and B of each pair of runs, in whose order *values* are."""
     couples = enumerate(zip(values[::2], values[1::2], strict=True))
-    pairs = [couple if (2 * at) % BLOCK == 0 else couple[::-1] for at, couple in couples]
-    return follow(pairs, "higher", most=MOST_RUNS, precision=precision, alpha=ALPHA / comparisons)
+    return [couple if (2 * at) % BLOCK == 0 else couple[::-1] for at, couple in couples]
 
 
 def _simulated() -> list[Row]:
@@ -106,46 +110,83 @@ def _simulated() -> list[Row]:
     return rows
 
 
+#: The noise of a run is that of its trial and its number in it: what a trial finds is known before.
 SUITE = """
 from pytest_mlhpc import Metric, program
 
 RATE = Metric("rate", r"rate: (\\S+)", "items/s")
-PROGRAM = "import os, random; print('rate:', float(os.environ['SPEED']) * random.gauss(1, {noise}))"
+COUNT = "import os, random; runs = open({counter!r}, 'a'); print(file=runs, flush=True); number = runs.tell(); "
+SPEED = "print('rate:', repr(float(os.environ['SPEED']) * random.Random({seed} + number).gauss(1, {noise})))"
 
-@program(["{python}", "-c", PROGRAM], RATE, nodes=1, time_limit=20, env={{"SPEED": "100"}})
+@program(["{python}", "-c", COUNT + SPEED], RATE, nodes=1, time_limit=20, env={{"SPEED": "100"}})
 def test_rate(run):
     pass
 """
+#: Seeds of trials lie so far apart that no two runs share one.
+SEED_STEP = 1000
+NO_PRECISION = 1e-5
+
+
+def _predicted(seed: int, speed: float) -> PairedResult:
+    """Return what the runs of the trial *seed* say, whose B has *speed*, without any cluster."""
+    values = [
+        (100 if is_first_side(number) else speed) * random.Random(seed + number).gauss(1, NOISE)  # noqa: S311 - noise
+        for number in range(1, MOST_RUNS + 1)
+    ]
+    return follow(_pairs(values), "higher", most=MOST_RUNS, precision=NO_PRECISION, alpha=ALPHA)
 
 
 def _real(one: Cluster) -> list[Row]:
     """Compare on a real Slurm: B is slower by one paired standard deviation, or not at all."""
-    rows = []
-    for name, speed in (
-        ("slower by one paired standard deviation", 100 * math.exp(-PAIRED)),
-        ("equal", 100.0),
-    ):
-        results = [_session(one, speed) for _ in range(REAL_TRIALS)]
-        different = sum(verdict in ("worse", "better") for verdict, _ in results)
-        runs = sum(runs for _, runs in results) / REAL_TRIALS
-        least = REAL_TRIALS - REAL_MISSED
-        good = different >= least if speed < 100 else different <= REAL_MISSED
-        rows.append(
-            Row(
-                f"real Slurm, B {name}: called different; runs",
-                f">= {least} of {REAL_TRIALS}" if speed < 100 else f"<= {REAL_MISSED} of {REAL_TRIALS}",
-                f"{different} of {REAL_TRIALS}; {runs:.1f}",
-                good,
-            )
+    slower = 100 * math.exp(-PAIRED)
+    found = _trials(one, 0, REAL_DIFFERENT, slower)
+    equal = _trials(one, REAL_DIFFERENT, REAL_EQUAL, 100 + 1e-9)
+    rows = [
+        _real_row("slower by one paired standard deviation", found, ">= 95", lambda share: share >= 95),
+        _real_row("equal", equal, "<= 5", lambda share: share <= 5),
+    ]
+    agree = sum(real == predicted for real, predicted in (*found, *equal))
+    reach = REAL_DIFFERENT + REAL_EQUAL
+    rows.append(
+        Row(
+            "real Slurm: verdict and runs as predicted from the seeds", f"{reach}", f"{agree}", agree == reach
         )
+    )
     return rows
 
 
-def _session(one: Cluster, speed: float) -> tuple[str, int]:
-    suite = SUITE.format(noise=NOISE, python=sys.executable)
+Trial = tuple[tuple[str, int], tuple[str, int]]
+
+
+def _trials(one: Cluster, first: int, many: int, speed: float) -> list[Trial]:
+    """Return verdict and runs of each trial, as the cluster and as the seed has them."""
+    trials = []
+    for number in range(first, first + many):
+        seed = SEED_STEP * (1 + number)
+        predicted = _predicted(seed, speed)
+        trials.append((_session(one, seed, speed), (predicted.verdict.value, predicted.runs)))
+        print(f"trial {number}: real {trials[-1][0]}, predicted {trials[-1][1]}", file=sys.stderr, flush=True)
+    return trials
+
+
+def _real_row(name: str, trials: list[Trial], reach: str, good: Callable[[float], bool]) -> Row:
+    different = sum(verdict in ("worse", "better") for (verdict, _), _ in trials)
+    runs = sum(runs for (_, runs), _ in trials) / len(trials)
+    return Row(
+        f"real Slurm, B {name}: called different; runs",
+        f"{reach} of 100",
+        f"{different} of {len(trials)}; {runs:.1f}",
+        good(100 * different / len(trials)),
+    )
+
+
+def _session(one: Cluster, seed: int, speed: float) -> tuple[str, int]:
+    suite = SUITE.format(
+        noise=NOISE, python=sys.executable, seed=seed, counter=str(one.folder / f"runs-{seed}")
+    )
     ended = one.session(
-        "quarter_plain", suite, "reports", "--mlhpc-against", f"variables.SPEED={speed + 1e-9}",
-        "--mlhpc-against", "precision=0.001%", variables={"MLHPC_BENCH_REPORTS": "/dev/null"},
+        "quarter_plain", suite, "reports", "--mlhpc-against", f"variables.SPEED={speed!r}",
+        "--mlhpc-against", f"precision={100 * NO_PRECISION:g}%", variables={"MLHPC_BENCH_REPORTS": "/dev/null"},
     )  # fmt: skip
     if ended.code not in (0, 1):
         raise SystemExit(f"pytest ended with {ended.code}:\n{ended.printed[:5000]}")

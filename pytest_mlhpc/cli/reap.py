@@ -19,6 +19,7 @@ from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 from pytest_mlhpc.jobs.ledger_files import OpenEntry, open_entries
 from pytest_mlhpc.jobs.reaping import Prepare, describe, reap_expired_leases
 from pytest_mlhpc.jobs.spec import uuid7
+from pytest_mlhpc.session.revision import remove_left
 from pytest_mlhpc.store.text import clean
 
 
@@ -96,10 +97,11 @@ def _reap(
     try:
         adoption, reaped = reap_expired_leases(ledger, reapers, reachable=reachable)
         ledger.close()
+        stuck = remove_left([state_dir], state_dir, "")
     except StoreError as error:  # a full or read-only disk: what is open stays so
         _notes([str(error)])
         return _report((), None, "ended", failed=True)
-    _notes([*adoption.left_alone, *adoption.notes])
+    _notes([*adoption.left_alone, *adoption.notes, *stuck])
     survey = open_entries(state_dir, me=ledger.name)
     reapable = [entry for entry in survey.entries if entry.reapable]
     unclaimed = [
@@ -112,7 +114,7 @@ def _reap(
         *_elsewhere(reapable, reachable),
         *unclaimed,
     ]
-    failed = bool(unclaimed) or not all(one.ended for one in reaped)
+    failed = bool(unclaimed or stuck) or not all(one.ended for one in reaped)
     return _report(rows, len(survey.entries) - len(reapable), "ended", failed=failed)
 
 

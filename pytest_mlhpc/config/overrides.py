@@ -44,11 +44,6 @@ def parse(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-#: What cannot be the second side of a comparison yet, and what does instead.
-_NOT_YET: Final = {
-    "rev": "a revision is not checked out; make an environment that has it installed, and compare environment=NAME",
-    "image": "another image is an environment of its own (container: {image: ...}); compare environment=NAME",
-}
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PERCENT: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%")
 
@@ -58,6 +53,8 @@ class Against:
     """What B of ``--mlhpc-against`` has instead of A's; empty: the same. ``precision`` is a share, None: the usual."""
 
     environment: str = ""
+    rev: str = ""  #: a git revision (``session/revision.py``)
+    image: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     precision: float | None = None
 
@@ -70,15 +67,16 @@ class Against:
         """The values of the option, of a variable that may be a secret without its value."""
         shown = {name: "***" if may_be_secret(name) else text for name, text in self.variables.items()}
         precision = [f"precision={100 * self.precision:g}%"] if self.precision is not None else []
+        named = (("environment", self.environment), ("rev", self.rev), ("image", self.image))
         return (
-            *([f"environment={self.environment}"] if self.environment else []),
+            *(f"{key}={text}" for key, text in named if text),
             *(f"variables.{name}={text}" for name, text in shown.items()),
             *precision,
         )
 
 
 def parse_against(texts: Sequence[str]) -> Against:
-    """Return what ``--mlhpc-against environment=old``, ``variables.NCCL_ALGO=Ring`` and the like say.
+    """Return what ``--mlhpc-against environment=old``, ``rev=main``, ``variables.NCCL_ALGO=Ring`` and the like say.
 
     Raises:
         UsageError: a text has another form, a key is unknown or comes twice, or nothing would differ.
@@ -87,14 +85,12 @@ def parse_against(texts: Sequence[str]) -> Against:
     for text in texts:
         key, equals, value = text.partition("=")
         kind, _, variable = key.partition(".")
-        if key in _NOT_YET:
-            raise UsageError(f"--mlhpc-against {text}: {_NOT_YET[key]}")
-        known = ("environment", "precision")
+        known = ("environment", "rev", "image", "precision")
         good = _VARIABLE.fullmatch(variable) if kind == "variables" else key in known and value.strip()
         if not equals or not good or "\0" in value:
             hint = nearest(key, known)
             raise UsageError(
-                f"--mlhpc-against {text}: write environment=NAME, variables.NAME=VALUE or precision=1%"
+                f"--mlhpc-against {text}: write environment=NAME, rev=REVISION, image=IMAGE, variables.NAME=VALUE or precision=1%"
                 + (f" (did you mean {hint}=...?)" if hint and hint != key else "")
             )
         if key in found:
@@ -105,7 +101,13 @@ def parse_against(texts: Sequence[str]) -> Against:
     variables = {
         name.partition(".")[2]: value for name, value in found.items() if name.startswith("variables.")
     }
-    return Against(found.get("environment", ""), variables, _precision(found.get("precision")))
+    environment, rev, image = (found.get(key, "") for key in ("environment", "rev", "image"))
+    if environment and (rev or image):
+        other = "rev" if rev else "image"
+        raise UsageError(
+            f"--mlhpc-against {texts[0]}: environment= and {other}= exclude each other: B differs in one of them"
+        )
+    return Against(environment, rev, image, variables, _precision(found.get("precision")))
 
 
 def _precision(text: str | None) -> float | None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -172,6 +172,11 @@ def build_plan(where: str, name: str, declared: Build, folder: Path, target: Tar
         raise SpecError([Problem(where, f"{name}: {error.key}", str(error))]) from None
     before = declared.where == "login" and target.partition.scheduler != "local"
     return BuildPlan(name, _key(argv, files, env, target), argv, files, env, before)
+
+
+def rebuilt(plan: BuildPlan, target: Target) -> BuildPlan:
+    """Return *plan* as it is made on *target*: in another environment it is another build."""
+    return replace(plan, key=_key(plan.argv, plan.files, plan.variables, target))
 
 
 def _wrong_place(place: object, target: Target) -> str:

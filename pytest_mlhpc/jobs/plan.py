@@ -74,14 +74,18 @@ def plan_of(
 
 
 def _of_its_side(run: RunPlan, spec: JobSpec, first: JobSpec) -> RunPlan:
-    """Return *run* with the environment of *spec*, where it is not that of the plan's *first* one."""
-    name = spec.target.environment.name
-    return run if name == first.target.environment.name else replace(run, environment=name)
+    """Return *run* with the environment and image of *spec*, where they are not those of the plan's *first* one."""
+    name, image = spec.target.environment.name, spec.image
+    return replace(
+        run,
+        environment="" if name == first.target.environment.name else name,
+        image="" if image == first.image else image,
+    )
 
 
 def _setup(spec: JobSpec) -> tuple[object, ...]:
     """Return what a process inherits of the run's software."""
-    return spec.target.environment, spec.env
+    return spec.target.environment, spec.env, spec.packages
 
 
 def _spares(spec: JobSpec, away: int) -> int:
@@ -145,6 +149,7 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
         calibrate=partition.scheduler == "local" and spec.exclusive,
         cwd=spec.cwd,
         warm=may_be_warm(spec),
+        packages=spec.packages,
     )
 
 

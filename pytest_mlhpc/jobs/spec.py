@@ -107,6 +107,8 @@ class JobSpec:
     scheduler_options: Mapping[str, Any] = field(
         default_factory=dict, repr=False
     )  #: put over the partition's, already checked; no part of the definition
+    packages: tuple[str, ...] = ()  #: folders of another revision from which Python imports before all others
+    at_revision: JobSpec | None = None  #: the same test with what another revision has; no part of the job
     owner: str = (
         ""  #: who is asked about the test; several are one text with commas; no part of the definition
     )

@@ -156,7 +156,9 @@ def environment_of(plan: Plan, partition: Partition, run: RunPlan | None = None)
     name = (run.environment if run is not None else "") or plan.environment
     for environment in partition.environments:
         if environment.name == name:
-            return environment.with_software(plan.modules, plan.image)
+            return environment.with_software(
+                plan.modules, (run.image if run is not None else "") or plan.image
+            )
     raise ProvisionError("rejected", f"{partition.id} has no environment {name!r} any more")
 
 

@@ -24,8 +24,9 @@ from pytest_mlhpc.jobs.budget import (
     parse_limit,
     total_bound,
 )
+from pytest_mlhpc.jobs.builds import rebuilt
 from pytest_mlhpc.jobs.job import Job, Opponent, is_first_side
-from pytest_mlhpc.jobs.software import SoftwareError, target_with
+from pytest_mlhpc.jobs.software import SoftwareError, check_size, target_with
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge.judged_metric import usable
 from pytest_mlhpc.judge.paired import (
@@ -40,6 +41,7 @@ from pytest_mlhpc.judge.paired import (
 from pytest_mlhpc.node.files import make_private
 from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.options import Settings
+from pytest_mlhpc.session.revision import Revision, source_of
 from pytest_mlhpc.store.locations import make_directories
 from pytest_mlhpc.store.record import Failure
 from pytest_mlhpc.store.table import aligned
@@ -48,6 +50,9 @@ from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
 
 #: Launchers that the batch starts itself, so that they have to be found before the software of a side is set up.
 _OUTER_LAUNCHERS = frozenset({"mpirun", "poprun"})
+
+#: What to do instead of a second image in a pod: its agent, and the devices, belong to one container (docs/decisions/against.md).
+_POD_IMAGE = "compare variables.NAME=VALUE or rev=REVISION, or two sessions on nodes of one node_selector"
 
 _VERDICTS = {
     PairedVerdict.WORSE: Verdict.REGRESSED,
@@ -63,6 +68,7 @@ class Comparison:
 
     against: Against
     metrics: int
+    revision: Revision | None = None  #: of B
 
     @property
     def alpha(self) -> float:
@@ -104,17 +110,24 @@ def second_side(spec: JobSpec, against: Against) -> JobSpec:
     partition = spec.target.partition
     if reason := _not_comparable(spec):
         raise SoftwareError("against", reason)
-    if partition.scheduler == "kubernetes" and against.environment:
+    if partition.scheduler == "kubernetes" and (against.environment or against.image):
         raise SoftwareError(
-            "against",
-            f"the pods of {partition.id} have one image for both sides; compare variables.NAME=VALUE",
+            "against", f"the pods of {partition.id} have one image for both sides; {_POD_IMAGE}"
         )
-    target = spec.target
-    if against.environment:
-        target = target_with(target, against.environment, spec.modules, spec.image)
-    other = replace(spec, target=target, env={**spec.env, **against.variables})
+    if against.rev and spec.at_revision is None:
+        return spec  # tests are only collected, and nothing is checked out
+    base, target = spec.at_revision or spec, spec.target
+    if against.environment or against.image:
+        target = target_with(target, against.environment, spec.modules, against.image or spec.image)
+    other = replace(
+        base, target=target, image=against.image or spec.image, env={**base.env, **against.variables}
+    )
+    other = replace(other, builds=tuple(rebuilt(build, target) for build in other.builds))
+    if partition.scheduler == "kubernetes":
+        check_size({**spec.files, **{f"B/{name}": source for name, source in other.files.items()}}, partition)
     if _started_with(other) == _started_with(spec):
-        raise SoftwareError("against", f"both sides are the same: {against} is what it has")
+        what = "nothing that it runs comes from the checkout" if against.rev else f"{against} is what it has"
+        raise SoftwareError("against", f"both sides are the same: {what}")
     if spec.launcher in _OUTER_LAUNCHERS and _software(spec) != _software(other):
         raise SoftwareError(
             "against",
@@ -138,7 +151,13 @@ def _not_comparable(spec: JobSpec) -> str:
 def _started_with(spec: JobSpec) -> tuple[object, ...]:
     """Return what its processes are started with: two environments of other names may be the same."""
     environment = spec.target.environment
-    return (environment.python, {**environment.variables, **spec.env}, environment.modules, environment.extra)
+    software = (
+        environment.python,
+        {**environment.variables, **spec.env},
+        environment.modules,
+        environment.extra,
+    )
+    return (*software, *source_of(spec))
 
 
 def _software(spec: JobSpec) -> tuple[object, ...]:
@@ -178,23 +197,30 @@ def _repeated(specs: Sequence[JobSpec], runs: int) -> list[JobSpec]:
 
 def announcement(comparison: Comparison, jobs: Sequence[Job], runs: int) -> list[str]:
     """Return the lines that say what is compared, and how, before anything is submitted."""
+    jobs = [job for job in jobs if job.opponent is not None]
     one = hours_text(total_bound(_repeated([job.spec for job in jobs], runs), 0))
     cost = f", at most {one}" if any(is_charged(job.spec) for job in jobs) else ""
     how = f"each in one allocation, A B B A in turns, {FEWEST_RUNS} to {runs} runs{cost}"
-    return [f"A against B: B has {comparison.against}; {count(len(jobs), 'test')}, {how}"]
+    lines = [f"A against B: B has {comparison.against}; {count(len(jobs), 'test')}, {how}"]
+    return [*lines, comparison.revision.announcement] if comparison.revision is not None else lines
 
 
 def opponents(specs: Sequence[JobSpec], settings: Settings, session_id: str) -> tuple[list[Job], int]:
-    """Return a job with both sides for each of *specs* that has two, and how many runs each may have.
+    """Return a job with both sides for each of *specs*, and how many runs each may have.
 
-    Both sides of a session have a digest of their own in the ledger: no later session adopts half a comparison.
+    Runs that go before others have one side: they are made once, for both. Both sides of a session have a digest of their own in the ledger: no later session adopts half a comparison.
 
     Raises:
         UsageError: a test has no second side, or the budget is too small.
     """
     against = settings.against or Against()
+    before = {
+        one.node_id: Job(replace(one, session=session_id)) for spec in specs for one in spec.needs.values()
+    }
     pairs, refused = [], []
     for spec in specs:
+        if spec.node_id in before:
+            continue
         try:
             other = second_side(spec, against)
         except SoftwareError as error:
@@ -207,7 +233,10 @@ def opponents(specs: Sequence[JobSpec], settings: Settings, session_id: str) -> 
             f"--mlhpc-against {against}: {'; '.join(refused[:5])}{more}. Leave such tests out (-k, --deselect)"
         )
     runs = affordable_runs([first for first, _ in pairs], settings)
-    return [Job(first, opponent=Opponent(other, runs, FEWEST_RUNS)) for first, other in pairs], runs
+    compared = {
+        first.node_id: Job(first, opponent=Opponent(other, runs, FEWEST_RUNS)) for first, other in pairs
+    }
+    return [{**before, **compared}[spec.node_id] for spec in specs], runs
 
 
 @dataclass(frozen=True)
@@ -415,6 +444,7 @@ def write(folder: Path, jobs: Iterable[Job], comparison: Comparison, state_dir: 
         "comparisons": comparison.metrics,
         "alpha": comparison.alpha,
         "precision": comparison.precision,
+        **_revisions(comparison.revision),
         "tests": tests,
     }
     path, new = folder / "against.json", folder / "against.json.new"
@@ -426,6 +456,13 @@ def write(folder: Path, jobs: Iterable[Job], comparison: Comparison, state_dir: 
     except OSError as error:
         raise StoreError(f"{error.filename or path}: {os.strerror(error.errno or 0)}") from error
     return path
+
+
+def _revisions(revision: Revision | None) -> dict[str, Any]:
+    """Return the commits of both sides, and whether A has changes beyond its own; nothing where B has no revision."""
+    if revision is None:
+        return {}
+    return {"A": {"commit": revision.head, "dirty": revision.dirty}, "B": {"commit": revision.commit}}
 
 
 def _plain(one: NamedResult) -> dict[str, Any]:

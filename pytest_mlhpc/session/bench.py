@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from pytest_mlhpc.errors import Problem, UsageError, did_you_mean
+from pytest_mlhpc.errors import MlhpcError, Problem, UsageError, did_you_mean
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.session.owners import CodeOwners, read_code_owners
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_mlhpc.jobs.spec import JobSpec
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
     from pytest_mlhpc.session.each_node import Sweep
+    from pytest_mlhpc.session.revision import Revision
     from pytest_mlhpc.session.session import BenchmarkSession
     from pytest_mlhpc.store.record import Failure
 
@@ -69,6 +70,9 @@ class Bench:
     #: Of the selected systems, as the systems file has them: system -> partition -> names of its environments.
     places: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
     false_alarms: float = 1.0  #: a month, as the systems file says
+    revision: Revision | None = (
+        None  #: of B with --mlhpc-against rev=; without worktree where tests are only collected
+    )
     sweep: Sweep | None = None  #: with --mlhpc-each-node; not in workers of pytest-xdist
     code_owners: CodeOwners = field(default_factory=CodeOwners)
     owners: dict[Path, str] = field(default_factory=dict)  #: of files of tests, as CODEOWNERS says
@@ -108,7 +112,7 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
     try:
         systems = _systems(config, settings, schedulers, tuple(launchers))
         targets = _targets(systems, settings, schedulers)
-        _refuse_unknown_side(targets, settings)
+        revision = _other_side(targets, settings, config.rootpath)
         targets, sweep = _placed(targets, settings)
         if sweep is not None and sweep.reservation:
             changed = {**settings.overrides, "slurm.reservation": sweep.reservation}
@@ -133,6 +137,7 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
         places=places,
         false_alarms=systems.false_alarms,
         sweep=sweep,
+        revision=revision,
     )
     bench.code_owners = read_code_owners(config.rootpath)
     config.stash[BENCH] = bench
@@ -166,6 +171,11 @@ def start_session(bench: Bench, config: pytest.Config) -> None:
     )
     session.notes += bench.code_owners.problems
     bench.session = bench.source = session
+    if bench.revision is not None:
+        try:
+            bench.revision = session.check_out(bench.revision, bench.targets)
+        except MlhpcError as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 def _systems(
@@ -204,14 +214,14 @@ def _targets(
     return apply(tuple({target.id: target for target in found}.values()), settings.overrides, schedulers)
 
 
-def _refuse_unknown_side(targets: Sequence[Target], settings: Settings) -> None:
-    """Refuse a comparison with an environment that no selected partition has, or with options that exclude it.
+def _other_side(targets: Sequence[Target], settings: Settings, root: Path) -> Revision | None:
+    """Return the revision of B; refuse an environment that no selected partition has, and options that exclude a comparison.
 
     Raises:
         UsageError: names what there is.
     """
     if settings.against is None:
-        return
+        return None
     from pytest_mlhpc.session.against import refuse
 
     refuse(settings)
@@ -222,6 +232,12 @@ def _refuse_unknown_side(targets: Sequence[Target], settings: Settings) -> None:
             f"--mlhpc-against environment={name}: no selected partition has it; there are {', '.join(sorted(known))}"
             + did_you_mean(name, known)
         )
+    if not settings.against.rev:
+        return None
+    from pytest_mlhpc.session.revision import find_revision
+
+    alone = not (settings.against.image or settings.against.variables)
+    return find_revision(root, settings.against.rev, only=alone)
 
 
 def outliving(settings: Settings) -> list[str]:

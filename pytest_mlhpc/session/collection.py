@@ -18,7 +18,7 @@ from pytest_mlhpc.jobs.contradictions import duplicates, lacking, unfulfilled
 from pytest_mlhpc.jobs.declare import Declaration, misdeclared, resolve
 from pytest_mlhpc.jobs.decorators import Declared, declared_of
 from pytest_mlhpc.jobs.software import SoftwareError
-from pytest_mlhpc.jobs.spec import JobSpec, as_list, field_names, with_needs
+from pytest_mlhpc.jobs.spec import JobSpec, as_list, field_names, run_root, with_needs
 from pytest_mlhpc.node.worker.workloads.definitions import Workload
 from pytest_mlhpc.session.bench import Bench, workloads_of
 from pytest_mlhpc.session.preflight import too_large
@@ -114,9 +114,9 @@ def finish(session: pytest.Session, bench: Bench) -> None:
     """
     specs = declare(session, bench)
     option = session.config.option
-    _refuse_one_sided(bench)
     if session.testsfailed and not option.continue_on_collection_errors:
         return
+    _refuse_one_sided(bench)
     if bench.declare_remotely is not None:
         bench.declare_remotely(specs, bench)
     elif bench.session is not None:
@@ -140,8 +140,8 @@ def declare(session: pytest.Session, bench: Bench) -> list[JobSpec]:
             reason := _not_required(item, declared) or _elsewhere(item, declared, bench)
         ):
             spec = _spec(item, declared, bench)
-            if spec is not None:
-                reason = next(filter(None, map(lacking, with_needs([spec]))), "") or _one_sided(spec, bench)
+            if spec is not None and not (reason := next(filter(None, map(lacking, with_needs([spec]))), "")):
+                spec, reason = _two_sided(item, declared, spec, bench)
         if reason:
             gone.append(item)
             if (line := f"{_without_node(item)}: {reason}") not in bench.deselected:
@@ -158,17 +158,25 @@ def declare(session: pytest.Session, bench: Bench) -> list[JobSpec]:
     return [spec for node_id, spec in bench.specs.items() if will_run(items[node_id])]
 
 
-def _one_sided(spec: JobSpec, bench: Bench) -> str:
-    """Return why the test has no second side to be compared with, empty where none is asked for."""
-    if bench.settings.against is None:
-        return ""
+def _two_sided(item: pytest.Item, declared: Declared, spec: JobSpec, bench: Bench) -> tuple[JobSpec, str]:
+    """Return *spec* with what it is at the other revision, and why the test has no second side; empty where none is asked for."""
+    against, revision = bench.settings.against, bench.revision
+    if against is None:
+        return spec, ""
     from pytest_mlhpc.session.against import second_side
+    from pytest_mlhpc.session.revision import at_revision
 
     try:
-        second_side(spec, bench.settings.against)
+        if revision is not None and revision.trees:
+            assert isinstance(item, pytest.Function)  # noqa: S101 - else it had no spec
+            declaration = _declaration(item, declared, spec.target, bench)
+            root = run_root(spec.target.partition, bench.settings.state_dir)
+            twin = at_revision(declaration, spec, revision, root, lambda one: _resolved(one, bench))
+            spec = replace(spec, at_revision=twin)
+        second_side(spec, against)
     except SoftwareError as error:
-        return str(error)
-    return ""
+        return spec, str(error)
+    return spec, ""
 
 
 def _refuse_one_sided(bench: Bench) -> None:
@@ -282,7 +290,7 @@ def _spec(item: pytest.Item, declared: Declared, bench: Bench) -> JobSpec | None
         problems.append(Problem(_line(item), "", text))
     else:
         try:
-            spec = _resolve(item, declared, target, bench)
+            spec = _resolved(_declaration(item, declared, target, bench), bench)
             problems += _wrong_fixture(item, spec, declared)
         except SpecError as error:
             problems += [_shown(one, item, declared) for one in error.problems]
@@ -306,8 +314,8 @@ def _named_params(item: pytest.Item, declared: Declared, workloads: Mapping[str,
     return {name: value for name, value in named.items() if name in fields}
 
 
-def _resolve(item: pytest.Function, declared: Declared, target: Target, bench: Bench) -> JobSpec:
-    declaration = Declaration(
+def _declaration(item: pytest.Function, declared: Declared, target: Target, bench: Bench) -> Declaration:
+    return Declaration(
         node_id=item.nodeid,
         function=item.originalname,
         workload=declared.workload,
@@ -321,6 +329,9 @@ def _resolve(item: pytest.Function, declared: Declared, target: Target, bench: B
         owner=bench.owner_of(item.path),
         needs=_needs(item, item.fixturenames),
     )
+
+
+def _resolved(declaration: Declaration, bench: Bench) -> JobSpec:
     return resolve(declaration, bench.workloads, bench.settings.preset, bench.launchers, bench.models)
 
 

@@ -89,7 +89,7 @@ class JobFinisher:
         """Return the outcome of *job*, all its attempts having ended, or how many more attempts to run."""
         with self._lock:
             try:
-                if self._comparison is not None:
+                if self._comparison is not None and job.opponent is not None:
                     return self._compared(job, self._comparison)
                 return self._conclude(job)
             except StoreError as error:
@@ -330,8 +330,7 @@ class JobFinisher:
     ) -> Record:
         spec = job.spec_of(attempt.number)
         measurement, partition = attempt.measurement, spec.target.partition
-        ours = (self._purpose, self._provenance.branch, self._provenance.commit)
-        purpose, branch, commit = attempt.made_from or ours
+        purpose, branch, commit = self._made_from(attempt)
         return Record(
             id=attempt.run.run_id,
             session=self._session_id,
@@ -377,6 +376,15 @@ class JobFinisher:
             vetting=vetted_record(attempt, job.lost, self._readiness.excluded(spec)),
             measurement=measurement,
         )
+
+    def _made_from(self, attempt: Attempt) -> tuple[str, str, str]:
+        """Return purpose, branch and commit of *attempt*; B of another revision is on no branch."""
+        ours = (self._purpose, self._provenance.branch, self._provenance.commit)
+        revision = self._comparison.revision if self._comparison is not None else None
+        if revision is None:
+            return attempt.made_from or ours
+        first = is_first_side(attempt.number)
+        return (ours[0], ours[1], revision.first_commit) if first else (ours[0], "", revision.commit)
 
     def _options(self, spec: JobSpec) -> tuple[str, ...]:
         settings = replace(

@@ -88,6 +88,15 @@ class LedgerWriter:
         except OSError as error:
             self._trouble.append(f"cannot write {folder / 'session.json'}: {error.strerror}")
 
+    def start(self) -> None:
+        """Make the session's file before anything is submitted.
+
+        Raises:
+            StoreError: it cannot be made.
+        """
+        with self._lock:
+            self._ledger.start(durable=False)
+
     def submitted(self, specs: Sequence[JobSpec], plan: Plan) -> None:
         """Write an allocation down before it is submitted.
 
@@ -146,6 +155,7 @@ class LedgerWriter:
         from pytest_mlhpc.jobs.reaping import reap, reap_expired_leases
         from pytest_mlhpc.jobs.resume import is_needed_by, resume_entries
         from pytest_mlhpc.provision.reapers import clear_retained, our_reapers, reachable_with
+        from pytest_mlhpc.session.revision import remove_left
 
         jobs = list(jobs)
         reapers = our_reapers(os.environ)
@@ -173,6 +183,9 @@ class LedgerWriter:
             if (one.ended or one.later) and one.entry.scheduler != "local"
         ]
         told += [clean(str(one)) for one in clear_retained(self._settings.state_dir, os.environ)]
+        state_dir = self._settings.state_dir
+        roots = {state_dir, *(run_root(job.spec.target.partition, state_dir) for job in jobs)}
+        self._trouble += remove_left(sorted(roots), state_dir, self._session_id)
         return recovered, told
 
     def _recorded(self, entries: Sequence[LedgerEntry]) -> Callable[[str], bool]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mlhpc.config.model import Partition
+from pytest_mlhpc.config.model import Partition, Target
 from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
 from pytest_mlhpc.jobs.job import AdoptedAllocation, Job, Outcome
 from pytest_mlhpc.jobs.partition_queue import Callbacks
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pytest_mlhpc.session.against import Comparison
     from pytest_mlhpc.session.conclude import JobFinisher
     from pytest_mlhpc.session.preflight import Spending
+    from pytest_mlhpc.session.revision import Revision
 
 
 #: How often a waiting main thread redraws.
@@ -73,7 +74,26 @@ class BenchmarkSession:
         ] = {}  #: node id -> why a build that it needs failed on this machine
         self.terminated = False  #: by SIGTERM or SIGHUP
         self.comparison: Comparison | None = None  #: of A against B
+        self.revision: Revision | None = None  #: of B, with its worktrees
         self._closed = False
+
+    def check_out(self, revision: Revision, targets: Sequence[Target]) -> Revision:
+        """Return *revision* with a worktree where nodes of *targets* see it; :meth:`close` removes it.
+
+        Raises:
+            StoreError: the ledger cannot be written: a later session could not know that this one lives.
+            UsageError: the revision cannot be checked out.
+        """
+        from pytest_mlhpc.session.revision import check_out
+
+        self._books.start()
+        roots = dict.fromkeys(run_root(one.partition, self.settings.state_dir) for one in targets)
+        try:
+            self.revision = check_out(revision, list(roots), self.id)
+        except BaseException:
+            self._books.close()
+            raise
+        return self.revision
 
     def declare(self, specs: Sequence[JobSpec]) -> None:
         """Take the jobs of all tests that will run, in test order, and start submitting them. The first call counts.
@@ -143,7 +163,7 @@ class BenchmarkSession:
 
         jobs, runs = opponents(specs, self.settings, self.id)
         metrics = sum(len(job.spec.judged) for job in jobs)
-        self.comparison = Comparison(self.settings.against, metrics)
+        self.comparison = Comparison(self.settings.against, metrics, self.revision)
         self.announcement += announcement(self.comparison, jobs, runs)
         return jobs
 
@@ -391,6 +411,10 @@ class BenchmarkSession:
                 self.changed_files = self._concluder.close()
             except MlhpcError as error:
                 self.trouble.append(str(error))
+        if self.revision is not None:
+            from pytest_mlhpc.session.revision import remove_own
+
+            self.trouble += remove_own(self.revision)
         kept = {handle.id for driver in self._drivers.values() for handle in driver.resumable}
         left = [one for driver in self._drivers.values() for one in driver.remaining if one.id not in kept]
         jobs = [one for driver in self._drivers.values() if driver.durable for one in driver.remaining]

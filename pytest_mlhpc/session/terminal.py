@@ -182,7 +182,7 @@ def _compared(reporter: pytest.TerminalReporter, session: BenchmarkSession, comp
     """Write the table of A against B, and the same to a file for programs."""
     from pytest_mlhpc.session.against import table_of, write
 
-    jobs = [job for job in session.jobs.values() if job.taken]
+    jobs = [job for job in session.jobs.values() if job.taken and job.opponent is not None]
     if not jobs:
         return
     reporter.section("A against B", sep="=")

@@ -172,6 +172,7 @@ class ControllerHooks:
                 dict(bench.launchers),
                 dict(bench.models),
                 bench.code_owners,
+                bench.revision,
             )
         )
         node.workerinput[INPUT] = {"address": address, "key": key, "known": known}
@@ -214,9 +215,9 @@ def activate_worker(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", {}).get(INPUT)
     if given is None:
         return
-    settings, targets, workloads, launchers, models, owners = pickle.loads(given["known"])  # noqa: S301 - from our own controller, by xdist
+    settings, targets, workloads, launchers, models, owners, revision = pickle.loads(given["known"])  # noqa: S301 - from our own controller, by xdist
 
-    bench = Bench(settings, targets, workloads, launchers, models, code_owners=owners)
+    bench = Bench(settings, targets, workloads, launchers, models, code_owners=owners, revision=revision)
     bench.source = source = WorkerSource(given["address"], given["key"])
     bench.declare_remotely = source.declare
     config.stash[BENCH] = bench

@@ -80,6 +80,22 @@ def test_what_is_not_known_after_all_runs_is_unclear_and_passes_with_a_warning(s
     assert len(ended(suite)) == 30
 
 
+def test_a_run_that_goes_before_is_made_once_for_both_sides(suite):
+    arrange(
+        suite,
+        test="""
+from pytest_mlhpc import prepare
+data = prepare("sh -c 'echo rate: $SPEED > rate.txt'", artifacts=["rate.txt"])
+
+@program("sh -c 'cat {data}/rate.txt; echo rate: $SPEED'", Metric("rate", r"rate: (\\S+)", "items/s", reduce="last"))
+def test_it(run, data): pass
+""",
+    )
+    suite.run("--mlhpc-environment=new", OLD).expect(0, "*; 1 test, each*", "test_it*better", passed=1)
+    before = [record for record in suite.records() if "::data" in record["node_id"]]
+    assert [(record["attempt"], record["environment"]) for record in before] == [(0, "new")]
+
+
 def test_neither_side_feeds_a_baseline_a_history_or_the_last_good_run(suite):
     arrange(suite, old=50)
     suite.run("--mlhpc-environment=new").expect(0, "*new", passed=1)
@@ -118,11 +134,18 @@ def test_a_secret_is_in_no_record_and_on_no_page(suite):
         (["environment=new"], "both sides are the same: environment=new is what it has"),
         (["environment=same"], "both sides are the same: environment=same is what it has"),
         (["variables.SPEED=100"], "both sides are the same: variables.SPEED=100 is what it has"),
-        (["rev=main"], "a revision is not checked out; make an environment that has it installed"),
-        (["image=a/b:1"], "another image is an environment of its own"),
+        (["rev=main"], "is in no git checkout"),
+        (["rev=main", "environment=old"], "environment= and rev= exclude each other"),
+        (["image=a/b:1"], "has no container whose image could be another"),
         (["enviroment=old"], "did you mean environment=...?"),
-        (["environment="], "write environment=NAME, variables.NAME=VALUE or precision=1%"),
-        (["variables.A B=1"], "write environment=NAME, variables.NAME=VALUE or precision=1%"),
+        (
+            ["environment="],
+            "write environment=NAME, rev=REVISION, image=IMAGE, variables.NAME=VALUE or precision=1%",
+        ),
+        (
+            ["variables.A B=1"],
+            "write environment=NAME, rev=REVISION, image=IMAGE, variables.NAME=VALUE or precision=1%",
+        ),
         (["environment=old", "environment=same"], "environment is 'old' already"),
         (["precision=1%"], "say what differs, too"),
         (["environment=old", "precision=0%"], "write a share above 0 and up to 50 %, such as 1%"),

@@ -8,9 +8,11 @@ import pytest
 from job_specs import command, declare, target  # noqa: F401 - fixtures
 
 from pytest_mlhpc.config.overrides import Against
+from pytest_mlhpc.jobs.builds import rebuilt
 from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.software import SoftwareError
 from pytest_mlhpc.judge.paired import PairedResult, PairedVerdict
+from pytest_mlhpc.node.protocol.plan import BuildPlan
 from pytest_mlhpc.provision.slurm.submit import differing_software, with_launch_options
 from pytest_mlhpc.session.against import over_all, second_side
 
@@ -53,6 +55,8 @@ def test_a_variable_wins_over_that_of_the_test(on_slurm):
         ({"extra": {"uenv": {"image": "x"}}}, {}, OLD, "a uenv is mounted for a whole job"),
         ({"python": "/x"}, {"scheduler": "kubernetes"}, OLD, "have one image for both sides"),
         ({"python": "/x"}, {"judged": ()}, OLD, "no metric of it is judged"),
+        ({}, {}, Against(image="b.sif"), "has no container whose image could be another"),
+        ({}, {"scheduler": "kubernetes"}, Against(image="b:1"), "have one image for both sides"),
         ({"python": "/x"}, {}, Against(environment="older"), "did you mean 'old'?"),
     ],
 )
@@ -89,6 +93,36 @@ def test_sides_of_other_containers_are_started_in_their_own(on_slurm, tmp_path):
     plan = plan_of([(spec, 1), (second_side(spec, OLD), 2)], tmp_path, "")
     runs = with_launch_options(plan, spec.target.partition, None).runs
     assert [run.wrapper[-1] for run in runs] == ["new.sif", "old.sif"]
+
+
+def test_another_image_is_that_of_b_alone(on_slurm, tmp_path):
+    container = {"container": {"runtime": "apptainer", "image": "a.sif"}}
+    spec = on_slurm({}, default={"extra": container})
+    plan = plan_of([(spec, 1), (second_side(spec, Against(image="b.sif")), 2)], tmp_path, "")
+    runs = with_launch_options(plan, spec.target.partition, None).runs
+    assert [run.wrapper[-1] for run in runs] == ["a.sif", "b.sif"]
+
+
+def test_an_image_that_a_test_has_already_is_no_other_side(on_slurm):
+    container = {"container": {"runtime": "apptainer", "image": "a.sif"}}
+    spec = on_slurm({}, default={"extra": container})
+    with pytest.raises(SoftwareError, match=r"both sides are the same: image=a.sif is what it has"):
+        second_side(spec, Against(image="a.sif"))
+
+
+def test_a_build_of_another_environment_is_another_build(on_slurm):
+    build = BuildPlan("made", "key", ("make",))
+    spec = on_slurm({"modules": ("gcc/12",)}, builds=(build,))
+    first, second = (rebuilt(build, side.target).key for side in (spec, second_side(spec, OLD)))
+    assert first != second
+    assert second_side(spec, OLD).builds[0].key == second
+
+
+def test_packages_of_a_revision_keep_ranks_from_a_warm_process(declare, target):
+    there = replace(target.partition, scheduler="local")
+    spec = declare("cosmoflow", on=replace(target, partition=there))
+    runs = plan_of([(spec, 1), (replace(spec, packages=("/tree",)), 2)], _PATH, "").runs
+    assert [(run.warm, run.packages) for run in runs] == [(False, ()), (False, ("/tree",))]
 
 
 def test_no_rank_of_two_sides_is_forked_by_a_process_that_has_imported_torch_for_one(declare, target):

@@ -23,6 +23,7 @@ from pytest_mlhpc.node.batch.ranks import RankBook
 from pytest_mlhpc.node.batch.server import RankServer, RemoteServer
 from pytest_mlhpc.node.batch.supervise import Server, Supervisor
 from pytest_mlhpc.node.batch.warm import WarmRanks
+from pytest_mlhpc.node.child_process import package_root
 from pytest_mlhpc.node.cores import on_node, waiting_variables
 from pytest_mlhpc.node.files import make_private, own_folder, unwritten
 from pytest_mlhpc.node.launch import module_of, step, torchrun
@@ -382,10 +383,13 @@ def place(run: RunPlan, good: Sequence[str], site: Site) -> Dict[str, str]:
 def rank_environment(run: RunPlan, plan_path: Path, channel: str) -> Mapping[str, str]:
     """Return the environment of the run's processes: ours, the run's variables, and the way back to this batch."""
     environment = {name: value for name, value in os.environ.items() if name not in FOREIGN_VARIABLES}
-    payload_path = environment.get("PYTHONPATH", "")
+    inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     environment.update(run.variables)
-    if run.variables.get("PYTHONPATH") and payload_path:
-        environment["PYTHONPATH"] = os.pathsep.join((payload_path, run.variables["PYTHONPATH"]))
+    own = run.variables.get("PYTHONPATH", "")
+    if own or run.packages:  # its own are behind what the worker is made of, and before what the shell has
+        payload = [path for path in inherited if path == package_root()]
+        others = [path for path in inherited if path != package_root()]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (*run.packages, *payload, own, *others)))
     environment.update(
         MLHPC_PLAN=str(plan_path),
         MLHPC_RUN=run.run_id,

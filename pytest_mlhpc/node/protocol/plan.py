@@ -135,8 +135,9 @@ class RunPlan:
     ``nonce`` tells attempts apart and stands in all lines; ``secret`` is what processes of the run prove to know, and stands
     in no line. ``launcher_options`` are more words for the launcher's own command (srun, mpirun), ``wrapper`` those that go before
     the interpreter or program, such as a container runtime with its options. A ``warm`` run has one rank, which may be forked by
-    a process that has imported torch (``node/batch/warm.py``). ``environment`` is set where it is not the plan's: a
-    comparison runs two sides in one allocation. ``usual_s`` is how long the timed steps take by the baseline, in seconds.
+    a process that has imported torch (``node/batch/warm.py``). ``environment`` and ``image`` are set where they are not the
+    plan's: a comparison runs two sides in one allocation. ``packages`` are folders from which Python imports before all others, also before
+    the payload: those of another revision. ``usual_s`` is how long the timed steps take by the baseline, in seconds.
     """
 
     run_id: str
@@ -178,6 +179,8 @@ class RunPlan:
     warm: bool = False
     environment: str = ""
     usual_s: Optional[float] = None
+    image: str = ""
+    packages: Tuple[str, ...] = ()
 
     @property
     def started(self) -> int:

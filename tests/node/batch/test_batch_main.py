@@ -16,6 +16,7 @@ from pytest_mlhpc.node.batch.output import Relay
 from pytest_mlhpc.node.batch.ranks import RankBook
 from pytest_mlhpc.node.batch.runs import rank_environment
 from pytest_mlhpc.node.batch.supervise import Supervisor
+from pytest_mlhpc.node.child_process import package_root
 from pytest_mlhpc.node.processes import stat_fields
 from pytest_mlhpc.node.protocol.plan import PROTOCOL
 
@@ -113,8 +114,16 @@ def test_a_file_that_cannot_be_written_is_named_with_its_path(tmp_path):
 
 def test_a_rank_does_not_take_a_foreign_launchers_place_for_its_own(monkeypatch):
     monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("PYTHONPATH", "payload.zip")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("inherited", package_root())))
     run = run_plan(variables={"PYTHONPATH": "site", "X": "1"})
     found = rank_environment(run, Path("/p/plan.json"), "/s")
     assert "RANK" not in found
-    assert (found["PYTHONPATH"], found["X"]) == (f"payload.zip{os.pathsep}site", "1")
+    assert found["PYTHONPATH"].split(os.pathsep) == [package_root(), "site", "inherited"]
+    assert found["X"] == "1"
+
+
+def test_packages_of_another_revision_are_found_before_all_others(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("inherited", package_root())))
+    run = run_plan(variables={"PYTHONPATH": "site"}, packages=("tree",))
+    found = rank_environment(run, Path("/p/plan.json"), "/s")
+    assert found["PYTHONPATH"].split(os.pathsep) == ["tree", package_root(), "site", "inherited"]

@@ -2,6 +2,8 @@
 
 import json
 
+from git_checkouts import Checkout
+
 TEST = """\
 SPEED = "import os, random; print('rate:', float(os.environ['SPEED']) * random.gauss(1, 0.004))"
 
@@ -32,3 +34,32 @@ def test_another_environment_is_another_image_and_refused(pod_suite):
     partition["environments"]["old"] = {**environment, "variables": {"X": "1"}}
     path.write_text(json.dumps(systems))
     pod_suite.run("--mlhpc-against", "environment=old").expect(4, "have one image for both sides")
+
+
+OF_CHECKOUT = """\
+from pytest_mlhpc import build
+made = build("cp rate.txt built.txt", files=["rate.txt"])
+
+@program("cat rate.txt", RATE, time_limit=60, files=["rate.txt"])
+def test_files(run): pass
+
+@program("cat {made}/built.txt", RATE, time_limit=60)
+def test_build(run, made): pass
+
+@program("sh /nowhere/of/the/checkout.sh", RATE, time_limit=60)
+def test_image(run): pass
+"""
+
+
+def test_another_revision_has_its_own_files_and_builds_in_the_same_pod(pod_suite):
+    pod_suite.tests(OF_CHECKOUT)
+    checkout = Checkout.made(pod_suite.folder)
+    for rate, tag in ((50, "old"), (100, "new")):
+        checkout.write("rate.txt", f"rate: {rate}\n")
+        checkout.commit(tag)
+    result = pod_suite.run("--mlhpc-against", "rev=old")
+    result.expect(0, "test_files", "test_build", "100 items/s", "50 items/s", "better", passed=2)
+    assert "nothing that it runs comes from the checkout" in " ".join(result.text.split())
+    assert len({record["job_id"] for record in result.records}) == 2
+    assert checkout.worktrees() == []
+    assert pod_suite.ledgers() == []
