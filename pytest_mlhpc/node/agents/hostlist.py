@@ -1,10 +1,10 @@
-"""Host lists as Slurm writes them, ``rack[1-2]node[01-04],login``, expanded without a query."""
+"""Host lists as Slurm writes them, ``rack[1-2]node[01-04],login``, expanded without a query; lists of numbers as Linux writes them, ``0-3,8``."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from typing import List, Tuple
+from typing import Iterable, List, Tuple
 
 #: Most nodes of one list; Slurm's own limit for one range is 64 k (MAX_RANGE of its hostlist).
 MAX_NODES = 65536
@@ -32,6 +32,24 @@ def expand_hostlist(hostlist: str) -> Tuple[str, ...]:
     for word in _split_hostlist(hostlist.strip()):
         names.extend(_expand_word(word, hostlist, MAX_NODES - len(names)))
     return tuple(names)
+
+
+def number_list(text: str, most: int = MAX_NODES) -> List[int]:
+    """Return the numbers of ``0-3,8``, at most *most*.
+
+    Raises:
+        HostlistError: it is no list of numbers, or a longer one.
+    """
+    return [int(number) for number in _expand_ranges(text, text, most)]
+
+
+def number_ranges(numbers: Iterable[int], width: int = 0) -> List[str]:
+    """Return the parts of a list that Linux would write for *numbers*, ``0-3`` and ``8``, each at least *width* digits wide."""
+    ranges = []
+    for _, run in itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        members = [f"{number:0{width}d}" for _, number in run]
+        ranges.append(members[0] if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    return ranges
 
 
 def _split_hostlist(hostlist: str) -> List[str]:
