@@ -40,7 +40,10 @@ def number_list(text: str, most: int = MAX_NODES) -> List[int]:
     Raises:
         HostlistError: it is no list of numbers, or a longer one.
     """
-    return [int(number) for number in _expand_ranges(text, text, most)]
+    try:
+        return [int(number) for number in _expand_ranges(text, text, most)]
+    except HostlistError as error:
+        raise HostlistError(f"{text[:40]!r} is no list of processors") from error
 
 
 def number_ranges(numbers: Iterable[int], width: int = 0) -> List[str]:
