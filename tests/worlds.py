@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_mlhpc.config.model import Environment, NodeType, Partition, Target
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge.baseline_files import Entry
+from pytest_mlhpc.judge.changes import Attempts
+from pytest_mlhpc.judge.judge import JudgeInputs
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, RankReport
-from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.record import JudgedBy, Record
 
 SECOND = 1_000_000_000
 #: What the made-up runs compute.
@@ -19,6 +22,17 @@ def target(system: str = "cirrus", fingerprint: str = "", name: str = "standard"
     environment = Environment("default", "python3")
     partition = Partition(system, name, "slurm", "srun", "cpu", NodeType(288, 768 << 30), (environment,))
     return Target(partition, environment, fingerprint=fingerprint)
+
+
+def inputs(
+    entries: Mapping[str, Entry], nights: Mapping[str, Sequence[Attempts]], **terms: Any
+) -> JudgeInputs:
+    """Return what runs are judged by: terms are those of a site of one series, which may re-run four times."""
+    fields: dict[str, Any] = {
+        "entries": {}, "since_ns": {}, "default_branch": "main", "mode": "fail", "local": False, "nightly": True,
+        "series": 1, "reruns_allowed": 4, "reruns_broken": 0,
+    }  # fmt: skip
+    return JudgeInputs(entries, nights, JudgedBy(**{**fields, **terms}))
 
 
 def spec(judged: tuple[str, ...] = ("rate",), **changes: Any) -> JobSpec:

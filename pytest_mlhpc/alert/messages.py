@@ -15,7 +15,8 @@ from pytest_mlhpc.alert.incidents import CHANCE, benchmarks, place
 from pytest_mlhpc.alert.model import Ack, Bad, Book, Incident, Member, owner_names
 from pytest_mlhpc.alert.observe import NOT_RUN
 from pytest_mlhpc.history.events import MOST_TESTS, JournalEntry
-from pytest_mlhpc.store.text import clean, count, from_to, minutes, one_line, quantity
+from pytest_mlhpc.node.files import clean
+from pytest_mlhpc.store.text import count, from_to, minutes, one_line, quantity
 
 #: Lines of a message, at most; the report has all of them.
 MOST = 40

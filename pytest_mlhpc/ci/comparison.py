@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.fence import drop
+from pytest_mlhpc.node.files import clean
 from pytest_mlhpc.node.protocol.schema import SCHEMA
 from pytest_mlhpc.report.morning import Morning, change_morning
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
 from pytest_mlhpc.store.table import markdown_row, markdown_table
-from pytest_mlhpc.store.text import clean, one_line
+from pytest_mlhpc.store.text import one_line
 from pytest_mlhpc.store.verdict import FINE, NOTABLE, WORSE, Verdict
 
 #: Nights of the default branch whose median a change is compared with.

@@ -19,8 +19,8 @@ from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 from pytest_mlhpc.jobs.ledger_files import OpenEntry, open_entries
 from pytest_mlhpc.jobs.reaping import Prepare, describe, reap_expired_leases
 from pytest_mlhpc.jobs.spec import uuid7
+from pytest_mlhpc.node.files import clean
 from pytest_mlhpc.session.revision import remove_left
-from pytest_mlhpc.store.text import clean
 
 
 @click.command(

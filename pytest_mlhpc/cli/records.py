@@ -32,12 +32,13 @@ from pytest_mlhpc.influx.push import (
 )
 from pytest_mlhpc.influx.push import retry_rejected as send_rejected
 from pytest_mlhpc.jobs.budget import GROUPS, add_up, charged_text
+from pytest_mlhpc.node.files import clean
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record, default_branch_of
 from pytest_mlhpc.store.store import read_records
 from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import clean, count, iso, minutes, quantity, tell
+from pytest_mlhpc.store.text import count, iso, minutes, quantity, tell
 
 if TYPE_CHECKING:
     from pytest_mlhpc.history.ingest import Ingested

@@ -19,10 +19,11 @@ from pytest_mlhpc.cli.commands import Command, NounGroup
 from pytest_mlhpc.cli.options import chosen, selection_of
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.influx.credentials import store_text
+from pytest_mlhpc.node.files import clean
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.locations import page, replace_file
 from pytest_mlhpc.store.record import SeriesKey
-from pytest_mlhpc.store.text import clean, count, minutes, tell, write
+from pytest_mlhpc.store.text import count, minutes, tell, write
 
 if TYPE_CHECKING:
     from pytest_mlhpc.judge.baseline_files import Entry

@@ -11,18 +11,19 @@ from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.history.events import Event, epoch_start, events
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.series import Night, Point, Series, Source, day_of, feeds
-from pytest_mlhpc.judge.baseline_files import Entry
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.judge.baseline_files import Entry, series_of
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.evidence import headline
-from pytest_mlhpc.judge.judge import failure_of, judge
+from pytest_mlhpc.judge.judge import JudgeInputs, failure_of, judge
 from pytest_mlhpc.judge.rules import settle
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, from_json
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, JudgedBy, Record, SeriesKey, excused, ratio, user_name
 from pytest_mlhpc.store.text import iso, minutes, nanoseconds
-from pytest_mlhpc.store.verdict import GOOD, Verdict
+from pytest_mlhpc.store.verdict import GOOD, WORSE, Judgement, Verdict
 
 #: Events that an explanation names, at most.
 _NOTED = 3
@@ -56,6 +57,44 @@ class JudgeHistory:
     def night_count(self) -> int:
         """How many nights the judge was given, of all series together."""
         return len(self._days)
+
+    def inputs(self, spec: JobSpec, epoch: Epoch, entries: Mapping[str, Entry], by: JudgedBy) -> JudgeInputs:
+        """Return what the runs of *spec* in *epoch* are judged by: *entries*, and the nights of each metric.
+
+        Raises:
+            StoreError: the local store cannot be read.
+        """
+        nights = {
+            metric: self.nights(
+                series_of(spec, metric), epoch, since_ns,
+                default_branch=by.default_branch, reference=_reference(by, entries.get(metric)),
+            )
+            for metric, since_ns in by.since_ns.items()
+        }  # fmt: skip
+        return JudgeInputs(entries, nights, by)
+
+    def explaining(
+        self, judgement: Judgement, inputs: JudgeInputs, spec: JobSpec, epoch: Epoch
+    ) -> JudgeInputs:
+        """Return *inputs* with what explains *judgement*: of a loss, the last good run and what people noted since.
+
+        Of metrics without baseline, it is the newest epoch. Most verdicts need none, and *inputs* is returned as it is.
+
+        Raises:
+            StoreError: the local store cannot be read.
+        """
+        key, partition = series_of(spec, spec.judged[0]), spec.target.partition
+        if judgement.verdict in WORSE:
+            last_good = self.last_good(key, epoch)
+            since_ns = last_good.created_ns if last_good else 0
+            noted = self.noted(partition.system, partition.name, since_ns)
+            if last_good or noted:
+                inputs = replace(inputs, last_good=last_good, noted=tuple(noted))
+        if not judgement.epoch and any(metric.baseline is None for metric in judgement.metrics):
+            newest = self.newest(key)
+            if newest is not None and changed(newest, epoch):
+                inputs = replace(inputs, newest=newest)
+        return inputs
 
     def nights(
         self,
@@ -217,18 +256,13 @@ def _same_run(one: Record, first: Record) -> bool:
 def _rejudged(first: Record, attempts: Sequence[Measurement], by: JudgedBy, source: Source) -> Rejudged:
     entries = {metric: from_json(Entry, dict(entry)) for metric, entry in by.entries.items()}
     test = _RecordedTest(first.node_id, first.judged, first.definition, by.references)
-    history = {}
+    nights = {}
     for metric, since_ns in by.since_ns.items():
         known = _one(source, first.series(metric), since_ns, first.created_ns)
         others = tuple(point for point in known.points if point.night.session != first.session)
-        entry = entries.get(metric)
-        reference = entry.calibration if by.local and entry else None
-        history[metric] = nights_of(replace(known, points=others), first.epoch, by.default_branch, reference)
-    judgement = judge(
-        attempts, test, entries, history,
-        local=by.local, mode=by.mode, reruns_allowed=by.reruns_allowed, reruns_broken=by.reruns_broken, series=by.series,
-        nightly=by.nightly, matters=by.matters,
-    )  # fmt: skip
+        reference = _reference(by, entries.get(metric))
+        nights[metric] = nights_of(replace(known, points=others), first.epoch, by.default_branch, reference)
+    judgement = judge(attempts, test, JudgeInputs(entries, nights, by))
     failure = failure_of(judgement)
     verdict = failure.outcome if failure else judgement.verdict.value
     differs = [f"verdict: recorded {first.verdict}, now {verdict}"] if verdict != first.verdict else []
@@ -237,6 +271,11 @@ def _rejudged(first: Record, attempts: Sequence[Measurement], by: JudgedBy, sour
     notable = [headline(one) for one in judgement.metrics if one.verdict is not Verdict.PASSED]
     differs += [f"now: {line}" for line in notable if line not in first.explanation]
     return Rejudged(first, verdict, tuple(differs))
+
+
+def _reference(by: JudgedBy, entry: Entry | None) -> float | None:
+    """Return the rate of the calibration kernel that figures of `local` are corrected to, where the baseline has it."""
+    return entry.calibration if by.local and entry is not None else None
 
 
 def _one(source: Source, key: SeriesKey, since_ns: int, until_ns: int | None = None) -> Series:

@@ -11,9 +11,10 @@ from typing import Any
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.level_changes import Cause, Shift
 from pytest_mlhpc.history.series import Night
+from pytest_mlhpc.node.files import clean
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.record import SeriesKey
-from pytest_mlhpc.store.text import clean, from_to, iso, minutes
+from pytest_mlhpc.store.text import from_to, iso, minutes
 
 _BARS = "▁▂▃▄▅▆▇█"
 #: The least that a sparkline spans, as a share of the level.

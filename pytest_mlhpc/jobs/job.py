@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -145,8 +145,8 @@ class Attempt:
 
     @property
     def failure(self) -> Failure | None:
-        """The reported failure: the infrastructure's before the run's, the first of several."""
-        return next((f for f in self.failures if f.infrastructure), next(iter(self.failures), None))
+        """The reported failure."""
+        return first_failure(self.failures)
 
     def _receive_measurement(self, message: Message) -> None:
         if self.measurement is not None:
@@ -190,6 +190,11 @@ class Attempt:
 
     def _fail(self, outcome: str, text: str, log: str = "") -> None:
         self.failures.append(Failure(outcome, text, log or self.directory))
+
+
+def first_failure(failures: Sequence[Failure]) -> Failure | None:
+    """Return the failure that counts: the infrastructure's before the run's, the first of several."""
+    return next((one for one in failures if one.infrastructure), next(iter(failures), None))
 
 
 def _merge_vettings(before: Mapping[str, Any] | None, body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from pytest_mlhpc.judge import evidence
@@ -14,7 +15,8 @@ from pytest_mlhpc.judge.fence import robust_sigma
 from pytest_mlhpc.judge.judged_metric import Ruling, Setting, usable
 from pytest_mlhpc.judge.rules import RERUNS_INCOMPLETE, SEVERITY, judge_metric
 from pytest_mlhpc.node.protocol.schema import Measurement
-from pytest_mlhpc.store.record import Epoch, Failure, Record, RecordedFence, calibration_rate
+from pytest_mlhpc.store.definition import changed
+from pytest_mlhpc.store.record import Epoch, Failure, JudgedBy, Record, RecordedFence, calibration_rate
 from pytest_mlhpc.store.text import iso
 from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 
@@ -35,42 +37,43 @@ class JudgedTest(Protocol):
     def references(self) -> Mapping[str, float]: ...  # noqa: D102
 
 
+@dataclass(frozen=True)
+class JudgeInputs:
+    """What a verdict follows from beside the measurements: baselines, nights, terms, and what explains a loss.
+
+    Args:
+        entries: metric -> baseline (:meth:`BaselineBook.for_spec`).
+        nights: metric -> the nights of its present epoch, oldest first (:meth:`JudgeHistory.nights`), tonight not among them.
+        by: the terms, as a record has them.
+        last_good: the last record of this benchmark that passed, for the explanation.
+        noted: lines of what people noted since then.
+        newest: the epoch of the newest record of the benchmark: a metric without baseline may begin another.
+    """
+
+    entries: Mapping[str, Entry]
+    nights: Mapping[str, Sequence[Attempts]]
+    by: JudgedBy
+    last_good: Record | None = None
+    noted: tuple[str, ...] = ()
+    newest: Epoch | None = None
+
+
 def judge(
     attempts: Sequence[Measurement],
     spec: JudgedTest,
-    baselines: Mapping[str, Entry],
-    history: Mapping[str, Sequence[Attempts]],
+    inputs: JudgeInputs,
     *,
-    local: bool,
-    mode: str,
-    reruns_allowed: int,
-    calibration_reference: float | None = None,
-    last_good: Record | None = None,
     commit: str = "",
-    reruns_broken: int = 0,
     accept_options: Sequence[str] = (),
-    series: float = 1,
-    nightly: bool = True,
-    matters: float | None = None,
 ) -> Judgement:
     """Judge one run.
 
     Args:
         attempts: valid measurements, attempt 0 first, then the re-runs that ended well.
         spec: what the test declared; ``spec.judged`` are the metrics to judge.
-        baselines: metric -> entry (:meth:`BaselineBook.for_spec`).
-        history: metric -> the nights of its present epoch, oldest first (:meth:`JudgeHistory.nights`), tonight not among them.
-        local: whether the system is `local`: provisional baselines, wider tolerance, calibration.
-        mode: what becomes of a metric without baseline: ``fail``, ``record`` (it is new), or ``update`` (it is accepted).
-        reruns_allowed: how many more re-runs can be had now; 0 = none (``--mlhpc-reruns=0``, or the session's are used up).
-        calibration_reference: rate of the calibration kernel when the baseline was taken, where the entry has none.
-        last_good: the last record of this benchmark that passed, for the explanation.
+        inputs: what they are compared with, and by which terms.
         commit: the commit under test, for the explanation.
-        reruns_broken: re-runs that ended badly and are not among *attempts*; after two more than four tries it is over.
         accept_options: what the command that accepts the value needs to find state and baselines.
-        series: how many the site judges for each false loss a month that it accepts.
-        nightly: whether the run will be a night of its series, as sessions of developers are not.
-        matters: the smallest loss that fails a test of the partition, where neither test nor baseline file says otherwise; None: the usual.
 
     Returns:
         A judgement, provisional while ``reruns_wanted`` is positive: run that many more and call again with all attempts.
@@ -78,35 +81,28 @@ def judge(
     if not spec.judged:
         return Judgement(Verdict.UNJUDGED)
     epoch = Epoch(spec.definition, attempts[0].device_model if attempts else "")
-    setting = Setting(
-        local, mode, reruns_allowed, calibration_reference, epoch, reruns_broken, series, nightly, matters
-    )
-    rulings = [
-        _ruling(name, attempts, spec, baselines, history=history, setting=setting) for name in spec.judged
-    ]
+    rulings = [_ruling(name, attempts, spec, inputs, epoch) for name in spec.judged]
     metrics = tuple(ruling.metric for ruling in rulings)
     verdict = max((metric.verdict for metric in metrics), key=SEVERITY.__getitem__)
+    explanation = evidence.explain(attempts, metrics, last_good=inputs.last_good, commit=commit)
+    new = next((metric.epoch for metric in metrics if metric.epoch), "")
+    begun = "" if new or inputs.newest is None else changed(inputs.newest, epoch)
     return Judgement(
         verdict=verdict,
         metrics=metrics,
-        explanation=evidence.explain(attempts, metrics, last_good=last_good, commit=commit),
-        epoch=next((metric.epoch for metric in metrics if metric.epoch), ""),
+        explanation=(*explanation, *inputs.noted, *([f"a new epoch begins: {begun}"] if begun else [])),
+        epoch=new or begun,
         accept_command=accept_command(spec.node_id, accept_options) if verdict in _ACCEPTED_BY_HAND else "",
         reruns_wanted=_reruns_needed(rulings),
     )
 
 
 def _ruling(
-    name: str,
-    attempts: Sequence[Measurement],
-    spec: JudgedTest,
-    baselines: Mapping[str, Entry],
-    *,
-    history: Mapping[str, Sequence[Attempts]],
-    setting: Setting,
+    name: str, attempts: Sequence[Measurement], spec: JudgedTest, inputs: JudgeInputs, epoch: Epoch
 ) -> Ruling:
-    nights, reference = history.get(name, ()), spec.references.get(name)
-    return judge_metric(name, attempts, baselines.get(name), nights, setting, reference=reference)
+    nights, reference = inputs.nights.get(name, ()), spec.references.get(name)
+    setting = Setting(inputs.by, epoch)
+    return judge_metric(name, attempts, inputs.entries.get(name), nights, setting, reference=reference)
 
 
 def _reruns_needed(rulings: Sequence[Ruling]) -> int:

@@ -13,7 +13,7 @@ from pytest_mlhpc.judge.losses import LossLimits, limits_for
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.node.telemetry import contention
 from pytest_mlhpc.store import record
-from pytest_mlhpc.store.record import Epoch, calibration_rate, ratio
+from pytest_mlhpc.store.record import Epoch, JudgedBy, calibration_rate, ratio
 from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
 
 
@@ -50,23 +50,14 @@ def busy(measurement: Measurement) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """What holds for all metrics of a run; see :func:`pytest_mlhpc.judge.judge.judge`."""
+    """What holds for all metrics of a run."""
 
-    local: bool
-    mode: str  #: fail, record or update: what becomes of a metric without baseline
-    reruns_allowed: int
-    calibration_reference: float | None
+    by: JudgedBy
     epoch: Epoch  #: of the run
-    reruns_broken: int = 0
-    series: float = (
-        1  #: that the site judges for each false loss a month: with more, more certainty is asked of each
-    )
-    nightly: bool = True  #: whether the run will be a night of its series
-    matters: float | None = None  #: the smallest loss that fails a test of the partition; None: the usual one
 
     def tolerance(self, entry: Entry) -> float:
         """Return what matters of a series (:func:`smallest_loss`)."""
-        return smallest_loss(entry, local=self.local, matters=self.matters)
+        return smallest_loss(entry, local=self.by.local, matters=self.by.matters)
 
 
 def smallest_loss(entry: Entry | None, *, local: bool, matters: float | None) -> float:
@@ -110,14 +101,12 @@ class Case:
     @property
     def limits(self) -> LossLimits:
         """What a loss must be for the test to fail."""
-        return limits_for(self.setting.series, self.setting.tolerance(self.entry))
+        return limits_for(self.setting.by.series, self.setting.tolerance(self.entry))
 
     @property
     def reference(self) -> float | None:
         """The rate of the calibration kernel to which figures are corrected (1/s), on `local` only."""
-        if not self.setting.local:
-            return None
-        return self.entry.calibration or self.setting.calibration_reference
+        return self.entry.calibration if self.setting.by.local else None
 
     def tonight(self, *, excused: bool = False) -> Attempts:
         """Return tonight's figures, *excused* ones corrected for a slower machine.

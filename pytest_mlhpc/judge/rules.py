@@ -60,8 +60,8 @@ def _excuse(case: Case, history: Sequence[Attempts]) -> str:
 
 
 def _undecided_night(case: Case, history: Sequence[Attempts], level: float) -> Ruling:
-    made, broken = len(case.attempts) - 1, case.setting.reruns_broken
-    more = min(AT_ONCE, fence.RERUNS - made, case.setting.reruns_allowed, fence.MOST_TRIES - made - broken)
+    made, broken = len(case.attempts) - 1, case.setting.by.reruns_broken
+    more = min(AT_ONCE, fence.RERUNS - made, case.setting.by.reruns_allowed, fence.MOST_TRIES - made - broken)
     if more > 0:
         reason = f"{more} more re-runs are needed"
         return Ruling(_verdict(case, Verdict.INCONCLUSIVE, level, reason), more)
@@ -94,7 +94,9 @@ def _still(case: Case, loss: Loss) -> Ruling:
             _verdict(case, Verdict.PASSED, loss.level, f"the level is back, as {made} re-runs agree")
         )
     allowed = min(
-        AT_ONCE - made, case.setting.reruns_allowed, fence.MOST_TRIES - made - case.setting.reruns_broken
+        AT_ONCE - made,
+        case.setting.by.reruns_allowed,
+        fence.MOST_TRIES - made - case.setting.by.reruns_broken,
     )
     if all(back) and allowed > 0:
         text = "the level may be back; re-runs are needed"
@@ -246,7 +248,7 @@ def _judge_baseline(
     ]
     width = fence.make_fence(figures, entry.value, setting.tolerance(entry))
     case = Case(attempts, setting, entry, metric, nights, width)
-    if setting.mode == "update" and abs(case.drop(metric.value)) > case.fence.width:
+    if setting.by.mode == "update" and abs(case.drop(metric.value)) > case.fence.width:
         reason = f"accepted instead of {quantity(entry.value, entry.unit)} (--mlhpc-baseline=update)"
         return Ruling(case.verdict(Verdict.NEW, reason))
     return judge_night(case) if enough(nights) else _young(case)
@@ -254,14 +256,14 @@ def _judge_baseline(
 
 def _settles(metric: MetricValue, setting: Setting, mismatch: str) -> bool:
     """Return whether its nights may settle the level of a series without accepted baseline; `local` has provisional ones."""
-    return setting.mode == "record" and not (setting.local or mismatch) and metric.better != "none"
+    return setting.by.mode == "record" and not (setting.by.local or mismatch) and metric.better != "none"
 
 
 def _recorded(verdict: MetricVerdict, nights: int, setting: Setting) -> MetricVerdict:
     """Say of a new series how many nights it has of those that settle its level."""
-    if verdict.verdict is not Verdict.NEW or setting.mode != "record" or setting.local:
+    if verdict.verdict is not Verdict.NEW or setting.by.mode != "record" or setting.by.local:
         return verdict
-    return replace(verdict, settling=min(nights + setting.nightly, NIGHTS))
+    return replace(verdict, settling=min(nights + setting.by.nightly, NIGHTS))
 
 
 def _young(case: Case) -> Ruling:
@@ -307,9 +309,9 @@ def _gate(case: Case) -> Ruling:
 
 
 def _undecided(case: Case, drops: Sequence[float], made: int) -> Ruling:
-    broken = case.setting.reruns_broken
+    broken = case.setting.by.reruns_broken
     tried = made + broken
-    allowed = min(case.setting.reruns_allowed, fence.MOST_TRIES - tried)
+    allowed = min(case.setting.by.reruns_allowed, fence.MOST_TRIES - tried)
     if allowed > 0:
         more = min(fence.reruns_needed(drops, case.fence.width, case.fence.smallest), allowed)
         return Ruling(case.verdict(Verdict.INCONCLUSIVE, f"{more} more re-runs are needed"), more)
@@ -358,13 +360,13 @@ def _without_baseline(
         reason = "metric_invalid: it has no direction (better: none) and cannot be judged"
         return _unjudged(metric.name, metric, entry, reason)
     epoch = changed(entry.epoch, setting.epoch) if entry else ""
-    if setting.mode == "update" or (setting.mode == "record" and (epoch or not mismatch)):
+    if setting.by.mode == "update" or (setting.by.mode == "record" and (epoch or not mismatch)):
         what = "recorded: this series has no accepted baseline"
-        if setting.mode == "update":
+        if setting.by.mode == "update":
             what = "accepted (--mlhpc-baseline=update)"
         elif epoch:
             what = f"recorded: a new epoch begins, as since its baseline {epoch}"
-        elif setting.local:
+        elif setting.by.local:
             what = "first run on this machine: provisional baseline"
         return MetricVerdict(
             name=metric.name,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.processes import describe_exit, die_with_parent
+from pytest_mlhpc.node.processes import describe_exit, die_with_parent, last_lines
 
 #: Longest answer, and how much of what it prints is kept, in bytes.
 MOST_BYTES, TAIL_BYTES = 16 * 1024 * 1024, 4096
@@ -173,12 +173,8 @@ class ChildProcess:
         self._listen()
         code = self._process.poll()
         text = "does not end although it got SIGKILL" if code is None else describe_exit(code)
-        tail = self._tail.decode("utf-8", "replace")
-        clean = "".join(
-            one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in tail
-        )
-        last = clean.strip().splitlines()[-1:]
-        return f"{text}: {last[0].strip()[-300:]}" if last else text
+        last = last_lines(self._tail, 1, 300).strip()
+        return f"{text}: {last}" if last else text
 
     def failed(self) -> Tuple[str, bool]:
         """Return how it failed, empty if it did not, and whether it hung."""

@@ -1,4 +1,4 @@
-"""Files: how they are appended to, replaced and synced; which may be obeyed; which lie on a network; JSON of others; what a failed write is called."""
+"""Files: how they are appended to, replaced and synced; which may be obeyed; which lie on a network; JSON and text of others; what a failed write is called."""
 
 from __future__ import annotations
 
@@ -304,6 +304,13 @@ def _integer(text: str) -> int:
 
 #: ``errno`` values that mean "there is no room": on a disk, in a quota, or within the largest file that is allowed.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def clean(text: str) -> str:
+    """Return *text* without anything that a terminal would obey; line ends stay."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
 
 
 def unwritten(error: BaseException) -> str:

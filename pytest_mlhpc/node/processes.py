@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from pytest_mlhpc.node.files import clean
+
 #: ``prctl`` option that has the kernel send a signal when the thread that made this process ends (linux/prctl.h).
 PR_SET_PDEATHSIG = 1
 
@@ -257,6 +259,16 @@ def describe_exit(code: int) -> str:
     return f"was killed by {name}{hint}"
 
 
+#: Bytes of an output among which its last lines are found: it may have any size.
+_END_BYTES = 1 << 16
+
+
+def last_lines(output: bytes, lines: int = 20, characters: int = 2000) -> str:
+    """Return the end of a program's output as text that is safe to print."""
+    text = clean(output[-_END_BYTES:].decode("utf-8", "replace"))
+    return "\n".join(text.strip().splitlines()[-lines:])[-characters:]
+
+
 class CappedLog:
     """A log file of at most *cap* bytes; what does not fit is counted, and the last lines are remembered.
 
@@ -289,9 +301,7 @@ class CappedLog:
 
     def tail(self, lines: int = 5, characters: int = 600) -> str:
         """Return the last lines as text that is safe to print."""
-        text = self._tail.decode("utf-8", "replace")
-        clean = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-        return "\n".join(clean.strip().splitlines()[-lines:])[-characters:]
+        return last_lines(self._tail, lines, characters)
 
     def close(self) -> None:
         """Close the file, and say in it how much was dropped. Idempotent."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pytest_mlhpc.node.files import clean
 from pytest_mlhpc.papers.published import SOURCES
 from pytest_mlhpc.papers.throughput import EFFECTIVE, JOB, TABLES, Section, Tables, ThroughputLine
 from pytest_mlhpc.report.figures import CONFIDENCE, Estimate
@@ -20,7 +21,7 @@ from pytest_mlhpc.store.table import (
     widest,
     wrapped,
 )
-from pytest_mlhpc.store.text import clean, figure
+from pytest_mlhpc.store.text import figure
 
 #: What stands for a figure that is not known.
 NONE: Final = "-"

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_mlhpc.errors import RunFailure
 from pytest_mlhpc.jobs.metrics import base_unit, choices
-from pytest_mlhpc.node.processes import describe_exit
+from pytest_mlhpc.node.processes import describe_exit, last_lines
 from pytest_mlhpc.node.protocol.plan import MetricPattern, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, SchemaError
 from pytest_mlhpc.provision.output_search import RunFiles, search, values_of
@@ -122,13 +122,6 @@ def _metrics(run: RunPlan, finished: FinishedProgram) -> tuple[MetricValue, ...]
 
 #: How a text begins that tells of a search and not of the program.
 _SEARCHING = "searching "
-
-
-def last_lines(output: bytes, lines: int = 20, characters: int = 2000) -> str:
-    """Return the end of a program's output as text that is safe to print."""
-    text = output[-4096:].decode("utf-8", "replace")
-    clean = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return "\n".join(clean.strip().splitlines()[-lines:])[-characters:]
 
 
 def _exit_failure(finished: FinishedProgram) -> tuple[str, str] | None:

@@ -27,13 +27,14 @@ from pytest_mlhpc.node.processes import (
     CappedLog,
     JoinedLines,
     describe_exit,
+    last_lines,
     start_in_new_session,
 )
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.node.run_files import link_files
-from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, last_lines, measure
+from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, measure
 from pytest_mlhpc.provision.conversation import Conversation, result_message, run_message
 from pytest_mlhpc.provision.guardian import (
     end_processes,

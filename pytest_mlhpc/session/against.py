@@ -41,6 +41,7 @@ from pytest_mlhpc.judge.paired import (
 from pytest_mlhpc.node.files import make_private
 from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.options import Settings
+from pytest_mlhpc.session.check_measurement import CheckedJob
 from pytest_mlhpc.session.revision import Revision, source_of
 from pytest_mlhpc.store.locations import make_directories
 from pytest_mlhpc.store.record import Failure
@@ -249,7 +250,7 @@ class NamedResult:
     result: PairedResult
 
 
-def judge_pairs(job: Job, comparison: Comparison) -> tuple[Judgement, tuple[NamedResult, ...]] | None:
+def judge_pairs(job: CheckedJob, comparison: Comparison) -> tuple[Judgement, tuple[NamedResult, ...]] | None:
     """Return the verdict on a comparison, None while more of its runs are on their way and are needed."""
     results = []
     for name in job.spec.judged:
@@ -270,11 +271,11 @@ def judge_pairs(job: Job, comparison: Comparison) -> tuple[Judgement, tuple[Name
     return _judgement(comparison, results), tuple(results)
 
 
-def _pairs(job: Job, name: str) -> list[tuple[MetricValue, MetricValue]]:
+def _pairs(job: CheckedJob, name: str) -> list[tuple[MetricValue, MetricValue]]:
     """Return the metric *name* of A and B of each pair of runs that is complete, up to the first that is not."""
     ended = {
         attempt.number: metric
-        for attempt in job.attempts
+        for attempt in (one.attempt for one in job.attempts)
         if attempt.over and attempt.measurement and usable(metric := attempt.measurement.metric(name))
     }
     pairs = []
@@ -318,14 +319,14 @@ def sentence(one: NamedResult, comparison: Comparison) -> str:
     return f"{one.metric} of A is {change} than B's ({many})"
 
 
-def broken_run(job: Job) -> Failure | None:
+def broken_run(job: CheckedJob) -> Failure | None:
     """Return the failure of the first run of either side that broke; it says which."""
-    for attempt in sorted(job.attempts, key=lambda one: one.number):
-        if attempt.over and attempt.failure is not None:
-            side = "A" if is_first_side(attempt.number) else "B"
+    for one in sorted(job.attempts, key=lambda one: one.attempt.number):
+        if one.attempt.over and one.failure is not None:
+            number = one.attempt.number
+            side = "A" if is_first_side(number) else "B"
             of = f" of {job.planned}" if job.planned else ""
-            failure = attempt.failure
-            return replace(failure, text=f"run {attempt.number}{of} ({side}): {failure.text}")
+            return replace(one.failure, text=f"run {number}{of} ({side}): {one.failure.text}")
     return None
 
 

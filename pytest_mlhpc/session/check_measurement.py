@@ -1,20 +1,95 @@
-"""Is this measurement what was asked for? Anything less is a failure with a name, never a pass."""
+"""Is this measurement what was asked for, and what became of each attempt of a job? Anything less is a failure with a name. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from pytest_mlhpc.jobs.job import Attempt, Job, first_failure
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, RankReport, TimedOperation
-from pytest_mlhpc.store.record import Failure
+from pytest_mlhpc.store.record import Epoch, Failure
 
 #: Durations of a rank's report that may be zero but never negative; ``epoch_s`` must be positive.
 _DURATIONS = (
     "wait_s", "copy_s", "warmup_s", "first_batch_s", "read_s", "forward_s", "backward_s", "optimizer_s",
     "exposed_communication_s", "arrival_s",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CheckedAttempt:
+    """One attempt with its failure: the one that it reported, or that its measurement is not what was asked for."""
+
+    attempt: Attempt
+    spec: JobSpec
+    failure: Failure | None
+
+    @property
+    def measurement(self) -> Measurement | None:
+        """The measurement, if it may be judged."""
+        return None if self.failure else self.attempt.measurement
+
+
+@dataclass(frozen=True)
+class CheckedJob:
+    """What became of an ended job: its attempts, those that were lost and retried, and whether more of them may come."""
+
+    spec: JobSpec
+    attempts: tuple[CheckedAttempt, ...]
+    lost: tuple[CheckedAttempt, ...]
+    refused: Failure | None  #: why a re-run was refused
+    compared: bool  #: it has a second side
+    planned: int  #: runs of a comparison that were submitted
+    pending: int  #: attempts that have not ended
+
+    @property
+    def first(self) -> CheckedAttempt:
+        """The attempt whose measurement is the job's."""
+        return self.attempts[0]
+
+    @property
+    def has_result(self) -> bool:
+        """Whether its first attempt ended well."""
+        return self.first.failure is None and (self.spec.about_nodes or self.first.measurement is not None)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it has figures to be judged."""
+        return bool(self.spec.judged) and not self.spec.about_nodes and self.first.measurement is not None
+
+    @property
+    def epoch(self) -> Epoch:
+        """What its figures may be compared with."""
+        measurement = self.first.attempt.measurement
+        return Epoch(self.spec.definition, measurement.device_model if measurement else "")
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """The measurements that may be judged, in the order of attempts."""
+        return [one.measurement for one in self.attempts if one.measurement is not None]
+
+
+def check_job(job: Job) -> CheckedJob:
+    """Check the measurement of each attempt of *job* that reported no failure."""
+    return CheckedJob(
+        spec=job.spec,
+        attempts=tuple(_checked(job, attempt) for attempt in job.attempts),
+        lost=tuple(CheckedAttempt(one, job.spec_of(one.number), one.failure) for one in job.lost),
+        refused=job.refused,
+        compared=job.opponent is not None,
+        planned=job.planned,
+        pending=job.pending,
+    )
+
+
+def _checked(job: Job, attempt: Attempt) -> CheckedAttempt:
+    spec, failure = job.spec_of(attempt.number), attempt.failure
+    if failure is None and attempt.measurement is not None:
+        failure = first_failure(check(attempt.measurement, spec, attempt.run))
+    return CheckedAttempt(attempt, spec, failure)
 
 
 def check(measurement: Measurement, spec: JobSpec, run: RunPlan) -> list[Failure]:

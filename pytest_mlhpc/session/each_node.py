@@ -17,6 +17,7 @@ from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.spec import MARGIN_S
 from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, drop
 from pytest_mlhpc.node.files import make_private
+from pytest_mlhpc.session.check_measurement import check_job
 from pytest_mlhpc.store.locations import make_directories
 from pytest_mlhpc.store.table import table
 from pytest_mlhpc.store.text import figure, one_line, quantity
@@ -380,10 +381,9 @@ def _comparisons(group: Sequence[Job]) -> tuple[NodeComparison, ...]:
 
 def _figures(job: Job) -> dict[str, tuple[float, str, str]]:
     """Return metric -> value (median of the attempts), unit, better, of attempts without a fault."""
-    measured = [one.measurement for one in job.attempts if one.measurement is not None and not one.failures]
     values: dict[str, list[float]] = {}
     described: dict[str, tuple[str, str]] = {}
-    for measurement in measured:
+    for measurement in check_job(job).measurements:
         for metric in measurement.metrics:
             values.setdefault(metric.name, []).append(metric.value)
             described[metric.name] = (metric.unit, metric.better)

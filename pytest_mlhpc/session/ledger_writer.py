@@ -18,11 +18,11 @@ from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, ledger_entry
 from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.spec import FROM_SOURCE, JobSpec, has_this_package, run_root
+from pytest_mlhpc.node.files import clean
 from pytest_mlhpc.node.launch import OURS
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.provision.payload import make_session_directory, write_private
-from pytest_mlhpc.store.text import clean
 from pytest_mlhpc.vetting.readiness import Readiness
 
 if TYPE_CHECKING:

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 class Spending:
     """Asked before each re-run, told after each attempt. ``announcement`` is printed before anything is submitted.
 
+    ``reruns_left`` is how many more re-runs the session may make.
+
     Args:
         specs: all jobs of the session.
 
@@ -58,6 +60,7 @@ class Spending:
 
     def __init__(self, specs: Sequence[JobSpec], settings: Settings) -> None:
         self.announcement: list[str] = []
+        self.reruns_left = settings.reruns
         self.bounds = upper_bound(
             specs, settings.reruns
         )  #: account -> node-hours, worst-case re-runs included
@@ -75,18 +78,18 @@ class Spending:
                 self._partitions[partition.id] = _budget(mine, limit)
 
     def refused(self, spec: JobSpec, numbers: Iterable[int]) -> str:
-        """Promise its node-hours to the re-runs *numbers* of *spec*, or return why that is beyond a budget."""
-        if not is_charged(spec):
-            return ""
+        """Take the re-runs *numbers* of *spec*, with their node-hours, or return why that is beyond a budget."""
         keys = [(spec.node_id, number) for number in numbers]
         asked: list[Budget] = []
-        for budget in self._budgets(spec):
+        for budget in self._budgets(spec) if is_charged(spec) else ():
             if not budget.allows(keys, _hours(spec, budget)):
                 for earlier in asked:
                     earlier.give_back(keys)
                 return budget.refused_text(_hours(spec, budget) * len(keys))
             asked.append(budget)
-        self._reruns[spec.node_id].update(keys)
+        if is_charged(spec):
+            self._reruns[spec.node_id].update(keys)
+        self.reruns_left -= len(keys)
         return ""
 
     def settle(self, spec: JobSpec, key: int | str, node_hours: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from pytest_mlhpc.jobs.queue import Driver
 from pytest_mlhpc.jobs.resume import without_user
 from pytest_mlhpc.jobs.spec import JobSpec, run_root, uuid7, with_needs
 from pytest_mlhpc.judge.accepting import WAITING, recorded_line, written_line
-from pytest_mlhpc.options import Settings
+from pytest_mlhpc.options import Settings, state_and_baselines
 from pytest_mlhpc.session.ledger_writer import LedgerWriter
 from pytest_mlhpc.session.signals import Signals
 from pytest_mlhpc.store.record import Failure, SeriesKey, provenance_of
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_mlhpc.history.series import Source
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
     from pytest_mlhpc.session.against import Comparison
-    from pytest_mlhpc.session.conclude import JobFinisher
+    from pytest_mlhpc.session.outcome import SessionStores
     from pytest_mlhpc.session.preflight import Spending
     from pytest_mlhpc.session.revision import Revision
 
@@ -65,7 +66,7 @@ class BenchmarkSession:
         self._false_alarms = false_alarms
         self._drivers: dict[str, Driver] = {}
         self._books = LedgerWriter(settings, self.id, workloads, self.trouble)
-        self._concluder: JobFinisher | None = None
+        self._stores: SessionStores | None = None
         self._timer: threading.Timer | None = None
         self._signals = Signals(self._terminate)
         self._detaching = False
@@ -105,7 +106,7 @@ class BenchmarkSession:
         if self.jobs or not specs or self._closed:
             return
         specs = with_needs(specs)
-        from pytest_mlhpc.session.conclude import JobFinisher
+        from pytest_mlhpc.session.outcome import SessionStores, SessionTerms
         from pytest_mlhpc.session.preflight import build_before, check
 
         jobs = self._jobs_of(specs)
@@ -117,20 +118,19 @@ class BenchmarkSession:
             unbuilt, lines = build_before(specs, self.settings.state_dir, self.id, self._books.payload)
             self.announcement += lines
         provenance = self._books.provenance = provenance_of(self._root)
-        self._concluder = JobFinisher(
-            self.settings,
-            self.id,
-            provenance,
-            self._publish,
+        # `mlhpc` looks for baselines in the folder in which it is called; found out now, as tests may change theirs.
+        options = state_and_baselines(self.settings, Path.cwd() / "baselines")
+        terms = SessionTerms(self.settings, self.id, provenance, options, self._false_alarms, self.comparison)
+        self._stores = SessionStores(
+            terms,
             spending=spending,
             readiness=self._books.readiness,
-            false_alarms=self._false_alarms,
+            publish=self._publish,
             source=self._source_of_history(),
             tell=self.trouble.append,
-            comparison=self.comparison,
         )
-        self._books.usual = self._concluder.book.usual_s
-        self._concluder.book.problems(sorted({spec.target.partition.system for spec in specs}))
+        self._books.usual = self._stores.book.usual_s
+        self._stores.book.problems(sorted({spec.target.partition.system for spec in specs}))
         for job in jobs:
             job.unbuilt = unbuilt.get(job.spec.node_id)
         adopted: Mapping[str, Sequence[AdoptedAllocation]] = {}
@@ -351,29 +351,29 @@ class BenchmarkSession:
 
     def unused_baselines(self) -> tuple[str, ...]:
         """Return baseline entries that no test asked for, as ``benchmark: metric``."""
-        if self._concluder is None:
+        if self._stores is None:
             return ()
-        return tuple(f"{key.benchmark}: {key.metric}" for key in self._concluder.book.unused())
+        return tuple(f"{key.benchmark}: {key.metric}" for key in self._stores.book.unused())
 
     def accepted_series(self) -> tuple[SeriesKey, ...]:
         """Return all series that have an accepted value in the files of the systems that were used."""
-        if self._concluder is None:
+        if self._stores is None:
             return ()
-        book = self._concluder.book
+        book = self._stores.book
         systems = dict.fromkeys(job.spec.target.partition.system for job in self.jobs.values())
         return tuple(key for system in systems for key in book.entries(system))
 
     def baseline_files(self) -> tuple[str, ...]:
         """Return the systems of which there is a file of accepted values."""
-        return self._concluder.book.systems() if self._concluder is not None else ()
+        return self._stores.book.systems() if self._stores is not None else ()
 
     def unaccepted(self) -> frozenset[str]:
         """Return what was judged without an accepted baseline, as ``benchmark: metric``."""
-        if self._concluder is None:
+        if self._stores is None:
             return frozenset()
         return frozenset(
             f"{self.jobs[node_id].spec.benchmark}: {metric}"
-            for (node_id, metric), standing in self._concluder.standings.items()
+            for (node_id, metric), standing in self._stores.standings.items()
             if standing in WAITING and node_id in self.jobs
         )
 
@@ -382,11 +382,11 @@ class BenchmarkSession:
 
         That a store is empty is of use to know only where another one was meant: of InfluxDB, or on a runner of CI.
         """
-        if self._concluder is None or not self._concluder.past.was_asked:
+        if self._stores is None or not self._stores.past.was_asked:
             return ""
         from pytest_mlhpc.influx.credentials import store_text
 
-        past = self._concluder.past
+        past = self._stores.past
         source = self.settings.history if past.all_from_source else "local"
         if not past.night_count and self.settings.history != "influx" and not os.environ.get("CI"):
             return ""
@@ -396,19 +396,19 @@ class BenchmarkSession:
 
     def baseline_line(self) -> str:
         """Return the one line about baselines that wait to be accepted, or were written; empty if there is none."""
-        concluder = self._concluder
-        if concluder is None:
+        stores = self._stores
+        if stores is None:
             return ""
         if self.settings.baseline == "update":
             files = [os.path.relpath(path) for path in self.changed_files]
-            return written_line(concluder.standings, concluder.epochs, files)
-        options, apart = concluder.accept_options, concluder.apart
-        return recorded_line(concluder.standings, concluder.epochs, self.id, options, apart=apart)
+            return written_line(stores.standings, stores.epochs, files)
+        options, apart = stores.terms.accept_options, stores.terms.apart
+        return recorded_line(stores.standings, stores.epochs, self.id, options, apart=apart)
 
     def _finish(self) -> None:
-        if self._concluder is not None:
+        if self._stores is not None:
             try:
-                self.changed_files = self._concluder.close()
+                self.changed_files = self._stores.close()
             except MlhpcError as error:
                 self.trouble.append(str(error))
         if self.revision is not None:
@@ -440,7 +440,9 @@ class BenchmarkSession:
             raise pytest.UsageError(
                 f"{partition.id}: no installed provisioner serves scheduler {partition.scheduler!r}"
             )
-        assert self._concluder is not None  # noqa: S101 - declare() made it
+        from pytest_mlhpc.session.outcome import conclude
+
+        assert self._stores is not None  # noqa: S101 - declare() made it
         books = self._books
         callbacks = Callbacks(
             plan=books.plan,
@@ -448,7 +450,7 @@ class BenchmarkSession:
             accepted=books.accepted,
             ended=books.ended,
             concluded=books.concluded,
-            judge=self._concluder.conclude,
+            judge=functools.partial(conclude, stores=self._stores),
             beat=books.beat,
             unjudged=spending.ended,
         )
@@ -473,7 +475,7 @@ class BenchmarkSession:
 
     def _end_records(self, *, hurry: bool) -> None:
         """Last of all, when nothing can be lost any more: receivers may have to send what they got."""
-        if self._concluder is None:
+        if self._stores is None:
             return
         try:
             self._manager.hook.mlhpc_records_end(tell=self.notes.append, hurry=hurry)

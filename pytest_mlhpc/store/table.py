@@ -12,7 +12,8 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pytest_mlhpc.store.text import clean, one_line
+from pytest_mlhpc.node.files import clean
+from pytest_mlhpc.store.text import one_line
 
 #: Longest line of a page of several tables, in cells.
 WIDTH: Final = 100

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pytest_mlhpc.node.files import clean
+
 #: Units that take a prefix, and whether small figures of them do.
 _PREFIXED = {
     "B": False,
@@ -67,13 +69,6 @@ def count(number: int, noun: str, plural: str = "") -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {plural or (noun if noun.endswith('series') else f'{noun}s')}"
-
-
-def clean(text: str) -> str:
-    """Return *text* without anything that a terminal would obey; line ends stay."""
-    return "".join(
-        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text
-    )
 
 
 def written_out(text: str) -> str:

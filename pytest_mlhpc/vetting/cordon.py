@@ -20,7 +20,7 @@ from pytest_mlhpc.node.vet.text import safe
 from pytest_mlhpc.node.vet.verdict_files import FilesError, node_name, read
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import Conflict, KubernetesError, NotFound
-from pytest_mlhpc.provision.kubernetes.objects import NODE, Manifest, ObjectRef
+from pytest_mlhpc.provision.kubernetes.objects import NODE, Manifest, ObjectRef, metadata_of
 from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmError, SlurmNode
 
 
@@ -376,24 +376,19 @@ class KubernetesNodes:
 
 def _patch(node: Manifest, *, cordon: bool, reason: str | None) -> dict[str, Any]:
     """Return a merge patch (RFC 7386, null removes) that the server takes for this version of the node alone."""
-    version = _metadata(node).get("resourceVersion")
+    version = metadata_of(node).get("resourceVersion")
     return {
         "metadata": {"resourceVersion": version, "annotations": {ANNOTATION: reason}},
         "spec": {"unschedulable": True if cordon else None},
     }
 
 
-def _metadata(node: Manifest) -> dict[str, Any]:
-    found = node.get("metadata")
-    return found if isinstance(found, dict) else {}
-
-
 def _name(node: Manifest) -> str:
-    return str(_metadata(node).get("name") or "")
+    return str(metadata_of(node).get("name") or "")
 
 
 def _reason(node: Manifest) -> str:
-    annotations = _metadata(node).get("annotations")
+    annotations = metadata_of(node).get("annotations")
     return str(annotations.get(ANNOTATION) or "") if isinstance(annotations, dict) else ""
 
 
@@ -404,7 +399,7 @@ def _cordoned(node: Manifest) -> bool:
 
 def _managers(node: Manifest) -> list[str]:
     """Return who is noted to have set ``spec.unschedulable``; nobody on servers that keep no such notes (before 1.18)."""
-    entries = _metadata(node).get("managedFields")
+    entries = metadata_of(node).get("managedFields")
     found = []
     for entry in entries if isinstance(entries, list) else []:
         fields = entry.get("fieldsV1") if isinstance(entry, dict) else None

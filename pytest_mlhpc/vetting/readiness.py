@@ -92,22 +92,23 @@ class Readiness:
         Pods' probes, which look at one node alone, are a vetting of their own.
         """
         verdict, report, probed = node_verdict(attempt), node_report(attempt), probe_verdict(attempt)
-        settings = vetting_settings(spec) if probed or (verdict and report) else None
-        if settings is None:
+        if probed is None and (verdict is None or report is None):
             return
         from pytest_mlhpc.vetting.history import StoredVetting, keep
 
         identity = str((attempt.vetted or {}).get("id") or attempt.run.run_id)
         at_ns = attempt.ended_ns or time.time_ns()
         place = (spec.target.partition.system, spec.target.partition.name, at_ns)
-        found = []
-        if probed is not None:
-            alone = replace(settings, single=True, no_load=True)
-            found.append(StoredVetting(f"{identity}-probe", probed, None, alone, *place))
-        if verdict is not None and report is not None:
-            found.append(StoredVetting(identity, verdict, report, settings, *place))
         try:
-            for vetting in found:
+            settings = vetting_settings(spec)
+            if settings is None:
+                return
+            if probed is not None:
+                alone = replace(settings, single=True, no_load=True)
+                vetting = StoredVetting(f"{identity}-probe", probed, None, alone, *place)
+                keep(self._state_dir, vetting, self._session_id)
+            if verdict is not None and report is not None:
+                vetting = StoredVetting(identity, verdict, report, settings, *place)
                 keep(self._state_dir, vetting, self._session_id)
         except (MlhpcError, OSError) as error:
             self._tell(f"what vetting found cannot be stored: {error}")

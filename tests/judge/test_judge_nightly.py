@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from worlds import entry, measurement, spec
+from worlds import entry, inputs, measurement, spec
 
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import failure_of, judge
@@ -28,8 +28,8 @@ def slow(level, count, *, regressed=False):
 def judged(*figures, history, baseline=None, **options):
     """Judge tonight's figures, the first attempt's and the re-runs', after the nights of *history*."""
     runs = [one if not isinstance(one, float) else measurement(one) for one in figures]
-    settings = {"local": False, "mode": "fail", "reruns_allowed": 4, "series": 600, **options}
-    return judge(runs, spec(), {"rate": baseline or entry()}, {"rate": history}, **settings)
+    terms = {"series": 600, **options}
+    return judge(runs, spec(), inputs({"rate": baseline or entry()}, {"rate": history}, **terms))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import entry, measurement, spec
+from worlds import entry, inputs, measurement, spec
 
 from pytest_mlhpc.judge import fence
 from pytest_mlhpc.judge.changes import Attempts
@@ -31,14 +31,9 @@ def judged(runs, history, *, allowed=4, local=False, update=False, book=None):
     """Judge runs, which are measurements or figures of one, against an entry of 100 or what *book* has."""
     attempts = [one if isinstance(one, Measurement) else measurement(one) for one in runs]
     entries = {"rate": entry()} if book is None else book
-    options = {"local": local, "mode": "update" if update else "record", "reruns_allowed": allowed}
-    return judge(
-        attempts,
-        spec(),
-        entries,
-        {"rate": [one if isinstance(one, Attempts) else Attempts(one) for one in history]},
-        **options,
-    )
+    nights = {"rate": [one if isinstance(one, Attempts) else Attempts(one) for one in history]}
+    terms = {"local": local, "mode": "update" if update else "record", "reruns_allowed": allowed}
+    return judge(attempts, spec(), inputs(entries, nights, **terms))
 
 
 def broken_run(value):

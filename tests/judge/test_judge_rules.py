@@ -1,7 +1,9 @@
 """The judge of a young series, rule by rule: gate, quorum, machine, missing things."""
 
+from dataclasses import replace
+
 import pytest
-from worlds import entry, measurement, record, spec
+from worlds import entry, inputs, measurement, record, spec
 
 from pytest_mlhpc.judge.baseline_files import environment_digest
 from pytest_mlhpc.judge.changes import Attempts
@@ -14,12 +16,13 @@ QUIET = (100.0, 100.4, 99.6, 100.2, 99.8, 100.1, 99.9, 100.0)
 NOISY = (97.0, 103.0, 97.0, 103.0, 100.0, 100.0, 98.0, 102.0)
 
 
-def judged(*attempts, history=(), baseline=None, book=None, of=None, **more):
+def judged(*attempts, history=(), baseline=None, book=None, of=None, last_good=None, commit="", **terms):
     """Judge attempts, which are measurements or figures of one, against an entry of 100 that tolerates 5 %."""
     runs = [measurement(one) if isinstance(one, float) else one for one in attempts]
     entries = {"rate": baseline or entry()} if book is None else book
-    settings = {"local": False, "mode": "fail", "reruns_allowed": 4, **more}
-    return judge(runs, of or spec(), entries, {"rate": [Attempts(value) for value in history]}, **settings)
+    nights = {"rate": [Attempts(value) for value in history]}
+    known = replace(inputs(entries, nights, **terms), last_good=last_good)
+    return judge(runs, of or spec(), known, commit=commit)
 
 
 @pytest.mark.parametrize(

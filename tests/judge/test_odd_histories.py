@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from worlds import entry, measurement, spec
+from worlds import entry, inputs, measurement, spec
 
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import judge
@@ -28,9 +28,7 @@ def outcome(figures, tonight, *, failed=(), better="higher"):
     )
     if run is not None and better == "higher":
         runs = [run, *map(measurement, tonight[1:])]
-        found = judge(
-            runs, spec(), {"rate": entry()}, {"rate": history}, local=False, mode="fail", reruns_allowed=0
-        )
+        found = judge(runs, spec(), inputs({"rate": entry()}, {"rate": history}, reruns_allowed=0))
         if found.verdict in {Verdict.REGRESSED, Verdict.DRIFTED}:
             return FAILED
     return TOLD if told[0] else QUIET

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from worlds import DEFINITION, measurement, spec
+from worlds import DEFINITION, inputs, measurement, spec
 
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import failure_of, judge
@@ -60,8 +60,8 @@ def test_the_settled_entry_is_of_the_epoch_and_has_the_spread_and_the_tolerance_
 
 
 def judged(value, history, *, mode="record", **options):
-    settings = {"local": False, "mode": mode, "reruns_allowed": 0, **options}
-    return judge([measurement(value)], spec(), {}, {"rate": history}, **settings)
+    terms = {"mode": mode, "reruns_allowed": 0, **options}
+    return judge([measurement(value)], spec(), inputs({}, {"rate": history}, **terms))
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,9 @@ def ended(node: str, *values: float, failure: str = "") -> Job:
     for number, value in enumerate(values):
         run = plan_of([(job.spec, number)], Path("x"), "").runs[0]
         attempt = Attempt(run, number)
-        attempt.measurement = worlds.measurement(value)
+        attempt.measurement = worlds.measurement(
+            value, run_id=run.run_id, nonce=run.nonce, attempt=number, workload=run.workload
+        )
         job.attempts.append(attempt)
     if failure:
         job.fail("never_scheduled", failure)

@@ -75,6 +75,17 @@ def test_nothing_is_kept_where_nothing_is_vetted(command, tmp_path):
     assert not (tmp_path / "vetting").exists()
 
 
+def test_a_policy_file_that_went_meanwhile_is_told_and_ends_nothing(spec, tmp_path):
+    partition = spec.target.partition
+    gone = replace(partition, vet=replace(partition.vet, policy=str(tmp_path / "gone.toml")))
+    trouble: list[str] = []
+    one = replace(spec, target=replace(spec.target, partition=gone))
+    Readiness(tmp_path, "first", trouble).keep(one, probed(one, {"n1": SAID}))
+    (problem,) = trouble
+    assert problem.startswith("what vetting found cannot be stored: ")
+    assert "gone.toml" in problem
+
+
 def test_what_the_agents_say_later_leaves_what_the_probes_said(spec):
     attempt = probed(spec, {"n1": SAID})
     tell(attempt, level="quick", seconds=9.0, fit=["n2"], unfit={}, warnings={})

@@ -1,10 +1,9 @@
-"""The nodes of an allocation: host lists as Slurm writes them, expanded without a query, and addresses of nodes for each other."""
+"""The nodes of this allocation, and under which addresses they reach each other."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
-import itertools
 import os
 import random
 import re
@@ -13,6 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import List, Mapping, Sequence, Tuple
 
+from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
 from pytest_mlhpc.node.processes import run_to_end
 
 #: Longest wait for one answer of scontrol, in seconds: a busy slurmctld answers after MessageTimeout (10 s by default),
@@ -21,19 +21,6 @@ SCONTROL_LIMIT_S = 60.0
 
 #: Ports from which one is drawn: above the well-known ones, below any usual ephemeral range.
 DRAWN_PORTS = range(20000, 32000)
-
-#: Most nodes of one list; Slurm's own limit for one range is 64 k (MAX_RANGE of its hostlist).
-MAX_NODES = 65536
-
-#: What Slurm prints where there is no list.
-_NO_HOSTS = frozenset({"", "(null)", "None", "None assigned", "N/A", "n/a"})
-
-_SEPARATORS = frozenset(", \t\n")
-_RANGE = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18}))?")
-
-
-class HostlistError(ValueError):
-    """A text is no host list; the error names the fault."""
 
 
 class NodesUnknown(RuntimeError):  # noqa: N818 - what happened, in the words of the flow
@@ -173,74 +160,3 @@ def ephemeral_ports() -> Tuple[int, int]:
         return int(low), int(high)
     except (OSError, ValueError):
         return 32768, 60999  # Linux' default (ip(7))
-
-
-def expand_hostlist(hostlist: str) -> Tuple[str, ...]:
-    """Return the nodes of *hostlist* in its order and Slurm's, duplicates included.
-
-    Raises:
-        HostlistError: unbalanced or empty brackets, a range that runs backwards, more than MAX_NODES names.
-    """
-    if hostlist.strip() in _NO_HOSTS:
-        return ()
-    names: List[str] = []
-    for word in _split_hostlist(hostlist.strip()):
-        names.extend(_expand_word(word, hostlist, MAX_NODES - len(names)))
-    return tuple(names)
-
-
-def _split_hostlist(hostlist: str) -> List[str]:
-    """Split at separators outside brackets: comma, blank, tab, newline, as scontrol does."""
-    words, depth, start = [], 0, 0
-    for position, character in enumerate(hostlist):
-        if character == "[":
-            depth += 1
-        elif character == "]":
-            depth -= 1
-        elif character in _SEPARATORS and depth == 0:
-            words.append(hostlist[start:position])
-            start = position + 1
-        if depth not in {0, 1}:
-            raise HostlistError(f"host list {hostlist!r}: brackets do not match")
-    if depth:
-        raise HostlistError(f"host list {hostlist!r}: brackets do not match")
-    words.append(hostlist[start:])
-    return [word for word in words if word]
-
-
-def _expand_word(word: str, hostlist: str, room: int) -> List[str]:
-    """Return the names of one word, at most *room*."""
-    pieces = re.split(r"\[([^\]]*)\]", word)  # text, inside, text, inside, ..., text
-    texts, brackets, count = pieces[::2], [], 1
-    for inside in pieces[1::2]:
-        brackets.append(_expand_ranges(inside, hostlist, room // count))
-        count *= len(brackets[-1])
-    if count > room:
-        raise HostlistError(f"host list {hostlist[:80]!r}: more than {MAX_NODES} nodes")
-    if not brackets:
-        return texts
-    # Slurm's order, the same from 22.05 to 26.05: the last brackets vary fastest, then the first, the second ...
-    slow_to_fast = [*reversed(range(len(brackets) - 1)), len(brackets) - 1]
-    names = []
-    for numbers in itertools.product(*(brackets[place] for place in slow_to_fast)):
-        chosen = [number for _, number in sorted(zip(slow_to_fast, numbers))]
-        names.append("".join(map("".join, zip(texts, [*chosen, ""]))))
-    return names
-
-
-def _expand_ranges(inside: str, hostlist: str, room: int) -> List[str]:
-    """Return the numbers of ``1-4,07``, as wide as their range's first one, at most *room*."""
-    numbers: List[str] = []
-    for part in inside.split(","):
-        match = _RANGE.fullmatch(part)
-        if match is None:
-            raise HostlistError(f"host list {hostlist[:80]!r}: {part!r} is no range of numbers")
-        first = match["first"]
-        last = match["last"] or first
-        size = int(last) - int(first) + 1
-        if size < 1:
-            raise HostlistError(f"host list {hostlist[:80]!r}: the range {part!r} runs backwards")
-        if len(numbers) + size > room:
-            raise HostlistError(f"host list {hostlist[:80]!r}: more than {MAX_NODES} nodes")
-        numbers.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
-    return numbers

@@ -20,13 +20,13 @@ from typing import (
     Mapping,
     Optional,
     Sequence,
-    Set,
     Tuple,
     Type,
     TypeVar,
     Union,
 )
 
+from pytest_mlhpc.node.agents.hostlist import HostlistError, number_list
 from pytest_mlhpc.node.processes import run_to_end
 from pytest_mlhpc.node.vet.kernel_log import KernelLog, from_dmesg, from_journal, from_kmsg, records
 from pytest_mlhpc.node.vet.policy import ExpectedNode, Policy
@@ -456,19 +456,11 @@ def numbers(text: str) -> FrozenSet[int]:
     Raises:
         Unreadable: it is none.
     """
-    found: Set[int] = set()
-    for part in text.replace("\n", ",").split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first and not dash:
-            continue
-        try:
-            low, high = int(first), int(last) if dash else int(first)
-        except ValueError as error:
-            raise Unreadable(f"{text[:40]!r} is no list of numbers") from error
-        if high - low > 1 << 20:
-            raise Unreadable(f"{text[:40]!r} is no list of processors")
-        found.update(range(low, high + 1))
-    return frozenset(found)
+    listed = ",".join(filter(None, map(str.strip, text.replace("\n", ",").split(","))))
+    try:
+        return frozenset(number_list(listed) if listed else ())
+    except HostlistError as error:
+        raise Unreadable(f"{text[:40]!r} is no list of numbers") from error
 
 
 def some(names: Tuple[str, ...], most: int = 4) -> str:

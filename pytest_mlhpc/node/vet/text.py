@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from itertools import groupby
 from typing import Dict, Iterable, Iterator, List, Sequence, Tuple
 
+from pytest_mlhpc.node.agents.hostlist import number_ranges
 from pytest_mlhpc.node.vet.finding import (
     UNCOMPARED,
     Exit,
@@ -118,18 +118,13 @@ def fold(names: Iterable[str]) -> str:
     for prefix, digits in split:
         width = len(digits) if (prefix, len(digits)) in padded else 0
         found.setdefault((prefix, width), []).append(int(digits))
-    folded = [_numbers(prefix, width, sorted(numbers)) for (prefix, width), numbers in found.items()]
+    folded = [_numbers(prefix, width, numbers) for (prefix, width), numbers in found.items()]
     return ",".join([*folded, *plain])
 
 
 def _numbers(prefix: str, width: int, numbers: Sequence[int]) -> str:
-    ranges = []
-    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        members = [f"{number:0{width}d}" for _, number in run]
-        ranges.append(members[0] if len(members) == 1 else f"{members[0]}-{members[-1]}")
-    if len(numbers) == 1:
-        return prefix + ranges[0]
-    return f"{prefix}[{','.join(ranges)}]"
+    ranges = ",".join(number_ranges(numbers, width))
+    return prefix + ranges if len(numbers) == 1 else f"{prefix}[{ranges}]"
 
 
 def _rows(verdict: VetVerdict) -> List[Row]:

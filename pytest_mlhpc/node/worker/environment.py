@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, MutableMapping, Optional, Tuple
 
+from pytest_mlhpc.node.agents.hostlist import number_ranges
 from pytest_mlhpc.node.files import may_be_secret
 from pytest_mlhpc.node.processes import run_to_end
 from pytest_mlhpc.node.protocol.plan import RunPlan
@@ -257,19 +258,4 @@ def described(run: RunPlan) -> Mapping[str, str]:
     """Return what a record says of the binding; nothing where none was asked for."""
     if run.parameters.get("binding") is None:
         return {}
-    return {"bound_to": ranges(os.sched_getaffinity(0))}
-
-
-def ranges(processors: Iterable[int]) -> str:
-    """Return processors as Linux writes lists of them: ``0-3,8``."""
-    parts: List[str] = []
-    first: Optional[int] = None
-    last = -2
-    for processor in [*sorted(processors), -1]:
-        if processor == last + 1:
-            last = processor
-            continue
-        if first is not None:
-            parts.append(str(first) if first == last else f"{first}-{last}")
-        first = last = processor
-    return ",".join(parts)
+    return {"bound_to": ",".join(number_ranges(os.sched_getaffinity(0)))}

@@ -11,9 +11,10 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from pytest_mlhpc.node.files import clean
 from pytest_mlhpc.report.compared_systems import MeasuredMachine
 from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import clean, iso, minutes, one_line
+from pytest_mlhpc.store.text import iso, minutes, one_line
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from pytest_mlhpc.node.batch.pod_stream import RS, tags
 from pytest_mlhpc.node.files import open_private, read_json, read_private
-from pytest_mlhpc.node.processes import CappedLog
+from pytest_mlhpc.node.processes import CappedLog, last_lines
 from pytest_mlhpc.node.protocol.lines import MAX_BODY, Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.run_files import ARCHIVE
@@ -104,9 +104,7 @@ class PodOutput:
 
     def last_lines(self, characters: int = 600) -> str:
         """Return the last lines that are neither worker lines nor a program's output, as printable text."""
-        text = b"\n".join(self._other_lines).decode("utf-8", "replace")
-        clean = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-        return clean.strip()[-characters:]
+        return last_lines(b"\n".join(self._other_lines), len(self._other_lines), characters)
 
     def close(self) -> None:
         """Close the files. The log may still be read again."""

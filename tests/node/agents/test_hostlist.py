@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.node.agents.nodes import MAX_NODES, HostlistError, expand_hostlist
+from pytest_mlhpc.node.agents.hostlist import (
+    MAX_NODES,
+    HostlistError,
+    expand_hostlist,
+    number_list,
+    number_ranges,
+)
 
 
 @pytest.mark.parametrize(
@@ -67,3 +73,20 @@ def test_any_text_expands_or_is_refused(hostlist):
         return
     assert len(names) <= MAX_NODES
     assert not any(set(name) & set("[],") for name in names)
+
+
+@given(st.sets(st.integers(0, 5000), min_size=1))
+def test_a_written_list_of_numbers_is_read_as_it_was(numbers):
+    assert set(number_list(",".join(number_ranges(numbers)))) == numbers
+
+
+def test_neighbours_are_one_range_and_numbers_are_as_wide_as_asked():
+    assert number_ranges([8, 0, 1, 2, 3]) == ["0-3", "8"]
+    assert number_ranges([9, 10], width=3) == ["009-010"]
+    assert number_ranges([]) == []
+
+
+@pytest.mark.parametrize("text", ["", "3-1", "0-", "a", "1,,2", "0-99999"])
+def test_what_is_no_list_of_numbers_is_refused(text):
+    with pytest.raises(HostlistError):
+        number_list(text)

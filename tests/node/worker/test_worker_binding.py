@@ -6,6 +6,7 @@ import pytest
 from file_trees import write_tree
 from rank_helpers import run_plan
 
+from pytest_mlhpc.node.agents.hostlist import number_ranges
 from pytest_mlhpc.node.worker import environment
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
@@ -57,7 +58,7 @@ def test_without_a_topology_numbers_decide(tmp_path):
     ("processors", "text"), [([], ""), ([5], "5"), ([0, 1, 2, 3], "0-3"), ([8, 0, 1, 3], "0-1,3,8")]
 )
 def test_processors_are_listed_as_linux_lists_them(processors, text):
-    assert environment.ranges(processors) == text
+    assert ",".join(number_ranges(processors)) == text
 
 
 @pytest.mark.parametrize(
@@ -87,5 +88,5 @@ def test_nothing_is_bound_unless_asked():
 def test_a_real_rank_computes_on_its_share_with_the_threads_that_were_asked_for(ranks):
     run = run_plan(parameters={"global_batch": 8, "binding": "cores", "threads": 1}, steps=2, warmup_steps=0)
     found = ranks(run).measurement.environment
-    assert found["bound_to"] == environment.ranges(os.sched_getaffinity(0))
+    assert found["bound_to"] == ",".join(number_ranges(os.sched_getaffinity(0)))
     assert found["torch_threads"] == "1"

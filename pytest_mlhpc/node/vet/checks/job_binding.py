@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
+from pytest_mlhpc.node.agents.hostlist import number_ranges
 from pytest_mlhpc.node.vet.check import Check, Examination
 from pytest_mlhpc.node.vet.checks.job_processes import cgroup, pids, variables
 from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable, is_number, numbers, or_else, some
@@ -135,13 +136,7 @@ def _far(ranks: Sequence[RankBinding], board: Board) -> Tuple[str, ...]:
 
 def _short(cpus: FrozenSet[int]) -> str:
     """Return processors as the kernel writes them: ``0-3,8``."""
-    parts: List[List[int]] = []
-    for cpu in sorted(cpus):
-        if parts and cpu == parts[-1][1] + 1:
-            parts[-1][1] = cpu
-        else:
-            parts.append([cpu, cpu])
-    words = [f"{low}" if low == high else f"{low}-{high}" for low, high in parts]
+    words = number_ranges(cpus)
     return ",".join(words[:6]) + (",..." if len(words) > 6 else "")
 
 

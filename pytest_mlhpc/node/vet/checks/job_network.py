@@ -189,10 +189,12 @@ def parse(text: str) -> Transport:
     return Transport(
         kind=kind,
         network=network,
-        devices=_once(interfaces if kind == "sockets" and interfaces else [port for port, _ in ports]),
+        devices=tuple(
+            dict.fromkeys(interfaces if kind == "sockets" and interfaces else [port for port, _ in ports])
+        ),
         provider=next((name for name in providers if _sockets(name)), providers[0] if providers else ""),
         direct=_direct(text) if routes else None,
-        forced=_once_pairs(_SET.findall(text)),
+        forced=tuple(dict.fromkeys(_SET.findall(text))),
         version=f"{version[1]} {version[2]}" if version else "",
         plugin=missing[0].strip() if missing else "",
         loopback=_LOOPBACK in text,
@@ -229,14 +231,6 @@ def _sockets(provider: str) -> bool:
 
 def _direct(text: str) -> bool:
     return all("GDRDMA" in match[2] for match in _VIA.finditer(text))
-
-
-def _once(names: Sequence[str]) -> Tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
-
-
-def _once_pairs(pairs: Sequence[Tuple[str, str]]) -> Tuple[Tuple[str, str], ...]:
-    return tuple(dict.fromkeys(pairs))
 
 
 def judge_transport(exam: Examination, seen: Transport, fabric: Fabric) -> None:

@@ -17,11 +17,12 @@ import contextlib
 import ctypes
 import os
 import platform
-import re
 import struct
 import sys
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
+
+from pytest_mlhpc.node.agents.hostlist import number_list
 
 RESCTRL = Path("/sys/fs/resctrl")
 EVENTS = Path("/sys/bus/event_source/devices")
@@ -80,7 +81,7 @@ def _controllers(root: Path) -> Tuple[Optional[ByteCounter], str]:
             for event in events:
                 config = _config(event.read_text())
                 kind = int((device / "type").read_text())
-                processors = _processors((device / "cpumask").read_text())
+                processors = number_list((device / "cpumask").read_text().strip())
                 opened.extend(perf_open(kind, config, processor) for processor in processors)
     except (OSError, ValueError) as error:
         _close(opened)
@@ -113,17 +114,6 @@ def _config(text: str) -> int:
     if set(words) - {"event", "umask"} or not words:
         raise ValueError(f"event {text.strip()!r} is not spelt by event and umask")
     return words.get("event", 0) | words.get("umask", 0) << 8
-
-
-def _processors(text: str) -> List[int]:
-    """Return ``0,24-25`` as numbers."""
-    found: List[int] = []
-    for part in text.strip().split(","):
-        if not re.match(r"\d+(-\d+)?\Z", part):
-            raise ValueError(f"{text.strip()!r} is no list of processors")
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
 
 
 def perf_open(kind: int, config: int, processor: int, pid: int = -1) -> int:
