@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.provisioner import Event, Handle, LineArrived, StateChanged
@@ -23,7 +23,7 @@ from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import KubernetesError
 from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind, WorkloadStatus
 from pytest_mlhpc.provision.kubernetes.logs import LogFollower
-from pytest_mlhpc.provision.kubernetes.objects import ObjectRef, object_name
+from pytest_mlhpc.provision.kubernetes.objects import Manifest, ObjectRef, Resource, object_name
 from pytest_mlhpc.provision.kubernetes.pod_output import ContainerOutput, PodOutput
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
 
@@ -95,8 +95,9 @@ class PodAllocation:
     patience: PatienceTracker
     since: float
     phase: Phase = Phase.CREATING
-    #: (role, manifest) still to be created
-    to_create: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    to_create: list[tuple[Resource, Manifest]] = field(default_factory=list)  #: what is still to be created
+    created: dict[str, Manifest] = field(default_factory=dict)  #: uid of a workload -> how it was asked for
+    waits: dict[str, float] = field(default_factory=dict)  #: patience -> since when a creation needs it
     objects: list[ObjectRef] = field(default_factory=list)  #: created and not known to be deleted
     owned: list[ObjectRef] = field(default_factory=list)  #: owned by its workloads, and deleted with them
     workloads: dict[str, ObjectRef] = field(default_factory=dict)  #: by name
@@ -136,6 +137,11 @@ class PodAllocation:
         """The nodes of its pods, in the order of ranks."""
         known = [pod for pod in self.pods.values() if pod.view.node and not pod.deleted]
         return tuple(pod.view.node for pod in sorted(known, key=lambda pod: pod.rank or 0))
+
+    @property
+    def running_pods(self) -> list[PodRecord]:
+        """Its pods that have not ended, those that wait included."""
+        return [pod for pod in self.pods.values() if pod.view.stage is not Stage.ENDED and not pod.deleted]
 
     @property
     def views(self) -> list[PodView]:

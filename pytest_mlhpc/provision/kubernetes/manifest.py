@@ -21,9 +21,13 @@ from pytest_mlhpc.provision.kubernetes.causes import PROBE
 from pytest_mlhpc.provision.kubernetes.kinds import TemplateRule, WorkloadKind, kind_of
 from pytest_mlhpc.provision.kubernetes.objects import (
     ALLOCATION,
+    SECRET,
+    SERVICE,
     FixedValue,
     Identity,
+    Manifest,
     ManifestConflict,
+    Resource,
     mark_must,
     merge,
     object_labels,
@@ -69,6 +73,12 @@ class RenderedObjects:
     workloads: tuple[dict[str, Any], ...]
     kind: WorkloadKind
     plan: Plan
+
+    def objects(self) -> list[tuple[Resource, Manifest]]:
+        """Return the manifests that there are, each with its kind."""
+        found = ((SECRET, self.secret), (SECRET, self.files), (SERVICE, self.service))
+        others = [(resource, one) for resource, one in found if one is not None]
+        return [*others, *((self.kind.resource, one) for one in self.workloads)]
 
 
 def render(  # noqa: PLR0917 - from settings to content

@@ -6,11 +6,15 @@ allocations that make no progress.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 from pytest_mlhpc.errors import MlhpcError, NodeFault, ProtocolError, ProvisionError, RunFailure
+from pytest_mlhpc.node.protocol.lines import Message
+from pytest_mlhpc.node.protocol.plan import PROTOCOL
+from pytest_mlhpc.provision.conversation import run_message
 from pytest_mlhpc.provision.kubernetes.allocation import PodAllocation, PodRecord, WatchSilence
 from pytest_mlhpc.provision.kubernetes.causes import FailureCause, PodView, Stage, latest_event, reason_text
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
@@ -24,6 +28,7 @@ from pytest_mlhpc.provision.kubernetes.errors import (
 )
 from pytest_mlhpc.provision.kubernetes.kinds import QueueRule
 from pytest_mlhpc.provision.kubernetes.objects import NODE, ObjectRef
+from pytest_mlhpc.provision.kubernetes.pod_output import ContainerOutput, join_outputs
 from pytest_mlhpc.store.record import INFRASTRUCTURE
 
 #: How long a log may be read after its container has ended, in seconds: longer than ``logs.LAST_READ_S``.
@@ -264,39 +269,28 @@ def _deletion_error(allocation: PodAllocation, now: float) -> MlhpcError:
     return ProvisionError("cancelled_outside", text)
 
 
-class EventInquiry:
-    """Reads the events of what makes no progress.
-
-    Args:
-        now: the provisioner's clock, in seconds.
-    """
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-
-    def ask(self, allocation: PodAllocation) -> None:
-        """Set the cause that events name, if *allocation* waits without a cause and was not asked about lately."""
-        now = self._now()
-        pods = [pod for pod in allocation.pods.values() if not pod.deleted]
-        stuck = [pod for pod in pods if pod.view.stage <= Stage.PREPARING and pod.view.cause is None]
-        queue = allocation.kind.queue if allocation.suspended else None
-        missing = len(pods) < allocation.plan.nodes and not allocation.status_text and queue is None
-        if not stuck and not missing and queue is None:
-            allocation.event_cause, allocation.events_at = None, 0.0
-            return
-        if not allocation.events_at:
-            allocation.events_at = now + FIRST_EVENTS_S
-        if now < allocation.events_at:
-            return
-        allocation.events_at = now + EVENTS_INTERVAL_S
-        if queue is not None:
-            text = why_queued(allocation, queue)
-            allocation.event_cause = FailureCause("never_scheduled", text, "admission") if text else None
-        elif missing:
-            for ref in allocation.workloads.values():
-                allocation.event_cause = why_no_pods(_events(allocation, ref), ref)
-        else:
-            allocation.event_cause = why_no_start(_events(allocation, stuck[0].ref), stuck[0].view)
+def read_events(allocation: PodAllocation, now: float) -> None:
+    """Set the cause that events name, if *allocation* waits without a cause and was not asked about lately."""
+    pods = [pod for pod in allocation.pods.values() if not pod.deleted]
+    stuck = [pod for pod in pods if pod.view.stage <= Stage.PREPARING and pod.view.cause is None]
+    queue = allocation.kind.queue if allocation.suspended else None
+    missing = len(pods) < allocation.plan.nodes and not allocation.status_text and queue is None
+    if not stuck and not missing and queue is None:
+        allocation.event_cause, allocation.events_at = None, 0.0
+        return
+    if not allocation.events_at:
+        allocation.events_at = now + FIRST_EVENTS_S
+    if now < allocation.events_at:
+        return
+    allocation.events_at = now + EVENTS_INTERVAL_S
+    if queue is not None:
+        text = why_queued(allocation, queue)
+        allocation.event_cause = FailureCause("never_scheduled", text, "admission") if text else None
+    elif missing:
+        for ref in allocation.workloads.values():
+            allocation.event_cause = why_no_pods(_events(allocation, ref), ref)
+    else:
+        allocation.event_cause = why_no_start(_events(allocation, stuck[0].ref), stuck[0].view)
 
 
 def why_queued(allocation: PodAllocation, queue: QueueRule) -> str:
@@ -389,3 +383,81 @@ def _node_problem(api: KubernetesClient, node: str) -> str:
             text = reason_text(condition.get("reason"), condition.get("message"))
             return f"the node {node} is not ready: {text}"
     return ""
+
+
+def container_messages(allocation: PodAllocation, now: float) -> list[Message]:
+    """Return what an agent would say of a program that is its container's command: that it has started, and how it ended.
+
+    The cluster's status says both, and the log has the output. An end with another cause than the program's own is left to
+    the verdict on the allocation.
+    """
+    run, pods = allocation.plan.runs[0], sorted(allocation.pods.values(), key=lambda pod: pod.rank or 0)
+    if allocation.conversation.complete or len(pods) < allocation.plan.nodes:
+        return []
+    messages = []
+    if allocation.began_at is None:
+        if not all(pod.view.started for pod in pods):
+            return []
+        allocation.began_at = now
+        body = {"protocol": PROTOCOL, "payload_sha256": allocation.plan.payload_sha256}
+        messages.append(run_message(run, "started", body))
+    ended = [pod for pod in pods if pod.view.exit is not None]
+    failed = any(pod.view.exit for pod in ended)
+    late = now - allocation.began_at >= run.time_limit_s and len(ended) < len(pods)
+    if late:
+        text = f"the program did not end within {run.time_limit_s:g} s"
+        messages.append(run_message(run, "failed", {"outcome": "time_limit", "text": text, "log": ""}))
+    elif (len(ended) < len(pods) and not failed) or not all(_explains_itself(pod) for pod in ended):
+        return messages
+    elif allocation.ended_at is None:
+        allocation.ended_at = now
+    read = all(pod.log_ended for pod in ended) or now - (allocation.ended_at or now) >= LOG_LIMIT_S
+    if not read and not late:
+        return messages
+    problem = "" if late else _lacking_output(ended)
+    if problem:
+        body = {"outcome": "truncated_result", "text": problem, "log": ""}
+        messages.append(run_message(run, "failed", body))
+    times = [one for one in (_nanoseconds(pod.view.times) for pod in ended) if one is not None]
+    end: dict[str, object] = {
+        "exit": [exit_code(pod.view.exit or 0) for pod in ended],
+        "host": pods[0].view.node,
+    }
+    if times:
+        end |= {"started_ns": min(first for first, _ in times), "ended_ns": max(last for _, last in times)}
+    return [*messages, run_message(run, "end", end)]
+
+
+def _explains_itself(pod: PodRecord) -> bool:
+    """Return whether the exit code says all of the end of a container: no memory limit, deadline or lost node did it."""
+    return pod.view.cause is None or pod.view.cause.outcome == "channel_broken"
+
+
+def _lacking_output(ended: Sequence[PodRecord]) -> str:
+    """Join the outputs of all pods; return what is missing of them, or an empty string."""
+    outputs = [pod.stream for pod in ended if isinstance(pod.stream, ContainerOutput)]
+    try:
+        join_outputs(outputs)
+    except OSError as error:
+        return f"cannot write {error.filename}: {error.strerror}"
+    for pod, output in zip(ended, outputs, strict=True):
+        if output.problem:
+            return output.problem
+        if not pod.log_ended or not pod.log_complete:
+            why = str(pod.log_error or "it was rotated, or may have been")
+            return f"the log of pod {pod.ref.name} is incomplete: {why}; see containerLogMaxSize of the kubelet, or print less"
+    return ""
+
+
+def exit_code(code: int) -> int:
+    """Return a container's exit code as a process has it: minus the signal's number where one killed it."""
+    return 128 - code if 128 < code < 160 else code
+
+
+def _nanoseconds(times: tuple[str, str]) -> tuple[int, int] | None:
+    """Return a container's times in ns UTC; None: the cluster did not tell."""
+    try:
+        began, ended = (datetime.fromisoformat(text).timestamp() for text in times)
+    except ValueError:
+        return None
+    return round(began * 1e9), round(ended * 1e9)

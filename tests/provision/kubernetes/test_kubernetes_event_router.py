@@ -271,7 +271,7 @@ def test_what_is_gone_is_forgotten(running):
     running.follow()
     running.pod(exit=0)
     running.follow()
-    assert not [*running.provisioner._deletions._allocations, *running.provisioner._router._owners]
+    assert not [*running.provisioner._reconciler.deleting, *running.provisioner._router._owners]
     assert all(follower.close.called for follower in running.followers)
 
 

@@ -12,7 +12,7 @@ from pytest_mlhpc.provision.kubernetes.errors import ApiCall, Forbidden, NotFoun
 from pytest_mlhpc.provision.kubernetes.kinds import kind_of
 from pytest_mlhpc.provision.kubernetes.objects import JOB, ObjectRef
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
-from pytest_mlhpc.provision.kubernetes.verdict import EventInquiry, why_no_pods, why_no_start
+from pytest_mlhpc.provision.kubernetes.verdict import read_events, why_no_pods, why_no_start
 from pytest_mlhpc.provision.kubernetes.watch import ObjectChanged
 
 JOB_X = ObjectRef(JOB, "mine", "x", "u")
@@ -88,10 +88,8 @@ def ask():
             pods={}, plan=SimpleNamespace(nodes=1), status_text="", suspended=True, events_at=1.0, event_cause=None,
             api=SimpleNamespace(list=listed), kind=kind_of(KubernetesSettings(kind="kueue")), workloads={"x": JOB_X},
         )  # fmt: skip
-        now = [0.0]
-        inquirer = EventInquiry(lambda: now[0])
-        for now[0] in times:
-            inquirer.ask(allocation)
+        for now in times:
+            read_events(allocation, now)
         return allocation, listed.mock_calls
 
     return go
