@@ -260,7 +260,7 @@ def _take_created(
     if gone := dropped_fields(manifest, stored):
         raise ProvisionError(
             "rejected",
-            f"{resource.kind} {_manifest_name(manifest)}: the server ({allocation.api.version().text}) has silently dropped "
+            f"{resource.kind} {_manifest_name(manifest)}: the server ({allocation.api.version()}) has silently dropped "
             f"{', '.join(gone)}; it is too old for that: choose another kind (kubernetes: kind, `pods` works everywhere) or "
             "leave the field out",
         )

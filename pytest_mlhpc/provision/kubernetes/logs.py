@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pytest_mlhpc.node.batch.pod_stream import FULL
-from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
+from pytest_mlhpc.provision.kubernetes.client import MAX_LINE_BYTES, KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import (
     ApiCall,
     Invalid,
@@ -30,7 +30,6 @@ from pytest_mlhpc.provision.kubernetes.errors import (
     retry_delay,
 )
 from pytest_mlhpc.provision.kubernetes.objects import Manifest, ObjectRef
-from pytest_mlhpc.provision.kubernetes.transport import MAX_LINE_BYTES
 
 #: Largest file of one container's log, in bytes.
 MAX_LOG_BYTES = 256 * 1024 * 1024

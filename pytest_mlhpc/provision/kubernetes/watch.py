@@ -14,7 +14,7 @@ from typing import Final
 
 from pytest_mlhpc.jobs.ledger_entry import user_name
 from pytest_mlhpc.provision.kubernetes.allocation import PodAllocation
-from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
+from pytest_mlhpc.provision.kubernetes.client import KubernetesClient, Stream, WatchEvent
 from pytest_mlhpc.provision.kubernetes.connect import connect
 from pytest_mlhpc.provision.kubernetes.errors import (
     FIRST_DELAY_S,
@@ -39,7 +39,6 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     object_ref,
 )
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
-from pytest_mlhpc.provision.kubernetes.transport import WatchStream
 
 #: Range of a watch's random duration, in seconds, which spreads the load; as in client-go's reflector.
 WATCH_S = (300.0, 600.0)
@@ -189,7 +188,7 @@ class ObjectWatcher:
         elif not self._stop.is_set():
             raise broke or Unavailable(self._call(), "the server ended the watch at once")
 
-    def _report_events(self, watch: WatchStream) -> tuple[bool, Unavailable | None]:
+    def _report_events(self, watch: Stream[WatchEvent]) -> tuple[bool, Unavailable | None]:
         """Report a watch's events until it ends; return whether there were any, and the error that broke it."""
         came = False
         try:
