@@ -26,6 +26,7 @@ from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.run_files import copy_files, regular_files, size_of, staged_sets
 from pytest_mlhpc.provision.kubernetes.allocation import Phase, PodAllocation
+from pytest_mlhpc.provision.kubernetes.causes import MUST_SPECIFY
 from pytest_mlhpc.provision.kubernetes.errors import (
     Conflict,
     KubernetesError,
@@ -46,7 +47,6 @@ from pytest_mlhpc.provision.kubernetes.objects import (
 )
 from pytest_mlhpc.provision.kubernetes.reap import LOCATION_FILE, location_json, location_of
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
-from pytest_mlhpc.provision.kubernetes.verdict import MUST_SPECIFY
 from pytest_mlhpc.provision.payload import (
     cannot_write,
     environment_of,

@@ -13,18 +13,12 @@ from importlib import resources
 from typing import Any, Final
 
 from pytest_mlhpc.errors import UsageError, did_you_mean
-from pytest_mlhpc.provision.kubernetes.causes import FailureCause, reason_text
+from pytest_mlhpc.provision.kubernetes.causes import FailureCause, find_cause, reason_text
 from pytest_mlhpc.provision.kubernetes.objects import RANK, KeyPath, Resource, value_at
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
 
 #: One file for each kind, in the form of ``custom:`` (``schema.CustomKind``).
 _FOLDER: Final = resources.files(__package__) / "kinds"
-#: Reasons of a workload's failure -> outcome: k8s.io/api/batch/v1, and operators that follow it.
-_FAILURES: Final = {"DeadlineExceeded": "time_limit"}
-#: Reasons that repeat a pod's failure, of which the pod itself tells more.
-_REPORTED_BY_PODS: Final = frozenset(
-    {"BackoffLimitExceeded", "PodFailurePolicy", "FailedJobs", "PyTorchJobFailed", "JobFailed"}
-)
 
 
 @dataclass(frozen=True)
@@ -139,8 +133,9 @@ class WorkloadKind:
         for state in ("failed", "succeeded"):
             if (condition := conditions[state]) is not None:
                 text = _condition_text(condition)
+                reason = str(condition.get("reason") or "")
                 return WorkloadStatus(
-                    state, text, _failure_cause(condition, text) if state == "failed" else None
+                    state, text, find_cause("workload", reason, text) if state == "failed" else None
                 )
         suspended = conditions["suspended"] or (
             {} if self.suspend and value_at(found, self.suspend) is True else None
@@ -197,11 +192,6 @@ def _true_condition(
 
 def _condition_text(condition: Mapping[str, Any]) -> str:
     return reason_text(condition.get("reason") or condition.get("type"), condition.get("message"))
-
-
-def _failure_cause(condition: Mapping[str, Any], text: str) -> FailureCause | None:
-    reason = str(condition.get("reason") or "")
-    return None if reason in _REPORTED_BY_PODS else FailureCause(_FAILURES.get(reason, "rejected"), text)
 
 
 def _variable_value(pod: Mapping[str, Any], name: str) -> str | None:

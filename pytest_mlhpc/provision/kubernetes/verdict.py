@@ -16,7 +16,14 @@ from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import PROTOCOL
 from pytest_mlhpc.provision.conversation import run_message
 from pytest_mlhpc.provision.kubernetes.allocation import PodAllocation, PodRecord, WatchSilence
-from pytest_mlhpc.provision.kubernetes.causes import FailureCause, PodView, Stage, latest_event, reason_text
+from pytest_mlhpc.provision.kubernetes.causes import (
+    FailureCause,
+    PodView,
+    Stage,
+    find_cause,
+    latest_event,
+    reason_text,
+)
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import (
     Forbidden,
@@ -53,20 +60,11 @@ EVENTS_INTERVAL_S: Final = 30.0
 
 _NO_PODS_REASONS: Final = frozenset({"FailedCreate", "FailedCreatePod"})
 _NO_START_REASONS: Final = frozenset(
-    {
-        "FailedMount",
-        "FailedAttachVolume",
-        "FailedCreatePodSandBox",
-        "FailedCreatePodContainer",
-        "NetworkNotReady",
-    }
-)
+    ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedCreatePodContainer", "NetworkNotReady")
+)  # fmt: skip
 
 #: Events of progress: failures before them are over. Pulling an image may take hours.
 _PROGRESS_REASONS: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
-
-#: A quota requires a resource that our pods do not name, so waiting does not help (k8s.io/apiserver, plugin/resourcequota).
-MUST_SPECIFY: Final = "must specify"
 
 
 @dataclass(frozen=True)
@@ -326,20 +324,14 @@ def _events(allocation: PodAllocation, ref: ObjectRef) -> Sequence[Any] | None:
         return None
 
 
-def why_no_pods(events: Sequence[Any] | None, ref: ObjectRef) -> FailureCause:
+def why_no_pods(events: Sequence[Any] | None, ref: ObjectRef) -> FailureCause | None:
     """Return why a controller does not create the pods of *ref*; *events* is None if unreadable."""
     event = latest_event(events or (), _NO_PODS_REASONS)
     if not event:
         why = "its events cannot be read" if events is None else "no event says why"
         text = f"{ref} lacks pods, and {why}: does the controller run that makes them?"
         return FailureCause("never_scheduled", text, "unknown")
-    if MUST_SPECIFY in event:
-        return FailureCause("quota_exceeded", event, "config")
-    if "exceeded quota" in event:
-        return FailureCause("quota_exceeded", event, "quota")
-    if "denied the request" in event or "violates PodSecurity" in event or "forbidden" in event:
-        return FailureCause("admission_denied", event, "config")
-    return FailureCause("rejected", event, "config")
+    return find_cause("no pods", event, event)
 
 
 def why_no_start(events: Sequence[Any] | None, pod: PodView) -> FailureCause | None:
@@ -351,7 +343,7 @@ def why_no_start(events: Sequence[Any] | None, pod: PodView) -> FailureCause | N
         return None  # its image may be being pulled, perhaps for hours
     event = latest_event(events, _NO_START_REASONS, before=_PROGRESS_REASONS)
     if event:
-        return FailureCause("container_config", event, "volume", pod.node)
+        return find_cause("no start", event, event, node=pod.node)
     if latest_event(events, _PROGRESS_REASONS):
         return None
     text = f"{pod.name}: the kubelet of {pod.node} reports nothing about it"
