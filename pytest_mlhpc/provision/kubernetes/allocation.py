@@ -22,9 +22,9 @@ from pytest_mlhpc.provision.kubernetes.causes import FailureCause, PatienceTrack
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import KubernetesError
 from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind, WorkloadStatus
-from pytest_mlhpc.provision.kubernetes.logs import LogFollower
+from pytest_mlhpc.provision.kubernetes.log_follower import LogFollower
+from pytest_mlhpc.provision.kubernetes.log_parser import AgentOutput, ContainerOutput
 from pytest_mlhpc.provision.kubernetes.objects import Manifest, ObjectRef, Resource, object_name
-from pytest_mlhpc.provision.kubernetes.pod_output import ContainerOutput, PodOutput
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
 
 #: Failures that the node or the kernel may have caused. They are reported once the container's end explains them, or after
@@ -63,7 +63,7 @@ class PodRecord:
     ref: ObjectRef
     rank: int | None
     view: PodView
-    stream: PodOutput | ContainerOutput
+    stream: AgentOutput | ContainerOutput
     created_at: str = ""
     follower: LogFollower | None = None
     log_ended: bool = False

@@ -14,7 +14,8 @@ from pytest_mlhpc.jobs.provisioner import Event
 from pytest_mlhpc.provision.kubernetes.allocation import Phase, PodAllocation, PodRecord, WatchSilence
 from pytest_mlhpc.provision.kubernetes.causes import PodView, Stage, pod_view
 from pytest_mlhpc.provision.kubernetes.errors import Unavailable
-from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogFailing, LogFollower, LogLine
+from pytest_mlhpc.provision.kubernetes.log_follower import LogEnded, LogFailing, LogFollower, LogLine
+from pytest_mlhpc.provision.kubernetes.log_parser import AgentOutput, ContainerOutput
 from pytest_mlhpc.provision.kubernetes.objects import (
     ALLOCATION,
     POD,
@@ -23,7 +24,6 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     Resource,
     metadata_of,
 )
-from pytest_mlhpc.provision.kubernetes.pod_output import ContainerOutput, PodOutput
 from pytest_mlhpc.provision.kubernetes.watch import (
     ListSynced,
     ObjectChanged,
@@ -178,7 +178,7 @@ class EventRouter:
         rank = allocation.kind.rank_of(content)
         born = str(content["metadata"].get("creationTimestamp") or "")
         plan, agent = allocation.plan, allocation.settings.agent
-        output = PodOutput(plan, ref.name) if agent else ContainerOutput(plan, rank or 0)
+        output = AgentOutput(plan, ref.name) if agent else ContainerOutput(plan, rank or 0)
         record = PodRecord(ref, rank, view, output, born)
         self._owners[ref.uid] = allocation
         single = allocation.plan.nodes + allocation.plan.spares == 1

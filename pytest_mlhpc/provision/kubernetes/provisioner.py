@@ -24,8 +24,8 @@ from pytest_mlhpc.provision.kubernetes.causes import PatienceTracker
 from pytest_mlhpc.provision.kubernetes.creation import read_unfit
 from pytest_mlhpc.provision.kubernetes.event_router import WAKE
 from pytest_mlhpc.provision.kubernetes.kinds import kind_of
+from pytest_mlhpc.provision.kubernetes.log_parser import read_saved_output
 from pytest_mlhpc.provision.kubernetes.manifest import render_refusal
-from pytest_mlhpc.provision.kubernetes.pod_output import read_saved_output
 from pytest_mlhpc.provision.kubernetes.pod_template import devices_per_rank
 from pytest_mlhpc.provision.kubernetes.reap import read_location, settings_at
 from pytest_mlhpc.provision.kubernetes.reconciler import Reconciler

@@ -29,8 +29,8 @@ from pytest_mlhpc.provision.kubernetes.creation import (
 from pytest_mlhpc.provision.kubernetes.errors import KubernetesError, NotFound, Unavailable, provision_error
 from pytest_mlhpc.provision.kubernetes.event_router import WAKE, EventRouter
 from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
+from pytest_mlhpc.provision.kubernetes.log_parser import SavedOutput, save_output
 from pytest_mlhpc.provision.kubernetes.objects import JOB, KEEP_UNTIL, LEADER, POD, Identity, ObjectRef
-from pytest_mlhpc.provision.kubernetes.pod_output import SavedOutput, save_output
 from pytest_mlhpc.provision.kubernetes.reap import note_retained
 from pytest_mlhpc.provision.kubernetes.verdict import (
     check_nodes,

@@ -34,11 +34,11 @@ from pytest_mlhpc.provision.kubernetes.errors import (
     provision_error,
 )
 from pytest_mlhpc.provision.kubernetes.kinds import QueueRule
+from pytest_mlhpc.provision.kubernetes.log_parser import ContainerOutput, join_outputs
 from pytest_mlhpc.provision.kubernetes.objects import NODE, ObjectRef
-from pytest_mlhpc.provision.kubernetes.pod_output import ContainerOutput, join_outputs
 from pytest_mlhpc.store.record import INFRASTRUCTURE
 
-#: How long a log may be read after its container has ended, in seconds: longer than ``logs.LAST_READ_S``.
+#: How long a log may be read after its container has ended, in seconds: longer than ``log_follower.LAST_READ_S``.
 LOG_LIMIT_S: Final = 120.0
 
 #: How long a deletion by others may exceed the pod's grace before the end is reported, in seconds.

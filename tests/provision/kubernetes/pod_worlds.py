@@ -17,7 +17,7 @@ from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.kubernetes import event_router
 from pytest_mlhpc.provision.kubernetes.client import Listing
 from pytest_mlhpc.provision.kubernetes.errors import ApiCall, KubernetesError, Unavailable
-from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogLine
+from pytest_mlhpc.provision.kubernetes.log_follower import LogEnded, LogLine
 from pytest_mlhpc.provision.kubernetes.objects import (
     ALLOCATION,
     JOB,

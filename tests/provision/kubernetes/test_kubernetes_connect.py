@@ -391,7 +391,7 @@ def test_an_account_without_token_is_refused(connected, account):
 
 
 def test_the_official_client_is_not_imported_before_a_connection():
-    parts = ("errors", "objects", "connect", "watch", "logs", "client")
+    parts = ("errors", "objects", "connect", "watch", "log_follower", "client")
     program = "; ".join(f"import pytest_mlhpc.provision.kubernetes.{part}" for part in parts)
     program += "; import sys; sys.exit('kubernetes' in sys.modules or 'pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

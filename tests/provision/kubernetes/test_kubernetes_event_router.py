@@ -12,7 +12,7 @@ from pytest_mlhpc.jobs.provisioner import LineArrived
 from pytest_mlhpc.provision.kubernetes import event_router
 from pytest_mlhpc.provision.kubernetes.errors import Forbidden, NotFound, Unauthorized
 from pytest_mlhpc.provision.kubernetes.event_router import EventRouter
-from pytest_mlhpc.provision.kubernetes.logs import LogFailing, LogLine
+from pytest_mlhpc.provision.kubernetes.log_follower import LogFailing, LogLine
 from pytest_mlhpc.provision.kubernetes.objects import JOB, ObjectRef
 from pytest_mlhpc.provision.kubernetes.watch import ListSynced, ObjectChanged, WatchFailing, WatchRecovered
 

@@ -41,7 +41,7 @@ _LINE_NUMBER = re.compile(rb'\{"n":(\d{1,12}),')
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class PodOutput:
+class AgentOutput:
     """The parsed log of one pod's agent. ``exit_code`` is the agent's own, None until it is printed.
 
     Args:
@@ -248,6 +248,42 @@ class PodOutput:
 CONTAINER_LOG = "container.log"
 
 
+class LineLog:
+    """Lines of a container in a local file, created with the first one. ``problem`` says why lines are missing; may be empty.
+
+    Args:
+        path: the file; an older one is overwritten, as a log is read from its beginning. None: no file.
+        cap: its largest size, in bytes; later lines are only counted.
+    """
+
+    def __init__(self, path: Path | None, cap: int) -> None:
+        self.problem = ""
+        self._path = path
+        self._cap = cap
+        self._log: CappedLog | None = None
+
+    def write(self, line: bytes) -> None:
+        """Append one line."""
+        if self._path is None or self.problem:
+            return
+        try:
+            if self._log is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._log = CappedLog(self._path, self._cap)
+            self._log.write(line + b"\n")
+        except OSError as error:
+            self.problem = f"{self._path} cannot be written: {error.strerror}"
+
+    def tail(self, characters: int) -> str:
+        """Return the last lines as printable text."""
+        return self._log.tail(characters=characters) if self._log is not None else ""
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._log is not None:
+            self._log.close()
+
+
 class ContainerOutput:
     """The log of a container without an agent: every line is the program's, standard output and error alike.
 
@@ -260,35 +296,31 @@ class ContainerOutput:
     missing = ""
 
     def __init__(self, plan: Plan, rank: int) -> None:
-        self.rank = rank
-        self.problem = ""  #: why the file lacks something; empty: it is whole
         self.path = Path(plan.directory) / plan.runs[0].run_id / f"container{rank}.log"
-        self._log: CappedLog | None = None
+        self._log = LineLog(self.path, MAX_OUTPUT_BYTES)
+
+    @property
+    def problem(self) -> str:
+        """Why the file lacks something; empty: it is whole."""
+        return self._log.problem
 
     def feed(self, line: bytes) -> bytes:
         """Write one line of the log; there are no worker lines in it."""
-        try:
-            if self._log is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._log = CappedLog(self.path, MAX_OUTPUT_BYTES)
-            self._log.write(line.rstrip(b"\r\n") + b"\n")
-        except OSError as error:
-            self.problem = self.problem or f"cannot write {self.path}: {error.strerror}"
+        self._log.write(line.rstrip(b"\r\n"))
         return b""
 
     def last_lines(self, characters: int = 600) -> str:
         """Return the end of the output as printable text."""
-        return self._log.tail(characters=characters) if self._log is not None else ""
+        return self._log.tail(characters)
 
     def finish(self) -> bytes:
         """Close the file."""
-        self.close()
+        self._log.close()
         return b""
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        if self._log is not None:
-            self._log.close()
+        self._log.close()
 
 
 def join_outputs(outputs: Sequence[ContainerOutput]) -> None:
