@@ -41,9 +41,9 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     SERVICE,
     Identity,
     Manifest,
-    ObjectRef,
     Resource,
     dropped_fields,
+    object_ref,
 )
 from pytest_mlhpc.provision.kubernetes.reap import LOCATION_FILE, location_json, location_of
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
@@ -250,9 +250,7 @@ def _take_created(
     Raises:
         ProvisionError: it lacks a part.
     """
-    meta = stored["metadata"]
-    place = meta.get("namespace") or allocation.namespace
-    ref = ObjectRef(resource, place, meta["name"], meta.get("uid", ""))
+    ref = object_ref(resource, stored)
     allocation.add_objects([ref])
     if resource == allocation.kind.resource:
         allocation.workloads[ref.name] = ref

@@ -208,6 +208,12 @@ def builtin_kinds() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml")))
 
 
+def unknown_kind(name: str) -> str:
+    """Return the text for a kind that is not shipped."""
+    did = did_you_mean(name, builtin_kinds()) or "; describe it under `custom`"
+    return f"kind {name!r} is not one of {', '.join(builtin_kinds())}{did}"
+
+
 def kind_of(settings: KubernetesSettings) -> WorkloadKind:
     """Return the kind that *settings* name: the site's own, else a shipped one.
 
@@ -217,10 +223,7 @@ def kind_of(settings: KubernetesSettings) -> WorkloadKind:
     if settings.custom:
         return _with_container(make_kind(settings.kind, settings.custom), settings.manifest)
     if settings.kind not in builtin_kinds():
-        did = did_you_mean(settings.kind, builtin_kinds())
-        raise UsageError(
-            f"kind {settings.kind!r} is not one of {', '.join(builtin_kinds())}{did}; describe another under custom:"
-        )
+        raise UsageError(unknown_kind(settings.kind))
     return _with_container(builtin_kind(settings.kind), settings.manifest)
 
 
@@ -247,59 +250,35 @@ def builtin_kind(name: str) -> WorkloadKind:
     return make_kind(name, yaml.safe_load(text))
 
 
+#: Keys of :class:`schema.CustomKind` that are paths, and those that are parts of a kind.
+_PATHS: Final = frozenset({"path", "remove", "conditions", "phase", "deadline", "ttl", "suspend", "devices"})
+_PARTS: Final = {"resource": Resource, "rank": RankRule, "status": StatusRule, "queue": QueueRule}
+
+
 def make_kind(name: str, given: Mapping[str, Any]) -> WorkloadKind:
     """Return the kind that a mapping describes, which ``schema.CustomKind`` has checked."""
-    status, rank = given.get("status") or {}, given.get("rank") or {}
-    return WorkloadKind(
-        name=name,
-        resource=_resource(given["resource"]),
-        templates=tuple(map(_template_rule, given["templates"])),
-        rank=RankRule(**{key: value for key, value in rank.items() if value}),
-        status=StatusRule(
-            conditions=parse_path(status.get("conditions") or "status.conditions"),
-            phase=parse_path(status.get("phase")),
-            **{key: tuple(status.get(key) or ()) for key in ("succeeded", "failed", "suspended", "running")},
-        ),
-        each_pod=bool(given.get("each_pod")),
-        own_service=bool(given.get("own_service")),
-        most=given.get("most") or 0,
-        container=given.get("container") or "worker",
-        manifest=given.get("manifest") or {},
-        must=given.get("must") or {},
-        several=given.get("several") or {},
-        deadline=parse_path(given.get("deadline")),
-        ttl=parse_path(given.get("ttl")),
-        suspend=parse_path(given.get("suspend")),
-        devices=parse_path(given.get("devices")),
-        leader=given.get("leader") or "",
-        queue_label=given.get("queue_label") or "",
-        queue=_queue_rule(given["queue"]) if given.get("queue") else None,
-        limit_label=given.get("limit_label") or "",
-    )
+    return WorkloadKind(name=name, **_fields(given))
 
 
-def parse_path(text: str | None) -> KeyPath:
+def _fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a part of a kind; what is not given has its default."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        if value is None:
+            continue
+        if key in _PARTS:
+            found[key] = _PARTS[key](**_fields(value))
+        elif key == "templates":
+            found[key] = tuple(TemplateRule(**_fields(one)) for one in value)
+        elif key == "count":
+            found[key] = tuple(map(parse_path, value))
+        elif key in _PATHS:
+            found[key] = parse_path(value)
+        else:
+            found[key] = tuple(value) if isinstance(value, list) else value
+    return found
+
+
+def parse_path(text: str) -> KeyPath:
     """Return the segments of ``spec.template``; none of an empty text."""
     return tuple(text.split(".")) if text else ()
-
-
-def _resource(given: Mapping[str, Any]) -> Resource:
-    return Resource(given.get("group") or "", given["version"], given["kind"], given["plural"])
-
-
-def _queue_rule(given: Mapping[str, Any]) -> QueueRule:
-    return QueueRule(
-        _resource(given["resource"]),
-        given["label"],
-        tuple(given["admitted"]),
-        tuple(given.get("evicted") or ()),
-    )
-
-
-def _template_rule(given: Mapping[str, Any]) -> TemplateRule:
-    return TemplateRule(
-        path=parse_path(given.get("path")),
-        pods=given.get("pods"),
-        count=tuple(map(parse_path, given.get("count") or ())),
-        remove=parse_path(given.get("remove")),
-    )

@@ -30,8 +30,17 @@ from pytest_mlhpc.provision.kubernetes.errors import KubernetesError, NotFound, 
 from pytest_mlhpc.provision.kubernetes.event_router import WAKE, EventRouter
 from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.log_parser import SavedOutput, save_output
-from pytest_mlhpc.provision.kubernetes.objects import JOB, KEEP_UNTIL, LEADER, POD, Identity, ObjectRef
-from pytest_mlhpc.provision.kubernetes.reap import note_retained
+from pytest_mlhpc.provision.kubernetes.objects import (
+    JOB,
+    KEEP_UNTIL,
+    LEADER,
+    POD,
+    SECRET,
+    SERVICE,
+    Identity,
+    ObjectRef,
+)  # fmt: skip
+from pytest_mlhpc.provision.kubernetes.reap import find_objects, note_retained
 from pytest_mlhpc.provision.kubernetes.verdict import (
     check_nodes,
     container_messages,
@@ -297,7 +306,11 @@ class Reconciler:
         Raises:
             KubernetesError: the list failed.
         """
-        found = self._clusters.objects_of(allocation)
+        # An allocation without a Service needs no right on Services.
+        others = (SECRET, SERVICE) if allocation.settings.service else (SECRET,)
+        kinds = (allocation.kind.resource, *others)
+        listed = find_objects(allocation.api, kinds, allocation.handle.id, allocation.namespace)
+        found = [ref for ref, _ in listed]
         allocation.add_objects(found)
         for ref in found:
             if ref.resource == allocation.kind.resource:

@@ -22,8 +22,14 @@ from pydantic import (
 
 from pytest_mlhpc.config.quantities import parse_size
 from pytest_mlhpc.config.schema import Count, CountOrZero, Duration, Memory, Text
-from pytest_mlhpc.errors import UsageError, nearest
-from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind, builtin_kind, builtin_kinds, make_kind
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.provision.kubernetes.kinds import (
+    WorkloadKind,
+    builtin_kind,
+    builtin_kinds,
+    make_kind,
+    unknown_kind,
+)
 from pytest_mlhpc.provision.kubernetes.objects import metadata_of, quantity, value_at
 from pytest_mlhpc.provision.kubernetes.settings import DEVICE_RESOURCES, GRACE_S, KEEP_FOR_S, TTL_S
 
@@ -423,9 +429,7 @@ class KubernetesOptions(BaseModel):
                 f"`custom` describes a kind of your own, but kind is {self.kind!r}; give it another name"
             )
         if self.custom is None and self.kind not in builtin_kinds():
-            hint = nearest(self.kind, builtin_kinds())
-            did = f" (did you mean {hint!r}?)" if hint else "; describe it under `custom`"
-            raise ValueError(f"kind {self.kind!r} is not one of {', '.join(builtin_kinds())}{did}")
+            raise ValueError(unknown_kind(self.kind))
         if self.run_as_user == 0 and self.security == "restricted":
             raise ValueError(
                 "run_as_user: 0 is root, which `security: restricted` forbids; set security: as_manifest"
