@@ -77,8 +77,8 @@ class PodRecord:
 
     def update(self, view: PodView) -> None:
         """Set the pod's state. A lost node explains more than how the container ended."""
-        vague = view.cause is None or view.cause.outcome == "channel_broken"
-        self.view = replace(view, cause=self.node_cause) if self.node_cause is not None and vague else view
+        lost = self.node_cause is not None and view.explains_itself
+        self.view = replace(view, cause=self.node_cause) if lost else view
 
 
 @dataclass
@@ -240,7 +240,7 @@ class PodAllocation:
         if out_of_memory:
             names = ", ".join(f"{pod.name} on {pod.node}" for pod in out_of_memory)
             outcome, text = "out_of_memory", f"OOMKilled: memory ran out in {names}"
-        elif deleted and not any(_node_lost(pod) for pod in deleted):
+        elif deleted and not any(pod.node_is_lost for pod in deleted):
             names = ", ".join(f"{pod.name} on {pod.node}" for pod in deleted)
             outcome, text = "cancelled_outside", f"deleted by others: {names}"
             if self.suspended:
@@ -279,7 +279,7 @@ class PodAllocation:
         Pods on a lost node count as gone: the cluster deletes them when the node returns or is removed.
         """
         pods = self.pods.values()
-        over = all(pod.deleted or pod.view.stage is Stage.ENDED or _node_lost(pod.view) for pod in pods)
+        over = all(pod.deleted or pod.view.stage is Stage.ENDED or pod.view.node_is_lost for pod in pods)
         # A workload that is being deleted creates no more pods.
         all_known = len(pods) >= self.plan.nodes + self.plan.spares
         return over and (all_known or self.deleted_workloads >= set(self.workloads))
@@ -317,11 +317,6 @@ class PodAllocation:
             if pod.follower is not None:
                 pod.follower.close()
             pod.stream.close()
-
-
-def _node_lost(view: PodView) -> bool:
-    """Return whether the pod's node is lost, so that the pod's end may never be reported."""
-    return view.cause is not None and view.cause.outcome == "node_failure"
 
 
 def _job_state(pods: Sequence[PodView], nodes: int) -> JobState:

@@ -92,6 +92,11 @@ class FailureCause:
     patience: str = ""
     node: str = ""
 
+    @property
+    def is_vague(self) -> bool:
+        """Whether it describes an end without its reason: other causes take precedence."""
+        return self.outcome in ("channel_broken", "cancelled_outside")
+
 
 def find_cause(
     teller: str, reason: str, text: str, *, whose: str = "", node: str = ""
@@ -123,6 +128,16 @@ class PodView:
     )  #: when the worker container began and ended (RFC 3339), once it has ended
     deleting: bool = False  #: its deletion was requested
     crowded: bool = False  #: the kubelet had no room for it
+
+    @property
+    def explains_itself(self) -> bool:
+        """Whether its exit code says all that is known of its end: no memory limit, deadline or lost node is named."""
+        return self.cause is None or self.cause.outcome == "channel_broken"
+
+    @property
+    def node_is_lost(self) -> bool:
+        """Whether its node is lost, so that its end may never be reported."""
+        return self.cause is not None and self.cause.outcome == "node_failure"
 
 
 def pod_view(pod: JsonObject, worker: str = WORKER) -> PodView:

@@ -42,6 +42,12 @@ class RankRule:
     label: str = ""
     variable: str = ""
 
+    @property
+    def field_path(self) -> str:
+        """The field of the pod that has it, where no variable does."""
+        kind, name = ("annotations", self.annotation) if self.annotation else ("labels", self.label)
+        return f"metadata.{kind}['{name}']"
+
 
 @dataclass(frozen=True)
 class StatusRule:

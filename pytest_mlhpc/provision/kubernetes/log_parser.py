@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from pytest_mlhpc.node.batch.pod_stream import RS, tags
-from pytest_mlhpc.node.files import open_private, read_json, read_private
+from pytest_mlhpc.node.files import read_json, read_private, replace_file
 from pytest_mlhpc.node.processes import CappedLog
 from pytest_mlhpc.node.protocol.lines import MAX_BODY, Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
@@ -445,13 +445,8 @@ def save_output(directory: Path, nodes: Sequence[str], lines: bytes) -> None:
     Errors are ignored: then the result is lost if this session is killed before it records it.
     """
     head = json.dumps({"schema": _SAVED_SCHEMA, "nodes": list(nodes)}).encode() + b"\n"
-    temporary = directory / f"{SAVED_OUTPUT_FILE}.{os.getpid()}"
     with contextlib.suppress(OSError):
-        with os.fdopen(open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(head + lines)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(directory / SAVED_OUTPUT_FILE)
+        replace_file(directory / SAVED_OUTPUT_FILE, head + lines, mode=0o600)
 
 
 def read_saved_output(directory: Path) -> SavedOutput | None:

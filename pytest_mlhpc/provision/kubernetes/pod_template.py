@@ -212,8 +212,7 @@ def _variables(pods: RenderContext, rank: int | None) -> list[Any]:
         # If the operator adds its variable after ours, this stays unexpanded, and the agent reads the variable itself.
         found["MLHPC_POD_RANK"] = f"$({rule.variable})"
     else:
-        where, name = ("annotations", rule.annotation) if rule.annotation else ("labels", rule.label)
-        fields["MLHPC_POD_RANK"] = f"metadata.{where}['{name}']"
+        fields["MLHPC_POD_RANK"] = rule.field_path
     return [{"name": "HOME", "value": WORK}, *_fixed(found, fields)]
 
 
@@ -237,8 +236,7 @@ def _rank_variables(pods: RenderContext, rank: int | None) -> list[Any]:
         return _fixed({"RANK": str(rank), **place}, {})
     if rule.variable:
         return _fixed(place if rule.variable == "RANK" else {"RANK": f"$({rule.variable})", **place}, {})
-    where, name = ("annotations", rule.annotation) if rule.annotation else ("labels", rule.label)
-    return _fixed(place, {"RANK": f"metadata.{where}['{name}']"})
+    return _fixed(place, {"RANK": rule.field_path})
 
 
 def own_command(argv: Sequence[str]) -> list[str]:

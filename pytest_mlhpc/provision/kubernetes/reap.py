@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 from pytest_mlhpc.jobs.reaping import Reaper
-from pytest_mlhpc.node.files import make_private, own_folder, read_json, read_private
+from pytest_mlhpc.node.files import make_private, own_folder, read_json, read_private, replace_file
 from pytest_mlhpc.provision.kubernetes.errors import Forbidden, NotFound
 from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.objects import (
@@ -32,7 +31,6 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     object_ref,
 )
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
-from pytest_mlhpc.provision.payload import write_private
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
@@ -140,10 +138,8 @@ def note_retained(directory: Path, until_s: int) -> None:
     """
     folder = own_folder(directory.parents[2], NOTES_FOLDER)
     make_private(folder)
-    path = folder / f"{directory.name}.json"
-    temporary = path.with_suffix(f".{os.getpid()}")
-    write_private(temporary, json.dumps({"until": until_s, "directory": str(directory)}) + "\n")
-    temporary.replace(path)
+    note = json.dumps({"until": until_s, "directory": str(directory)}) + "\n"
+    replace_file(folder / f"{directory.name}.json", note.encode(), mode=0o600)
 
 
 def overdue_retained(state_dir: Path, now_s: float) -> list[str]:

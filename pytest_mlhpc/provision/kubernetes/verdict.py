@@ -50,8 +50,6 @@ REFUSED_LIMIT_S: Final = 90.0
 #: How long a server may be unavailable beyond all time limits of an allocation, in seconds.
 SILENT_LIMIT_S: Final = 1800.0
 
-#: Outcomes that describe an end without its reason; other causes take precedence.
-_VAGUE: Final = ("channel_broken", "cancelled_outside")
 _NODE_OUTCOMES: Final = ("node_failure", "evicted", "preempted")
 
 #: When events are read first, and at which interval again, in seconds.
@@ -187,7 +185,7 @@ def _final_cause(allocation: PodAllocation, now: float, silence: WatchSilence | 
         return None
     causes = [cause for cause in allocation.causes().values() if not cause.patience]
     if causes:
-        return min(causes, key=lambda cause: cause.outcome in _VAGUE)
+        return min(causes, key=lambda cause: cause.is_vague)
     # A pod that is being deleted on a lost node will not return; others may.
     lost = [pod for pod in allocation.pods.values() if pod.view.deleting and _lost_node(pod)]
     if lost:
@@ -209,9 +207,7 @@ def _cause_after_end(allocation: PodAllocation, first: PodRecord, now: float) ->
     unread = any(pod.follower is not None and not pod.log_ended for pod in read)
     if unread and now - allocation.ended_at < LOG_LIMIT_S:
         return None
-    causes = sorted(
-        allocation.causes().values(), key=lambda cause: (cause.outcome in _VAGUE, bool(cause.patience))
-    )
+    causes = sorted(allocation.causes().values(), key=lambda cause: (cause.is_vague, bool(cause.patience)))
     if causes:
         return causes[0]
     what = "was read to its end" if first.log_complete else "has a hole, or may have one: it was rotated"
@@ -254,7 +250,7 @@ def _deletion_error(allocation: PodAllocation, now: float) -> MlhpcError:
     if cause := next((pod.view.cause for pod in allocation.pods.values() if _lost_node(pod)), None):
         return allocation_error(cause, allocation, now)
     for cause in allocation.causes().values():
-        if cause.outcome not in _VAGUE and not cause.patience:
+        if not cause.is_vague and not cause.patience:
             return allocation_error(cause, allocation, now)
     if allocation.suspended:
         return ProvisionError("preempted", allocation.preemption)
@@ -353,9 +349,8 @@ def why_no_start(events: Sequence[Any] | None, pod: PodView) -> FailureCause | N
 def check_nodes(allocation: PodAllocation) -> None:
     """Set the cause of pods that were deleted with their node; old servers do not say why. Each node is read once."""
     for pod in allocation.pods.values():
-        node, cause = pod.view.node, pod.view.cause
-        vague = cause is None or cause.outcome == "channel_broken"
-        if (pod.deleted or pod.view.deleting) and node and vague and not pod.node_checked:
+        node, going = pod.view.node, pod.deleted or pod.view.deleting
+        if going and node and pod.view.explains_itself and not pod.node_checked:
             pod.node_checked = True
             if text := _node_problem(allocation.api, node):
                 pod.node_cause = FailureCause("node_failure", text, node=node)
@@ -399,7 +394,7 @@ def container_messages(allocation: PodAllocation, now: float) -> list[Message]:
     if late:
         text = f"the program did not end within {run.time_limit_s:g} s"
         messages.append(run_message(run, "failed", {"outcome": "time_limit", "text": text, "log": ""}))
-    elif (len(ended) < len(pods) and not failed) or not all(_explains_itself(pod) for pod in ended):
+    elif (len(ended) < len(pods) and not failed) or not all(pod.view.explains_itself for pod in ended):
         return messages
     elif allocation.ended_at is None:
         allocation.ended_at = now
@@ -418,11 +413,6 @@ def container_messages(allocation: PodAllocation, now: float) -> list[Message]:
     if times:
         end |= {"started_ns": min(first for first, _ in times), "ended_ns": max(last for _, last in times)}
     return [*messages, run_message(run, "end", end)]
-
-
-def _explains_itself(pod: PodRecord) -> bool:
-    """Return whether the exit code says all of the end of a container: no memory limit, deadline or lost node did it."""
-    return pod.view.cause is None or pod.view.cause.outcome == "channel_broken"
 
 
 def _lacking_output(ended: Sequence[PodRecord]) -> str:
