@@ -26,14 +26,15 @@ _NO_ROOM: Final = "OutOf"
 #: A quota requires a resource that our pods do not name, so waiting does not help (k8s.io/apiserver, plugin/resourcequota).
 MUST_SPECIFY: Final = "must specify"
 
-#: All that may stop an allocation: who tells it; of whose container, "" of any; the reason as a pattern; the outcome, and the
-#: patience that it is given. The first row that fits counts. Without an outcome somebody else tells more.
-_CAUSES: Final = (
+#: All that may stop an allocation: who tells it; of whose container, "" of any, others' included; the reason as a pattern; the
+#: outcome, and the patience that it is given. The first row that fits counts. Without an outcome somebody else tells more.
+CAUSES: Final = (
     ("waiting", "", "ErrImagePull|ImagePullBackOff|ImageInspectError|RegistryUnavailable", "image_pull", "image"),
     ("waiting", "", "SignatureValidationFailed|ErrImageNeverPull|InvalidImageName", "image_pull", ""),
     ("waiting", "", "CreateContainerConfigError|CreateContainerError|PreCreateHookError", "container_config", "config"),
     ("waiting", "", "PreStartHookError|PostStartHookError|RunContainerError", "launch_failed", "config"),
     ("waiting", "", "CrashLoopBackOff", "crash_loop", "crash"),
+    ("restart", "", ".*", "crash_loop", "crash"),
     # A container has ended: the reason, then the exit code.
     ("end", "", "OOMKilled", "out_of_memory", ""),
     ("end", "", "StartError|ContainerCannotRun", "launch_failed", ""),
@@ -52,6 +53,7 @@ _CAUSES: Final = (
     ("disruption", "", "PreemptionByScheduler|PreemptionByKubeScheduler", "preempted", ""),
     ("disruption", "", "DeletionByTaintManager|DeletionByPodGC", "node_failure", ""),
     ("disruption", "", ".*", "evicted", ""),
+    ("unready", "", ".*", "node_failure", "node"),
     ("unscheduled", "", "SchedulingGated", "never_scheduled", "admission"),
     ("unscheduled", "", ".*", "never_scheduled", "unschedulable"),
     # Events: a controller makes no pods, a kubelet does not start one.
@@ -102,7 +104,7 @@ def find_cause(
     teller: str, reason: str, text: str, *, whose: str = "", node: str = ""
 ) -> FailureCause | None:
     """Return the cause that *reason* is in the table, with this *text*; None if it is none, or if somebody else tells more."""
-    for told_by, container, pattern, outcome, patience in _CAUSES:
+    for told_by, container, pattern, outcome, patience in CAUSES:
         if told_by == teller and container in ("", whose) and re.fullmatch(pattern, reason):
             return FailureCause(outcome, text, patience, node) if outcome else None
     return None
@@ -244,7 +246,7 @@ def _cause_of_one(pod: JsonObject, container: JsonObject, worker: str, node: str
         return None
     text = f"container {name!r} ended with {_exit_text(ended)}"
     if _is_restarted(pod, container):
-        return FailureCause("crash_loop", f"{text}, and is started again and again", "crash", node)
+        return find_cause("restart", "", f"{text}, and is started again and again", node=node)
     whose = WORKER if name == worker else PROBE if name == PROBE else ""
     code = str(ended.get("exitCode", 0))
     found = find_cause("end", ended.get("reason") or "", text, node=node)
@@ -284,7 +286,7 @@ def _not_ready_cause(status: JsonObject, node: str) -> FailureCause | None:
     conditions = {one.get("type"): one.get("status") for one in status.get("conditions") or ()}
     if conditions.get("ContainersReady") != "True" or conditions.get("Ready") in (None, "True"):
         return None
-    return FailureCause("node_failure", f"the node {node} is lost: it is marked as not ready", "node", node)
+    return find_cause("unready", "", f"the node {node} is lost: it is marked as not ready", node=node)
 
 
 def _unfit(status: JsonObject) -> str:

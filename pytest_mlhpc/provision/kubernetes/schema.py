@@ -200,9 +200,8 @@ class RankModel(_Closed):
     label: Text | None = None
     variable: Text | None = Field(None, description="of the environment, set by the kind's operator")
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, _context: Any, /) -> None:
         """Require exactly one."""
-        del context
         if sum(value is not None for value in (self.annotation, self.label, self.variable)) != 1:
             raise ValueError("give one of annotation, label, variable")
 
@@ -217,9 +216,8 @@ class StatusModel(_Closed):
     suspended: list[Text] = []
     running: list[Text] = []
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, _context: Any, /) -> None:
         """Require conditions for success and failure."""
-        del context
         if not self.succeeded or not self.failed:
             raise ValueError("say which conditions (or phases) mean succeeded, and which failed")
 
@@ -258,9 +256,8 @@ class CustomKind(_Closed):
     queue: QueueModel | None = Field(None, description="the object that says why it waits")
     limit_label: Text | None = None
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, _context: Any, /) -> None:
         """Require a way to distinguish pods, and templates for all of them."""
-        del context
         if self.rank is None and not self.each_pod and self.most != 1:
             raise ValueError(
                 "`rank` is missing: what holds the number of a pod? With `most: 1` there is but one"
@@ -311,9 +308,8 @@ class VolumeModel(_Closed):
         None, description="where this machine sees the volume; files that are too large for a Secret go there"
     )
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, _context: Any, /) -> None:
         """Require exactly one source, and one that this machine may see where it says so."""
-        del context
         sources = ("claim", "template", "host_path", "empty_dir", "config_map", "secret")
         given = [name for name in sources if getattr(self, name) is not None]
         if len(given) != 1:
@@ -421,9 +417,8 @@ class KubernetesOptions(BaseModel):
     max_time: Duration | None = Field(None, description="longest allocation")
     grace: Duration = GRACE_S
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, _context: Any, /) -> None:
         """Refuse options that contradict each other."""
-        del context
         if self.custom is not None and self.kind in builtin_kinds():
             raise ValueError(
                 f"`custom` describes a kind of your own, but kind is {self.kind!r}; give it another name"
