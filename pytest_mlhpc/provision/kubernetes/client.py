@@ -462,8 +462,7 @@ class Stream(Generic[Item]):
         self._response, self._line = opened
         self._call, self._forget = call, forget
         self._longest, self._parse, self._whole = longest, parse, whole
-        self._lock = threading.Lock()
-        self._state = "new"
+        self._unread = threading.Lock()  #: taken once, by who reads or by who closes before anybody has read
 
     def __iter__(self) -> Iterator[Item]:
         """Return the items as they arrive.
@@ -471,10 +470,8 @@ class Stream(Generic[Item]):
         Raises:
             Unavailable: the connection broke before the server ended the answer.
         """
-        with self._lock:
-            if self._state != "new":
-                return
-            self._state = "read"
+        if not self._unread.acquire(blocking=False):
+            return
         rest: list[bytes] = []
         try:
             for line in split_lines(iter(self._piece, b""), self._longest, rest):
@@ -487,18 +484,12 @@ class Stream(Generic[Item]):
             raise Unavailable(self._call, "the watch ended in the middle of an event")
 
     def close(self) -> None:
-        """End the stream. A blocked reader wakes at once and gets no error."""
+        """End the stream. A blocked reader wakes at once and gets no error, and cleans up."""
         self._line.cut("closed")
-        with self._lock:
-            if self._state == "read":  # who reads cleans up
-                return
-        self._end()
+        if self._unread.acquire(blocking=False):
+            self._end()
 
     def _end(self) -> None:
-        with self._lock:
-            if self._state == "ended":
-                return
-            self._state = "ended"
         self._response.close()
         self._forget(self._line)
 

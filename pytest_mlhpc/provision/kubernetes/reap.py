@@ -319,9 +319,7 @@ def is_reachable(location: ClusterLocation, environ: Mapping[str, str]) -> bool:
     Raises:
         UsageError: it leads nowhere.
     """
-    from pytest_mlhpc.provision.kubernetes.connect import connect
-
-    api = connect(kubeconfig=location.kubeconfig, context=location.context, namespace="", environ=environ)
+    api = location_connector(environ)(location)
     try:
         return location.is_at(api)
     finally:

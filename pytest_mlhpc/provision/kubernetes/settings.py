@@ -150,33 +150,31 @@ def _device_resource(partition: Partition, option: str) -> str:
 
 def _volume(option: Mapping[str, Any]) -> Volume:
     """Return the volume; one of the option's keys names its source."""
-    return Volume(
-        option["name"],
-        option["mount"],
-        _source(option),
-        bool(option.get("read_only")),
-        option.get("sub_path") or "",
-        option.get("here") or "",
-    )
+    names = ("name", "mount", "read_only", "sub_path", "here")
+    return Volume(source=_source(option), **{name: option[name] for name in names if option.get(name)})
+
+
+#: Option -> kind of a volume's source, and the field that has the option's value.
+_SOURCES: Final = {
+    "claim": ("persistentVolumeClaim", "claimName"),
+    "host_path": ("hostPath", "path"),
+    "config_map": ("configMap", "name"),
+    "secret": ("secret", "secretName"),
+}
 
 
 def _source(option: Mapping[str, Any]) -> Mapping[str, Any]:
-    if claim := option.get("claim"):
-        return {"persistentVolumeClaim": {"claimName": claim}}
-    if path := option.get("host_path"):
-        return {"hostPath": {"path": path}}
-    if name := option.get("config_map"):
-        return {"configMap": {"name": name}}
-    if name := option.get("secret"):
-        return {"secret": {"secretName": name}}
+    for name, (kind, key) in _SOURCES.items():
+        if option.get(name):
+            return {kind: {key: option[name]}}
     if template := option.get("template"):
-        claim_spec: dict[str, Any] = {
+        claim: dict[str, Any] = {
             "accessModes": list(template.get("access") or ["ReadWriteOnce"]),
             "resources": {"requests": {"storage": str(template["size"])}},
         }
         if template.get("storage_class"):
-            claim_spec["storageClassName"] = template["storage_class"]
-        return {"ephemeral": {"volumeClaimTemplate": {"spec": claim_spec}}}
+            claim["storageClassName"] = template["storage_class"]
+        return {"ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
     empty = option.get("empty_dir") or {}
     found: dict[str, Any] = {"medium": "Memory"} if empty.get("medium") == "memory" else {}
     if empty.get("size"):
