@@ -21,11 +21,10 @@ from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.kubernetes.causes import FailureCause, PatienceTracker, PodView, Stage
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import KubernetesError
-from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind, WorkloadStatus
 from pytest_mlhpc.provision.kubernetes.log_follower import LogFollower
 from pytest_mlhpc.provision.kubernetes.log_parser import AgentOutput, ContainerOutput
 from pytest_mlhpc.provision.kubernetes.objects import Manifest, ObjectRef, Resource, object_name
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, WorkloadKind, WorkloadStatus
 
 #: Failures that the node or the kernel may have caused. They are reported once the container's end explains them, or after
 #: DEFER_S seconds, as the agent may have other runs to do.

@@ -115,7 +115,6 @@ class PodView:
     """The state of a pod. ``exit`` is the worker container's exit code once it has ended."""
 
     name: str
-    uid: str
     stage: Stage
     node: str = ""
     address: str = ""
@@ -151,7 +150,6 @@ def pod_view(pod: JsonObject, worker: str = WORKER) -> PodView:
     stage = _stage(pod, own, ended, node)
     return PodView(
         name=meta.get("name") or "",
-        uid=meta.get("uid") or "",
         stage=stage,
         node=node,
         address=status.get("podIP") or "",

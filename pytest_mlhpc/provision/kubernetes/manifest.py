@@ -18,7 +18,6 @@ from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.run_files import packed_sets, staged_archive
 from pytest_mlhpc.provision.kubernetes.causes import PROBE
-from pytest_mlhpc.provision.kubernetes.kinds import TemplateRule, WorkloadKind, kind_of
 from pytest_mlhpc.provision.kubernetes.objects import (
     ALLOCATION,
     SECRET,
@@ -47,7 +46,13 @@ from pytest_mlhpc.provision.kubernetes.pod_template import (
     pod_template,
     with_affinity,
 )
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, settings_of
+from pytest_mlhpc.provision.kubernetes.settings import (
+    KubernetesSettings,
+    TemplateRule,
+    WorkloadKind,
+    kind_of,
+    settings_of,
+)
 
 #: The API server refuses a Secret of more (kubernetes.io/docs/concepts/configuration/secret, "Size limit").
 MAX_SECRET_BYTES: Final = 1 << 20
@@ -65,14 +70,13 @@ _PREVIEW_SHA256: Final = "0" * 64
 
 @dataclass(frozen=True)
 class RenderedObjects:
-    """The objects of an allocation, in the order of creation. ``plan`` is the plan as the pods see it."""
+    """The objects of an allocation, in the order of creation."""
 
     secret: dict[str, Any]
     files: dict[str, Any] | None  #: a second Secret, with the files of the runs
     service: dict[str, Any] | None
     workloads: tuple[dict[str, Any], ...]
     kind: WorkloadKind
-    plan: Plan
 
     def objects(self) -> list[tuple[Resource, Manifest]]:
         """Return the manifests that there are, each with its kind."""
@@ -133,7 +137,6 @@ def render(  # noqa: PLR0917 - from settings to content
         service=_service(job) if job.leader and not kind.own_service else None,
         workloads=workloads,
         kind=kind,
-        plan=inside,
     )
 
 

@@ -16,9 +16,8 @@ from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.run_files import packed_sets
 from pytest_mlhpc.node.worker.workloads.fields.compiled_devices import IPU, ipus_of_rank
-from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.objects import ALLOCATION, RANK, FixedValue
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, WorkloadKind
 
 #: Paths in the pod; ``node/batch/pod.py`` uses them.
 CONFIG: Final = "/mlhpc/config"

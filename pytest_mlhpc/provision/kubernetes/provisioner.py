@@ -23,13 +23,12 @@ from pytest_mlhpc.provision.kubernetes.allocation import Phase, PodAllocation
 from pytest_mlhpc.provision.kubernetes.causes import PatienceTracker
 from pytest_mlhpc.provision.kubernetes.creation import read_unfit
 from pytest_mlhpc.provision.kubernetes.event_router import WAKE
-from pytest_mlhpc.provision.kubernetes.kinds import kind_of
 from pytest_mlhpc.provision.kubernetes.log_parser import read_saved_output
 from pytest_mlhpc.provision.kubernetes.manifest import render_refusal
 from pytest_mlhpc.provision.kubernetes.pod_template import devices_per_rank
 from pytest_mlhpc.provision.kubernetes.reap import read_location, settings_at
 from pytest_mlhpc.provision.kubernetes.reconciler import Reconciler
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, settings_of
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, kind_of, settings_of
 from pytest_mlhpc.provision.kubernetes.watch import Clusters
 from pytest_mlhpc.provision.payload import payload_path
 

@@ -19,7 +19,6 @@ from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 from pytest_mlhpc.jobs.reaping import Reaper
 from pytest_mlhpc.node.files import make_private, own_folder, read_json, read_private, replace_file
 from pytest_mlhpc.provision.kubernetes.errors import Forbidden, NotFound
-from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.objects import (
     POD,
     SECRET,
@@ -30,7 +29,7 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     metadata_of,
     object_ref,
 )
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, WorkloadKind
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.kubernetes.client import KubernetesClient

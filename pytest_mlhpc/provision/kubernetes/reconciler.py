@@ -28,7 +28,6 @@ from pytest_mlhpc.provision.kubernetes.creation import (
 )
 from pytest_mlhpc.provision.kubernetes.errors import KubernetesError, NotFound, Unavailable, provision_error
 from pytest_mlhpc.provision.kubernetes.event_router import WAKE, EventRouter
-from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.log_parser import SavedOutput, save_output
 from pytest_mlhpc.provision.kubernetes.objects import (
     JOB,
@@ -41,6 +40,7 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     ObjectRef,
 )  # fmt: skip
 from pytest_mlhpc.provision.kubernetes.reap import find_objects, note_retained
+from pytest_mlhpc.provision.kubernetes.settings import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.verdict import (
     check_nodes,
     container_messages,

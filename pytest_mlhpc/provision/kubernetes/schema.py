@@ -23,15 +23,18 @@ from pydantic import (
 from pytest_mlhpc.config.quantities import parse_size
 from pytest_mlhpc.config.schema import Count, CountOrZero, Duration, Memory, Text
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.provision.kubernetes.kinds import (
+from pytest_mlhpc.provision.kubernetes.objects import metadata_of, quantity, value_at
+from pytest_mlhpc.provision.kubernetes.settings import (
+    DEVICE_RESOURCES,
+    GRACE_S,
+    KEEP_FOR_S,
+    TTL_S,
     WorkloadKind,
     builtin_kind,
     builtin_kinds,
     make_kind,
     unknown_kind,
 )
-from pytest_mlhpc.provision.kubernetes.objects import metadata_of, quantity, value_at
-from pytest_mlhpc.provision.kubernetes.settings import DEVICE_RESOURCES, GRACE_S, KEEP_FOR_S, TTL_S
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.schema import EnvironmentModel, PartitionModel

@@ -33,9 +33,9 @@ from pytest_mlhpc.provision.kubernetes.errors import (
     Unavailable,
     provision_error,
 )
-from pytest_mlhpc.provision.kubernetes.kinds import QueueRule
 from pytest_mlhpc.provision.kubernetes.log_parser import ContainerOutput, join_outputs
 from pytest_mlhpc.provision.kubernetes.objects import NODE, ObjectRef
+from pytest_mlhpc.provision.kubernetes.settings import QueueRule
 from pytest_mlhpc.store.record import INFRASTRUCTURE
 
 #: How long a log may be read after its container has ended, in seconds: longer than ``log_follower.LAST_READ_S``.

@@ -22,7 +22,6 @@ from pytest_mlhpc.provision.kubernetes.errors import (
     Unavailable,
     retry_delay,
 )
-from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.objects import (
     POD,
     Manifest,
@@ -33,7 +32,7 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     metadata_of,
     object_ref,
 )
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, WorkloadKind
 
 #: Range of a watch's random duration, in seconds, which spreads the load; as in client-go's reflector.
 WATCH_S = (300.0, 600.0)

@@ -9,7 +9,6 @@ import pytest
 
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.provision.kubernetes import log_parser
-from pytest_mlhpc.provision.kubernetes.kinds import builtin_kind
 from pytest_mlhpc.provision.kubernetes.reap import (
     LOCATION_FILE,
     delete_overdue,
@@ -18,7 +17,7 @@ from pytest_mlhpc.provision.kubernetes.reap import (
     note_retained,
     overdue_retained,
 )
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, builtin_kind
 
 SERVER = "https://here:6443"
 UNTIL = "it was kept until 1970-01-01 00:16:40 UTC"
