@@ -103,7 +103,7 @@ def common_labels(settings: KubernetesSettings) -> dict[str, str]:
 
 
 def pod_template(pods: RenderContext, rank: int | None) -> dict[str, Any]:
-    """Return our part of a pod template, in which :class:`Must` marks what a manifest may not change.
+    """Return our part of a pod template, in which :class:`FixedValue` marks what a manifest may not change.
 
     *rank* is given if the template makes one pod; None: the kind's rule determines it.
     """
@@ -193,7 +193,7 @@ def resources(shape: PodSize, settings: KubernetesSettings) -> dict[str, Any]:
 
 
 def _variables(pods: RenderContext, rank: int | None) -> list[Any]:
-    """Return the agent's environment. Each variable is a :class:`Must` as a whole, with its source."""
+    """Return the agent's environment. Each variable is a :class:`FixedValue` as a whole, with its source."""
     found: dict[str, Any] = {"MLHPC_PODS": str(pods.pods)}
     if pods.payload:
         found["PYTHONPATH"] = f"{CONFIG}/{pods.payload}"

@@ -1,4 +1,4 @@
-"""Whether an allocation has ended, and with which error; and the few requests that a verdict needs.
+"""Whether an allocation or a program without an agent has ended, and with which error; and the few requests that this needs.
 
 Open it to see why an allocation was given up. Events, queue objects and nodes are read rarely, and only for
 allocations that make no progress.
