@@ -18,7 +18,7 @@ from benchmarks.kubernetes_cluster import Cluster, started
 from benchmarks.report import Row, machine, table
 from benchmarks.slurm_cluster import NotHereError
 from pytest_mlhpc.provision.kubernetes.connect import connect
-from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogFollower, LogLine
+from pytest_mlhpc.provision.kubernetes.log_follower import LogEnded, LogFollower, LogLine
 
 JOBS, AT_ONCE = 20, 8
 #: Seconds that the jobs take: from 10 to 60, short and long ones mixed as in a suite.

@@ -17,7 +17,7 @@ from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.protocol.lines import Decoder, Fault, Message
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.provision.kubernetes.pod_output import PodOutput
+from pytest_mlhpc.provision.kubernetes.log_parser import AgentOutput
 
 #: After so many seconds a test hangs.
 HANG_S = 300.0
@@ -159,7 +159,7 @@ def orphans() -> list[int]:
 
 def messages_of(plan: Plan, log: bytes) -> list[Message | Fault]:
     """Return what a controller understands of a pod's log."""
-    stream = PodOutput(plan)
+    stream = AgentOutput(plan)
     lines = b"".join(stream.feed(line) for line in log.splitlines(keepends=True)) + stream.finish()
     decoder = Decoder({run.run_id: run.nonce for run in plan.runs})
     return [*decoder.feed(lines), *decoder.finish()]

@@ -282,7 +282,8 @@ class CappedLog:
         self.dropped = 0
         self._cap = cap
         self._tail = b""
-        self._fd = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(str(path), flags, 0o600)
 
     def write(self, data: bytes) -> None:
         """Append *data* as far as the cap allows."""

@@ -9,9 +9,8 @@ from manifests import partition, workload
 from systems_files import Page, previews_of
 
 from pytest_mlhpc.provision.kubernetes import schema
-from pytest_mlhpc.provision.kubernetes.kinds import builtin_kinds
 from pytest_mlhpc.provision.kubernetes.schema import CustomKind
-from pytest_mlhpc.provision.kubernetes.settings import PATIENCE
+from pytest_mlhpc.provision.kubernetes.settings import PATIENCE, builtin_kinds
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.provision.slurm.script import FAILED_STEPS
 

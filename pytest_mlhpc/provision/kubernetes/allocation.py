@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.provisioner import Event, Handle, LineArrived, StateChanged
@@ -21,11 +21,10 @@ from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.kubernetes.causes import FailureCause, PatienceTracker, PodView, Stage
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import KubernetesError
-from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind, WorkloadStatus
-from pytest_mlhpc.provision.kubernetes.logs import LogFollower
-from pytest_mlhpc.provision.kubernetes.objects import ObjectRef, object_name
-from pytest_mlhpc.provision.kubernetes.pod_output import ContainerOutput, PodOutput
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
+from pytest_mlhpc.provision.kubernetes.log_follower import LogFollower
+from pytest_mlhpc.provision.kubernetes.log_parser import AgentOutput, ContainerOutput
+from pytest_mlhpc.provision.kubernetes.objects import Manifest, ObjectRef, Resource, object_name
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, WorkloadKind, WorkloadStatus
 
 #: Failures that the node or the kernel may have caused. They are reported once the container's end explains them, or after
 #: DEFER_S seconds, as the agent may have other runs to do.
@@ -63,7 +62,7 @@ class PodRecord:
     ref: ObjectRef
     rank: int | None
     view: PodView
-    stream: PodOutput | ContainerOutput
+    stream: AgentOutput | ContainerOutput
     created_at: str = ""
     follower: LogFollower | None = None
     log_ended: bool = False
@@ -77,8 +76,8 @@ class PodRecord:
 
     def update(self, view: PodView) -> None:
         """Set the pod's state. A lost node explains more than how the container ended."""
-        vague = view.cause is None or view.cause.outcome == "channel_broken"
-        self.view = replace(view, cause=self.node_cause) if self.node_cause is not None and vague else view
+        lost = self.node_cause is not None and view.explains_itself
+        self.view = replace(view, cause=self.node_cause) if lost else view
 
 
 @dataclass
@@ -95,8 +94,9 @@ class PodAllocation:
     patience: PatienceTracker
     since: float
     phase: Phase = Phase.CREATING
-    #: (role, manifest) still to be created
-    to_create: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    to_create: list[tuple[Resource, Manifest]] = field(default_factory=list)  #: what is still to be created
+    created: dict[str, Manifest] = field(default_factory=dict)  #: uid of a workload -> how it was asked for
+    waits: dict[str, float] = field(default_factory=dict)  #: patience -> since when a creation needs it
     objects: list[ObjectRef] = field(default_factory=list)  #: created and not known to be deleted
     owned: list[ObjectRef] = field(default_factory=list)  #: owned by its workloads, and deleted with them
     workloads: dict[str, ObjectRef] = field(default_factory=dict)  #: by name
@@ -136,6 +136,11 @@ class PodAllocation:
         """The nodes of its pods, in the order of ranks."""
         known = [pod for pod in self.pods.values() if pod.view.node and not pod.deleted]
         return tuple(pod.view.node for pod in sorted(known, key=lambda pod: pod.rank or 0))
+
+    @property
+    def running_pods(self) -> list[PodRecord]:
+        """Its pods that have not ended, those that wait included."""
+        return [pod for pod in self.pods.values() if pod.view.stage is not Stage.ENDED and not pod.deleted]
 
     @property
     def views(self) -> list[PodView]:
@@ -234,7 +239,7 @@ class PodAllocation:
         if out_of_memory:
             names = ", ".join(f"{pod.name} on {pod.node}" for pod in out_of_memory)
             outcome, text = "out_of_memory", f"OOMKilled: memory ran out in {names}"
-        elif deleted and not any(_node_lost(pod) for pod in deleted):
+        elif deleted and not any(pod.node_is_lost for pod in deleted):
             names = ", ".join(f"{pod.name} on {pod.node}" for pod in deleted)
             outcome, text = "cancelled_outside", f"deleted by others: {names}"
             if self.suspended:
@@ -273,7 +278,7 @@ class PodAllocation:
         Pods on a lost node count as gone: the cluster deletes them when the node returns or is removed.
         """
         pods = self.pods.values()
-        over = all(pod.deleted or pod.view.stage is Stage.ENDED or _node_lost(pod.view) for pod in pods)
+        over = all(pod.deleted or pod.view.stage is Stage.ENDED or pod.view.node_is_lost for pod in pods)
         # A workload that is being deleted creates no more pods.
         all_known = len(pods) >= self.plan.nodes + self.plan.spares
         return over and (all_known or self.deleted_workloads >= set(self.workloads))
@@ -311,11 +316,6 @@ class PodAllocation:
             if pod.follower is not None:
                 pod.follower.close()
             pod.stream.close()
-
-
-def _node_lost(view: PodView) -> bool:
-    """Return whether the pod's node is lost, so that the pod's end may never be reported."""
-    return view.cause is not None and view.cause.outcome == "node_failure"
 
 
 def _job_state(pods: Sequence[PodView], nodes: int) -> JobState:

@@ -20,53 +20,56 @@ PROBE, WORKER = "probe", "worker"
 #: The probe's exit code for an unfit node (``node/batch/probe.py``).
 EXIT_UNFIT: Final = 10
 
-#: Waiting reasons of a container -> outcome and the patience that it is given.
-_WAITING_REASONS: Final = {
-    "ErrImagePull": ("image_pull", "image"),
-    "ImagePullBackOff": ("image_pull", "image"),
-    "ImageInspectError": ("image_pull", "image"),
-    "RegistryUnavailable": ("image_pull", "image"),
-    "SignatureValidationFailed": ("image_pull", ""),
-    "ErrImageNeverPull": ("image_pull", ""),
-    "InvalidImageName": ("image_pull", ""),
-    "CreateContainerConfigError": ("container_config", "config"),
-    "CreateContainerError": ("container_config", "config"),
-    "PreCreateHookError": ("container_config", "config"),
-    "PreStartHookError": ("launch_failed", "config"),
-    "PostStartHookError": ("launch_failed", "config"),
-    "RunContainerError": ("launch_failed", "config"),
-    "CrashLoopBackOff": ("crash_loop", "crash"),
-}
-
 #: Prefix of a kubelet's reasons to refuse a scheduled pod (pkg/kubelet/lifecycle/predicate.go): it still counts a pod
 #: that has just ended, or does not know yet of an added device.
 _NO_ROOM: Final = "OutOf"
+#: A quota requires a resource that our pods do not name, so waiting does not help (k8s.io/apiserver, plugin/resourcequota).
+MUST_SPECIFY: Final = "must specify"
 
-#: Reasons of a whole pod -> outcome. A kubelet's refusals begin with "OutOf" or are listed.
-_POD_REASONS: Final = {
-    "DeadlineExceeded": "time_limit",
-    "Evicted": "evicted",
-    "NodeLost": "node_failure",
-    "NodeShutdown": "node_failure",
-    "Shutdown": "node_failure",
-    "Terminated": "node_failure",
-    "Preempting": "preempted",
-    "NodeAffinity": "rejected",
-    "UnexpectedAdmissionError": "node_failure",
-    "TopologyAffinityError": "rejected",
-}
+#: All that may stop an allocation: who tells it; of whose container, "" of any, others' included; the reason as a pattern; the
+#: outcome, and the patience that it is given. The first row that fits counts. Without an outcome somebody else tells more.
+CAUSES: Final = (
+    ("waiting", "", "ErrImagePull|ImagePullBackOff|ImageInspectError|RegistryUnavailable", "image_pull", "image"),
+    ("waiting", "", "SignatureValidationFailed|ErrImageNeverPull|InvalidImageName", "image_pull", ""),
+    ("waiting", "", "CreateContainerConfigError|CreateContainerError|PreCreateHookError", "container_config", "config"),
+    ("waiting", "", "PreStartHookError|PostStartHookError|RunContainerError", "launch_failed", "config"),
+    ("waiting", "", "CrashLoopBackOff", "crash_loop", "crash"),
+    ("restart", "", ".*", "crash_loop", "crash"),
+    # A container has ended: the reason, then the exit code.
+    ("end", "", "OOMKilled", "out_of_memory", ""),
+    ("end", "", "StartError|ContainerCannotRun", "launch_failed", ""),
+    ("end", "", "DeadlineExceeded", "time_limit", ""),
+    ("exit", "", "0", "", ""),
+    ("exit", PROBE, str(EXIT_UNFIT), "unfit_nodes", ""),
+    ("exit", WORKER, ".*", "channel_broken", ""),
+    ("exit", "", ".*", "import_failed", ""),
+    # A whole pod: its own reason, also of a kubelet that refuses it, and conditions.
+    ("pod", "", "DeadlineExceeded", "time_limit", ""),
+    ("pod", "", "Evicted", "evicted", ""),
+    ("pod", "", "NodeLost|NodeShutdown|Shutdown|Terminated|UnexpectedAdmissionError", "node_failure", ""),
+    ("pod", "", "Preempting", "preempted", ""),
+    ("pod", "", f"NodeAffinity|TopologyAffinityError|{_NO_ROOM}.*", "rejected", ""),
+    ("queue", "", "StoppedByKueue|WorkloadEvictedDueTo.*", "preempted", ""),  # pkg/controller/jobs/pod of Kueue
+    ("disruption", "", "PreemptionByScheduler|PreemptionByKubeScheduler", "preempted", ""),
+    ("disruption", "", "DeletionByTaintManager|DeletionByPodGC", "node_failure", ""),
+    ("disruption", "", ".*", "evicted", ""),
+    ("unready", "", ".*", "node_failure", "node"),
+    ("unscheduled", "", "SchedulingGated", "never_scheduled", "admission"),
+    ("unscheduled", "", ".*", "never_scheduled", "unschedulable"),
+    # Events: a controller makes no pods, a kubelet does not start one.
+    ("no pods", "", f".*{MUST_SPECIFY}.*", "quota_exceeded", "config"),
+    ("no pods", "", ".*exceeded quota.*", "quota_exceeded", "quota"),
+    ("no pods", "", ".*(denied the request|violates PodSecurity|forbidden).*", "admission_denied", "config"),
+    ("no pods", "", ".*", "rejected", "config"),
+    ("no start", "", ".*", "container_config", "volume"),
+    # A workload has failed: k8s.io/api/batch/v1 and operators that follow it; its pods tell more of most failures.
+    ("workload", "", "DeadlineExceeded", "time_limit", ""),
+    ("workload", "", "BackoffLimitExceeded|PodFailurePolicy|FailedJobs|PyTorchJobFailed|JobFailed", "", ""),
+    ("workload", "", ".*", "rejected", ""),
+)  # fmt: skip
 
-#: Conditions of a pod that the cluster ends: Kubernetes' (1.25 and later), and Kueue's (pkg/controller/jobs/pod).
+#: Conditions of a pod that the cluster ends: Kubernetes' (1.25 and later), and Kueue's.
 _DISRUPTION_CONDITIONS: Final = ("DisruptionTarget", "TerminationTarget")
-#: Their reasons; Kueue's others begin with WorkloadEvictedDueTo. Unknown reasons are evictions.
-_DISRUPTION_REASONS: Final = {
-    "PreemptionByScheduler": "preempted",
-    "PreemptionByKubeScheduler": "preempted",
-    "DeletionByTaintManager": "node_failure",
-    "DeletionByPodGC": "node_failure",
-    "TerminationByKubelet": "evicted",
-    "EvictionByEvictionAPI": "evicted",
-}
 
 
 class Stage(enum.IntEnum):
@@ -91,13 +94,27 @@ class FailureCause:
     patience: str = ""
     node: str = ""
 
+    @property
+    def is_vague(self) -> bool:
+        """Whether it describes an end without its reason: other causes take precedence."""
+        return self.outcome in ("channel_broken", "cancelled_outside")
+
+
+def find_cause(
+    teller: str, reason: str, text: str, *, whose: str = "", node: str = ""
+) -> FailureCause | None:
+    """Return the cause that *reason* is in the table, with this *text*; None if it is none, or if somebody else tells more."""
+    for told_by, container, pattern, outcome, patience in CAUSES:
+        if told_by == teller and container in ("", whose) and re.fullmatch(pattern, reason):
+            return FailureCause(outcome, text, patience, node) if outcome else None
+    return None
+
 
 @dataclass(frozen=True)
 class PodView:
     """The state of a pod. ``exit`` is the worker container's exit code once it has ended."""
 
     name: str
-    uid: str
     stage: Stage
     node: str = ""
     address: str = ""
@@ -113,6 +130,16 @@ class PodView:
     deleting: bool = False  #: its deletion was requested
     crowded: bool = False  #: the kubelet had no room for it
 
+    @property
+    def explains_itself(self) -> bool:
+        """Whether its exit code says all that is known of its end: no memory limit, deadline or lost node is named."""
+        return self.cause is None or self.cause.outcome == "channel_broken"
+
+    @property
+    def node_is_lost(self) -> bool:
+        """Whether its node is lost, so that its end may never be reported."""
+        return self.cause is not None and self.cause.outcome == "node_failure"
+
 
 def pod_view(pod: JsonObject, worker: str = WORKER) -> PodView:
     """Return the state of *pod*; the container *worker* runs our agent."""
@@ -123,7 +150,6 @@ def pod_view(pod: JsonObject, worker: str = WORKER) -> PodView:
     stage = _stage(pod, own, ended, node)
     return PodView(
         name=meta.get("name") or "",
-        uid=meta.get("uid") or "",
         stage=stage,
         node=node,
         address=status.get("podIP") or "",
@@ -169,13 +195,11 @@ def _pod_cause(status: JsonObject, node: str) -> FailureCause | None:
     for condition in status.get("conditions") or ():
         if condition.get("type") in _DISRUPTION_CONDITIONS and condition.get("status") == "True":
             reason = condition.get("reason") or ""
-            by_queue = reason == "StoppedByKueue" or reason.startswith("WorkloadEvictedDueTo")
-            outcome = "preempted" if by_queue else _DISRUPTION_REASONS.get(reason, "evicted")
             text = reason_text(reason, condition.get("message"))
-            return FailureCause(outcome, text, node="" if by_queue else node)  # no fault of the node
+            # What a queue takes back is no fault of the node.
+            return find_cause("queue", reason, text) or find_cause("disruption", reason, text, node=node)
     reason = status.get("reason") or ""
-    outcome = _POD_REASONS.get(reason) or ("rejected" if reason.startswith(_NO_ROOM) else "")
-    return FailureCause(outcome, reason_text(reason, status.get("message")), node=node) if outcome else None
+    return find_cause("pod", reason, reason_text(reason, status.get("message")), node=node)
 
 
 def _container_cause(pod: JsonObject, worker: str, node: str) -> FailureCause | None:
@@ -193,8 +217,7 @@ def _container_cause(pod: JsonObject, worker: str, node: str) -> FailureCause | 
     statuses += [(one, False) for one in status.get("containerStatuses") or ()]
     for container, first in statuses:
         name, ended = container.get("name") or "", _terminated(container)
-        cause = _waiting_cause(name, _state(container).get("waiting") or {}, container, node)
-        cause = cause or (_ended_cause(pod, container, worker, node) if ended else None)
+        cause = _cause_of_one(pod, container, worker, node)
         awaited = first and not begun and not (ended and name in sidecars)
         if cause is not None and (awaited or name in (PROBE, worker)):
             found = found or cause
@@ -205,12 +228,27 @@ def _container_cause(pod: JsonObject, worker: str, node: str) -> FailureCause | 
     return replace(found, text=f"{found.text}; beside it, {'; '.join(others)}")
 
 
-def _ended_cause(pod: JsonObject, container: JsonObject, worker: str, node: str) -> FailureCause | None:
+def _cause_of_one(pod: JsonObject, container: JsonObject, worker: str, node: str) -> FailureCause | None:
+    """Return what is wrong with one container: it waits, it is started again and again, or it has ended badly."""
     name, ended = container.get("name") or "", _terminated(container)
+    waiting = _state(container).get("waiting") or {}
+    reason = waiting.get("reason") or ""
+    text = f"container {name!r}: {reason_text(reason, waiting.get('message'))}"
+    if cause := find_cause("waiting", reason, text, node=node):
+        if cause.outcome == "image_pull" and (image := container.get("image")):
+            text += f" (image {image})"
+        if cause.outcome == "crash_loop" and (last := (container.get("lastState") or {}).get("terminated")):
+            text += f"; it ended with {_exit_text(last)} last"
+        return replace(cause, text=text)
+    if not ended:
+        return None
+    text = f"container {name!r} ended with {_exit_text(ended)}"
     if _is_restarted(pod, container):
-        text = f"container {name!r} ended with {_exit_text(ended)}, and is started again and again"
-        return FailureCause("crash_loop", text, "crash", node)
-    return _termination_cause(name, ended, worker, node)
+        return find_cause("restart", "", f"{text}, and is started again and again", node=node)
+    whose = WORKER if name == worker else PROBE if name == PROBE else ""
+    code = str(ended.get("exitCode", 0))
+    found = find_cause("end", ended.get("reason") or "", text, node=node)
+    return found or find_cause("exit", code, text, whose=whose, node=node)
 
 
 def _init_statuses(status: JsonObject) -> Sequence[JsonObject]:
@@ -222,36 +260,6 @@ def _sidecars(pod: JsonObject) -> frozenset[str]:
     """Return the names of init containers that run to the end (Kubernetes 1.28 and later)."""
     found = (pod.get("spec") or {}).get("initContainers") or ()
     return frozenset(one.get("name") or "" for one in found if one.get("restartPolicy") == "Always")
-
-
-def _waiting_cause(name: str, waiting: JsonObject, container: JsonObject, node: str) -> FailureCause | None:
-    reason = waiting.get("reason") or ""
-    if reason not in _WAITING_REASONS:
-        return None
-    outcome, patience = _WAITING_REASONS[reason]
-    text = f"container {name!r}: {reason_text(reason, waiting.get('message'))}"
-    if outcome == "image_pull" and (image := container.get("image")):
-        text += f" (image {image})"
-    if reason == "CrashLoopBackOff" and (last := (container.get("lastState") or {}).get("terminated")):
-        text += f"; it ended with {_exit_text(last)} last"
-    return FailureCause(outcome, text, patience, node)
-
-
-def _termination_cause(name: str, ended: JsonObject, worker: str, node: str) -> FailureCause | None:
-    reason, code = ended.get("reason") or "", int(ended.get("exitCode", 0))
-    text = f"container {name!r} ended with {_exit_text(ended)}"
-    if reason == "OOMKilled":
-        return FailureCause("out_of_memory", text, node=node)
-    if reason in ("StartError", "ContainerCannotRun"):
-        return FailureCause("launch_failed", text, node=node)
-    if reason == "DeadlineExceeded":
-        return FailureCause("time_limit", text, node=node)
-    if code == 0:
-        return None
-    if name != worker:
-        outcome = "unfit_nodes" if name == PROBE and code == EXIT_UNFIT else "import_failed"
-        return FailureCause(outcome, text, node=node)
-    return FailureCause("channel_broken", text, node=node)
 
 
 def _exit_text(ended: JsonObject) -> str:
@@ -267,8 +275,7 @@ def _scheduling_cause(status: JsonObject) -> FailureCause | None:
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             reason = condition.get("reason") or ""
-            patience = "admission" if reason == "SchedulingGated" else "unschedulable"
-            return FailureCause("never_scheduled", reason_text(reason, condition.get("message")), patience)
+            return find_cause("unscheduled", reason, reason_text(reason, condition.get("message")))
     return None
 
 
@@ -277,7 +284,7 @@ def _not_ready_cause(status: JsonObject, node: str) -> FailureCause | None:
     conditions = {one.get("type"): one.get("status") for one in status.get("conditions") or ()}
     if conditions.get("ContainersReady") != "True" or conditions.get("Ready") in (None, "True"):
         return None
-    return FailureCause("node_failure", f"the node {node} is lost: it is marked as not ready", "node", node)
+    return find_cause("unready", "", f"the node {node} is lost: it is marked as not ready", node=node)
 
 
 def _unfit(status: JsonObject) -> str:

@@ -29,8 +29,7 @@ from pytest_mlhpc.provision.kubernetes.errors import one_line
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
-    from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
-    from pytest_mlhpc.provision.kubernetes.transport import Access
+    from pytest_mlhpc.provision.kubernetes.client import Access, KubernetesClient
 
 
 #: Time limit of one call, in seconds; an API server ends a request after 60 s.
@@ -71,8 +70,7 @@ def connect(
         UsageError: no such file or context, an unusable one, or no official client installed. Secrets are not quoted.
     """
     try:
-        from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
-        from pytest_mlhpc.provision.kubernetes.transport import HttpTransport, Login
+        from pytest_mlhpc.provision.kubernetes.client import KubernetesClient, Login
 
         importlib.import_module("kubernetes.client")
     except ImportError as error:
@@ -81,8 +79,7 @@ def connect(
             "pip install 'pytest-mlhpc[kubernetes]'"
         ) from error
 
-    login = Login(_loader(kubeconfig, context, environ, account))
-    return KubernetesClient(HttpTransport(login, limit_s), namespace)
+    return KubernetesClient(Login(_loader(kubeconfig, context, environ, account)), limit_s, namespace)
 
 
 def _loader(kubeconfig: str, context: str, environ: Mapping[str, str], account: Path) -> Callable[[], Access]:
@@ -241,7 +238,7 @@ def _access(
     from kubernetes.utils.keepalive import tcp_keepalive_socket_options
 
     from pytest_mlhpc.config.http import is_loopback, track_connections
-    from pytest_mlhpc.provision.kubernetes.transport import Access
+    from pytest_mlhpc.provision.kubernetes.client import Access
 
     server = configuration.host
     _clean_token(configuration)

@@ -12,14 +12,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import ProvisionError, UsageError
-from pytest_mlhpc.jobs.ledger_entry import user_name
 from pytest_mlhpc.jobs.software import POD_FILES_BYTES
 from pytest_mlhpc.node.files import outcome_of, read_json, read_private, unwritten
 from pytest_mlhpc.node.protocol.lines import Message
@@ -27,6 +26,7 @@ from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.run_files import copy_files, regular_files, size_of, staged_sets
 from pytest_mlhpc.provision.kubernetes.allocation import Phase, PodAllocation
+from pytest_mlhpc.provision.kubernetes.causes import MUST_SPECIFY
 from pytest_mlhpc.provision.kubernetes.errors import (
     Conflict,
     KubernetesError,
@@ -34,20 +34,19 @@ from pytest_mlhpc.provision.kubernetes.errors import (
     Unavailable,
     provision_error,
 )
-from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.manifest import render
 from pytest_mlhpc.provision.kubernetes.objects import (
     ALLOCATION,
     SECRET,
     SERVICE,
     Identity,
-    ObjectRef,
+    Manifest,
     Resource,
     dropped_fields,
+    object_ref,
 )
 from pytest_mlhpc.provision.kubernetes.reap import LOCATION_FILE, location_json, location_of
 from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
-from pytest_mlhpc.provision.kubernetes.verdict import MUST_SPECIFY
 from pytest_mlhpc.provision.payload import (
     cannot_write,
     environment_of,
@@ -63,62 +62,34 @@ CREATE_RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 QUOTA_RETRY_S: Final = 30.0
 
 
-@dataclass(frozen=True)
-class AllocationManifests:
-    """Manifests in the order of creation, each with its role: secret, service or workload."""
+def render_objects(
+    allocation: PodAllocation, partition: Partition, payload: Callable[[str], Path], identity: Identity
+) -> None:
+    """Set which objects *allocation* needs, and write plan, location and manifests into its directory.
 
-    kind: WorkloadKind
-    manifests: tuple[tuple[str, Mapping[str, Any]], ...]
+    *payload* returns the zip of a sha256; *identity* is of this session, for labels.
 
-
-class ManifestMaker:
-    """Renders the manifests of allocations.
-
-    Args:
-        partition: of systems.yaml.
-        payload: sha256 -> the zip.
-        session_id: of this session, for labels.
+    Raises:
+        ProvisionError: ``disk_full`` or ``not_writable``; ``rejected``: the payload is gone, or rendering failed.
     """
-
-    def __init__(self, partition: Partition, payload: Callable[[str], Path], session_id: str) -> None:
-        self._partition = partition
-        self._payload = payload
-        self._identity = Identity(session=session_id, owner=user_name())
-
-    def make(self, allocation: PodAllocation) -> AllocationManifests:
-        """Return the manifests of *allocation*, and write plan, location and manifests into its directory.
-
-        Raises:
-            ProvisionError: ``disk_full`` or ``not_writable``; ``rejected``: the payload is gone, or rendering failed.
-        """
-        settings, plan = allocation.settings, allocation.plan
-        try:
-            zipped = read_private(self._payload(plan.payload_sha256))
-        except OSError as error:
-            text = f"cannot read the payload {error.filename}: {error.strerror}"
-            raise ProvisionError(outcome_of(error, "rejected"), text) from error
-        excluded = tuple(dict.fromkeys((*plan.excluded_nodes, *allocation.excluded)))
-        environment = environment_of(plan, self._partition)
-        plan = _on_volume(plan, settings)
-        try:
-            rendered = render(
-                settings,
-                self._partition,
-                environment,
-                replace(plan, excluded_nodes=excluded),
-                zipped,
-                self._identity,
-                allocation.round,
-            )
-        except UsageError as error:
-            raise ProvisionError("rejected", str(error)) from error
-        manifests = [("secret", one) for one in (rendered.secret, rendered.files) if one is not None]
-        manifests += [("service", rendered.service)] if rendered.service is not None else []
-        manifests += [("workload", manifest) for manifest in rendered.workloads]
-        made = AllocationManifests(rendered.kind, tuple(manifests))
-        location = location_of(settings, allocation.namespace, allocation.api, rendered.kind)
-        _write_files(plan, made, location_json(location))
-        return made
+    settings, plan = allocation.settings, allocation.plan
+    try:
+        zipped = read_private(payload(plan.payload_sha256))
+    except OSError as error:
+        text = f"cannot read the payload {error.filename}: {error.strerror}"
+        raise ProvisionError(outcome_of(error, "rejected"), text) from error
+    excluded = tuple(dict.fromkeys((*plan.excluded_nodes, *allocation.excluded)))
+    environment = environment_of(plan, partition)
+    plan = _on_volume(plan, settings)
+    avoiding = replace(plan, excluded_nodes=excluded)
+    try:
+        rendered = render(settings, partition, environment, avoiding, zipped, identity, allocation.round)
+    except UsageError as error:
+        raise ProvisionError("rejected", str(error)) from error
+    allocation.kind, allocation.phase = rendered.kind, Phase.CREATING
+    allocation.to_create = rendered.objects()
+    location = location_of(settings, allocation.namespace, allocation.api, rendered.kind)
+    _write_files(plan, [manifest for _, manifest in allocation.to_create], location_json(location))
 
 
 #: Folder of a volume in which this package puts files of tests, and the age of a set there from which on no allocation can need
@@ -187,12 +158,10 @@ def _remove_old(root: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_files(plan: Plan, made: AllocationManifests, location: str) -> None:
+def _write_files(plan: Plan, manifests: Sequence[Manifest], location: str) -> None:
     """Write plan, location and manifests beside the logs, for later sessions and for people. Secrets are left out."""
     directory = Path(plan.directory)
-    shown: list[Any] = []
-    for _, manifest in made.manifests:
-        shown.append({key: value for key, value in manifest.items() if key != "data"})
+    shown = [{key: value for key, value in one.items() if key != "data"} for one in manifests]
     try:
         make_directory(directory, "pods", *(run.run_id for run in plan.runs))
         if not (directory / "plan.json").exists():
@@ -207,182 +176,141 @@ def _write_files(plan: Plan, made: AllocationManifests, location: str) -> None:
         raise cannot_write(error, directory) from error
 
 
-class ObjectCreator:
-    """Creates the objects of allocations.
+def create_objects(allocation: PodAllocation, now: float) -> None:
+    """Create what is missing. Without an answer, ``retry_at`` is set.
 
-    Args:
-        now: the provisioner's clock, in seconds.
+    Raises:
+        ProvisionError: refused. ``allocation.objects`` has what was created, and has to be deleted.
     """
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        #: allocation's id -> uid -> manifest of a created workload
-        self._made: dict[str, dict[str, Mapping[str, Any]]] = {}
-        #: allocation's id -> name of a patience -> since when it waits
-        self._since: dict[str, dict[str, float]] = {}
-
-    def create(self, allocation: PodAllocation) -> None:
-        """Create what is missing. Without an answer, ``retry_at`` is set.
-
-        Raises:
-            ProvisionError: refused. ``allocation.objects`` has what was created, and has to be deleted.
-        """
-        try:
-            self._create(allocation)
-        except ProvisionError:
-            self._forget(allocation)
-            raise
-
-    def _create(self, allocation: PodAllocation) -> None:
-        made = self._made.setdefault(allocation.handle.id, {})
+    try:
         while allocation.to_create:
-            role, manifest = allocation.to_create[0]
-            resource = _role_resource(role, allocation)
-            what = f"{resource.kind} {_manifest_name(manifest)}"
+            resource, manifest = allocation.to_create[0]
             try:
-                stored = self._create_one(allocation, resource, manifest)
+                stored = _create_one(allocation, resource, manifest)
             except Unavailable as error:
-                self._retry_later(allocation, error)
+                pause = CREATE_RETRY_S[min(allocation.failed_creations, len(CREATE_RETRY_S) - 1)]
+                allocation.failed_creations += 1
+                _retry_later(allocation, error, "unknown", now, max(pause, error.retry_after_s))
                 return
             except QuotaExceeded as error:
-                self._since.get(allocation.handle.id, {}).pop("unknown", None)
+                allocation.waits.pop("unknown", None)
                 if MUST_SPECIFY in error.message:
-                    raise provision_error(error) from error
-                self._wait_unless_overdue(allocation, error, "quota", QUOTA_RETRY_S)
-                self._delete_created(allocation)
+                    raise
+                _retry_later(allocation, error, "quota", now, QUOTA_RETRY_S)
+                _delete_created(allocation)
                 return
-            except KubernetesError as error:
-                raise provision_error(error) from error
-            allocation.to_create.pop(0)
             allocation.failed_creations = 0
-            self._since.get(allocation.handle.id, {}).pop("unknown", None)
-            ref = self._record_created(allocation, role, resource, stored)
-            if role == "workload":
-                made[ref.uid] = manifest
-            if gone := dropped_fields(manifest, stored):
-                raise ProvisionError(
-                    "rejected",
-                    f"{what}: the server ({allocation.api.version().text}) has silently dropped {', '.join(gone)}; it is too "
-                    "old for that: choose another kind (kubernetes: kind, `pods` works everywhere) or leave the field out",
-                )
-        allocation.phase = Phase.FOLLOWED
-        self._forget(allocation)
-        # Pods that were deleted while a quota was full.
-        allocation.pods = {uid: pod for uid, pod in allocation.pods.items() if not pod.deleted}
-        self._set_owner(allocation)
+            allocation.waits.pop("unknown", None)
+            _take_created(allocation, resource, allocation.to_create.pop(0)[1], stored)
+    except KubernetesError as error:
+        raise provision_error(error) from error
+    allocation.phase = Phase.FOLLOWED
+    allocation.created, allocation.waits = {}, {}
+    # Pods that were deleted while a quota was full.
+    allocation.pods = {uid: pod for uid, pod in allocation.pods.items() if not pod.deleted}
+    _set_owner(allocation)
 
-    def _forget(self, allocation: PodAllocation) -> None:
-        self._made.pop(allocation.handle.id, None)
-        self._since.pop(allocation.handle.id, None)
 
-    def _create_one(
-        self, allocation: PodAllocation, resource: Resource, manifest: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
-        """Create one object, unless an earlier attempt without an answer has done so.
+def _create_one(allocation: PodAllocation, resource: Resource, manifest: Manifest) -> Manifest:
+    """Create one object, unless an earlier attempt without an answer has done so.
 
-        Raises:
-            KubernetesError: refused, or no answer.
-        """
-        generated = not (manifest.get("metadata") or {}).get("name")
-        if generated and allocation.failed_creations and (there := self._find_existing(allocation, resource)):
-            return there
-        try:
-            return allocation.api.create(resource, dict(manifest), allocation.namespace)
-        except Conflict as error:
-            there = self._find_existing(allocation, resource, _manifest_name(manifest))
-            if there is None:
-                raise
-            if there["metadata"].get("deletionTimestamp"):
-                raise Unavailable(error.call, "it is still being deleted", status=error.status) from error
-            return there
+    Raises:
+        KubernetesError: refused, or no answer.
+    """
+    generated = not manifest["metadata"].get("name")
+    if generated and allocation.failed_creations and (there := _find_existing(allocation, resource)):
+        return there
+    try:
+        return allocation.api.create(resource, manifest, allocation.namespace)
+    except Conflict as error:
+        there = _find_existing(allocation, resource, _manifest_name(manifest))
+        if there is None:
+            raise
+        if there["metadata"].get("deletionTimestamp"):
+            raise Unavailable(error.call, "it is still being deleted", status=error.status) from error
+        return there
 
-    def _find_existing(
-        self, allocation: PodAllocation, resource: Resource, name: str = ""
-    ) -> Mapping[str, Any] | None:
-        selector = f"{ALLOCATION}={allocation.handle.id}"
-        listing = allocation.api.list(resource, labels=selector, namespace=allocation.namespace)
-        known = {ref.name for ref in allocation.objects if ref.resource == resource}
-        for found in listing.items:
-            own = found["metadata"]["name"]
-            if own == name or (not name and own not in known):
-                return found
-        return None
 
-    def _record_created(
-        self, allocation: PodAllocation, role: str, resource: Resource, stored: Mapping[str, Any]
-    ) -> ObjectRef:
-        meta = stored["metadata"]
-        ref = ObjectRef(
-            resource, meta.get("namespace") or allocation.namespace, meta["name"], meta.get("uid", "")
+def _find_existing(allocation: PodAllocation, resource: Resource, name: str = "") -> Manifest | None:
+    selector = f"{ALLOCATION}={allocation.handle.id}"
+    listing = allocation.api.list(resource, labels=selector, namespace=allocation.namespace)
+    known = {ref.name for ref in allocation.objects if ref.resource == resource}
+    for found in listing.items:
+        own = found["metadata"]["name"]
+        if own == name or (not name and own not in known):
+            return found
+    return None
+
+
+def _take_created(
+    allocation: PodAllocation, resource: Resource, manifest: Manifest, stored: Manifest
+) -> None:
+    """Add an object that the server has stored.
+
+    Raises:
+        ProvisionError: it lacks a part.
+    """
+    ref = object_ref(resource, stored)
+    allocation.add_objects([ref])
+    if resource == allocation.kind.resource:
+        allocation.workloads[ref.name] = ref
+        allocation.created[ref.uid] = manifest
+    if gone := dropped_fields(manifest, stored):
+        raise ProvisionError(
+            "rejected",
+            f"{resource.kind} {_manifest_name(manifest)}: the server ({allocation.api.version()}) has silently dropped "
+            f"{', '.join(gone)}; it is too old for that: choose another kind (kubernetes: kind, `pods` works everywhere) or "
+            "leave the field out",
         )
-        allocation.add_objects([ref])
-        if role == "workload":
-            allocation.workloads[ref.name] = ref
-        return ref
 
-    def _retry_later(self, allocation: PodAllocation, error: Unavailable) -> None:
-        pause = CREATE_RETRY_S[min(allocation.failed_creations, len(CREATE_RETRY_S) - 1)]
-        allocation.failed_creations += 1
-        self._wait_unless_overdue(allocation, error, "unknown", max(pause, error.retry_after_s))
 
-    def _wait_unless_overdue(
-        self, allocation: PodAllocation, error: KubernetesError, patience: str, pause: float
-    ) -> None:
-        """Set when to try again.
+def _retry_later(
+    allocation: PodAllocation, error: KubernetesError, patience: str, now: float, pause: float
+) -> None:
+    """Set when to try again.
 
-        Raises:
-            ProvisionError: the limit of *patience* is over.
-        """
-        now = self._now()
-        since = self._since.setdefault(allocation.handle.id, {}).setdefault(patience, now)
-        until = since + allocation.settings.patience[patience]
-        if now >= until:
-            waited = f"given up after {now - since:.0f} s (kubernetes: patience: {patience})"
-            raise provision_error(error, waited) from error
-        allocation.waiting_text = str(error)
-        allocation.retry_at = min(now + pause, until)
+    Raises:
+        ProvisionError: the limit of *patience* is over.
+    """
+    since = allocation.waits.setdefault(patience, now)
+    until = since + allocation.settings.patience[patience]
+    if now >= until:
+        waited = f"given up after {now - since:.0f} s (kubernetes: patience: {patience})"
+        raise provision_error(error, waited) from error
+    allocation.waiting_text = str(error)
+    allocation.retry_at = min(now + pause, until)
 
-    def _delete_created(self, allocation: PodAllocation) -> None:
-        """Delete the pods that were created before the quota was full: half an allocation would hold devices in vain.
 
-        A pod that cannot be deleted stays; its agent waits for the others.
-        """
-        made = self._made[allocation.handle.id]
-        for ref in [ref for ref in allocation.objects if ref.uid in made]:
-            try:
-                allocation.api.delete(ref, grace_s=0)
-            except KubernetesError:
-                continue
+def _delete_created(allocation: PodAllocation) -> None:
+    """Delete the pods that were created before the quota was full: half an allocation would hold devices in vain.
+
+    A pod that cannot be deleted stays; its agent waits for the others.
+    """
+    for ref in [ref for ref in allocation.objects if ref.uid in allocation.created]:
+        with contextlib.suppress(KubernetesError):
+            allocation.api.delete(ref, grace_s=0)
             allocation.objects.remove(ref)
             del allocation.workloads[ref.name]
-            allocation.to_create.append(("workload", made.pop(ref.uid)))
-
-    def _set_owner(self, allocation: PodAllocation) -> None:
-        """Make the workloads owners of the other objects, so that the cluster deletes them together."""
-        owners = [
-            {
-                "apiVersion": ref.resource.api_version,
-                "kind": ref.resource.kind,
-                "name": ref.name,
-                "uid": ref.uid,
-            }
-            for ref in allocation.workloads.values()
-        ]
-        for ref in [ref for ref in allocation.objects if ref.resource in (SECRET, SERVICE) and owners]:
-            try:
-                allocation.api.patch(ref, {"metadata": {"ownerReferences": owners}})
-            except KubernetesError:
-                return  # then this session deletes it
-            allocation.objects = [one for one in allocation.objects if one != ref]
-            allocation.owned.append(ref)
+            allocation.to_create.append((ref.resource, allocation.created.pop(ref.uid)))
 
 
-def _role_resource(role: str, allocation: PodAllocation) -> Resource:
-    return {"secret": SECRET, "service": SERVICE}.get(role, allocation.kind.resource)
+def _set_owner(allocation: PodAllocation) -> None:
+    """Make the workloads owners of the other objects, so that the cluster deletes them together."""
+    owners = [
+        {"apiVersion": ref.resource.api_version, "kind": ref.resource.kind, "name": ref.name, "uid": ref.uid}
+        for ref in allocation.workloads.values()
+    ]
+    for ref in [ref for ref in allocation.objects if ref.resource in (SECRET, SERVICE) and owners]:
+        try:
+            allocation.api.patch(ref, {"metadata": {"ownerReferences": owners}})
+        except KubernetesError:
+            return  # then this session deletes it
+        allocation.objects = [one for one in allocation.objects if one != ref]
+        allocation.owned.append(ref)
 
 
-def _manifest_name(manifest: Mapping[str, Any]) -> str:
-    meta = manifest.get("metadata") or {}
+def _manifest_name(manifest: Manifest) -> str:
+    meta = manifest["metadata"]
     return str(meta.get("name") or f"{meta.get('generateName', '')}...")
 
 

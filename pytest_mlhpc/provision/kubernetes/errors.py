@@ -78,7 +78,7 @@ class KubernetesError(MlhpcError):
 
     def hint(self) -> str:
         """Return what to do, as a sentence; empty if the server's message says it."""
-        return self.advice
+        return self.advice.format(verb=self.call.verb, what=self.call.what)
 
 
 class NotFound(KubernetesError):  # noqa: N818 - what the server says, as Kubernetes names it
@@ -110,25 +110,19 @@ class Conflict(KubernetesError):  # noqa: N818 - as above
 class Forbidden(KubernetesError):  # noqa: N818 - as above
     """403: the account lacks a right."""
 
-    def hint(self) -> str:
-        """Return what to do."""
-        return f"The account needs the verb `{self.call.verb}` on {self.call.what}: ask the cluster's administrator for it"
+    advice = "The account needs the verb `{verb}` on {what}: ask the cluster's administrator for it"
 
 
 class QuotaExceeded(Forbidden):
     """403: the namespace's quota is used up, or requires requests and limits that the object lacks."""
 
-    def hint(self) -> str:
-        """Return what to do."""
-        return "Wait until others end, ask for less, or ask for a larger quota"
+    advice = "Wait until others end, ask for less, or ask for a larger quota"
 
 
 class AdmissionDenied(Forbidden):
     """A webhook or policy of the cluster refuses the object."""
 
-    def hint(self) -> str:
-        """Return what to do."""
-        return "Change `kubernetes:` of the partition so that the object is what this cluster's rules ask for"
+    advice = "Change `kubernetes:` of the partition so that the object is what this cluster's rules ask for"
 
 
 class Unauthorized(KubernetesError):  # noqa: N818 - as above

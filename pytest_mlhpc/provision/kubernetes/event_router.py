@@ -14,7 +14,8 @@ from pytest_mlhpc.jobs.provisioner import Event
 from pytest_mlhpc.provision.kubernetes.allocation import Phase, PodAllocation, PodRecord, WatchSilence
 from pytest_mlhpc.provision.kubernetes.causes import PodView, Stage, pod_view
 from pytest_mlhpc.provision.kubernetes.errors import Unavailable
-from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogFailing, LogFollower, LogLine
+from pytest_mlhpc.provision.kubernetes.log_follower import LogEnded, LogFailing, LogFollower, LogLine
+from pytest_mlhpc.provision.kubernetes.log_parser import AgentOutput, ContainerOutput
 from pytest_mlhpc.provision.kubernetes.objects import (
     ALLOCATION,
     POD,
@@ -22,8 +23,8 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     ObjectRef,
     Resource,
     metadata_of,
+    object_ref,
 )
-from pytest_mlhpc.provision.kubernetes.pod_output import ContainerOutput, PodOutput
 from pytest_mlhpc.provision.kubernetes.watch import (
     ListSynced,
     ObjectChanged,
@@ -96,16 +97,16 @@ class EventRouter:
         return min(found, key=lambda one: isinstance(one.error, Unavailable), default=None)
 
     def _route_one(self, report: object) -> Iterable[Event]:
-        if isinstance(report, LogLine):
-            return self._log_line(report)
+        if isinstance(report, LogLine | LogFailing | LogEnded):
+            allocation = self._owners.get(report.ref.uid)
+            pod = allocation.pods.get(report.ref.uid) if allocation is not None else None
+            if allocation is None or pod is None or pod.log_ended:
+                return ()
+            return self._log_report(allocation, pod, report)
         if isinstance(report, ObjectChanged):
             return self._object_changed(report)
         if isinstance(report, ObjectDeleted):
-            return self._object_deleted(report)
-        if isinstance(report, LogEnded):
-            return self._log_ended(report)
-        if isinstance(report, LogFailing):
-            self._log_failing(report)
+            self._object_deleted(report)
         elif isinstance(report, WatchFailing):
             before = self.failing.get(report.source)
             since = before.since if before is not None else self._now()
@@ -141,8 +142,7 @@ class EventRouter:
         return (*allocation.release_deferred(self._now()), *allocation.state())
 
     def _take_object(self, allocation: PodAllocation, resource: Resource, content: JsonObject) -> None:
-        meta = content["metadata"]
-        ref = ObjectRef(resource, meta.get("namespace") or allocation.namespace, meta["name"], meta["uid"])
+        ref = object_ref(resource, content)
         round_ = allocation.round_of(ref.name)
         if round_ > allocation.round and allocation.phase is Phase.FINDING:
             allocation.round = round_  # an earlier session had reached this round
@@ -178,7 +178,7 @@ class EventRouter:
         rank = allocation.kind.rank_of(content)
         born = str(content["metadata"].get("creationTimestamp") or "")
         plan, agent = allocation.plan, allocation.settings.agent
-        output = PodOutput(plan, ref.name) if agent else ContainerOutput(plan, rank or 0)
+        output = AgentOutput(plan, ref.name) if agent else ContainerOutput(plan, rank or 0)
         record = PodRecord(ref, rank, view, output, born)
         self._owners[ref.uid] = allocation
         single = allocation.plan.nodes + allocation.plan.spares == 1
@@ -196,11 +196,11 @@ class EventRouter:
                 allocation.pods[twin.ref.uid] = allocation.pods.pop(twin.ref.uid)
         return record
 
-    def _object_deleted(self, report: ObjectDeleted) -> Iterable[Event]:
+    def _object_deleted(self, report: ObjectDeleted) -> None:
         self.unclaimed.pop(report.ref.uid, None)
         allocation = self._owners.get(report.ref.uid)
         if allocation is None:
-            return ()
+            return
         if pod := allocation.pods.get(report.ref.uid):  # its last state may explain its end
             pod.update(pod_view(report.object, allocation.kind.container))
             if pod.follower is not None:
@@ -208,29 +208,18 @@ class EventRouter:
         if report.resource == allocation.kind.resource and report.ref.name in allocation.workloads:
             allocation.status = allocation.kind.status_of(report.object)
         allocation.mark_deleted(report.ref, self._now())
-        return ()
 
-    def _log_line(self, report: LogLine) -> Iterable[Event]:
-        allocation = self._owners.get(report.ref.uid)
-        pod = allocation.pods.get(report.ref.uid) if allocation is not None else None
-        if allocation is None or pod is None or pod.log_ended:
-            return ()
-        pod.log_error = None
-        data = pod.stream.feed(report.line)
-        return allocation.take_lines(data, self._now()) if data else ()
-
-    def _log_failing(self, report: LogFailing) -> None:
-        allocation = self._owners.get(report.ref.uid)
-        pod = allocation.pods.get(report.ref.uid) if allocation is not None else None
-        if pod is not None:
+    def _log_report(
+        self, allocation: PodAllocation, pod: PodRecord, report: LogLine | LogFailing | LogEnded
+    ) -> Iterable[Event]:
+        """Take a line of a pod's log. If lines are missing at its end, it is read once more; else it has ended."""
+        if isinstance(report, LogFailing):
             pod.log_error = report.error
-
-    def _log_ended(self, report: LogEnded) -> Iterable[Event]:
-        """Read a log once more if lines are missing; else mark it as ended."""
-        allocation = self._owners.get(report.ref.uid)
-        pod = allocation.pods.get(report.ref.uid) if allocation is not None else None
-        if allocation is None or pod is None or pod.log_ended:
             return ()
+        if isinstance(report, LogLine):
+            pod.log_error = None
+            data = pod.stream.feed(report.line)
+            return allocation.take_lines(data, self._now()) if data else ()
         if pod.follower is not None:
             pod.follower.close()
         if pod.stream.missing and not pod.reread and not pod.deleted:

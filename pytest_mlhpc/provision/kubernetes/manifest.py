@@ -18,12 +18,15 @@ from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.run_files import packed_sets, staged_archive
 from pytest_mlhpc.provision.kubernetes.causes import PROBE
-from pytest_mlhpc.provision.kubernetes.kinds import TemplateRule, WorkloadKind, kind_of
 from pytest_mlhpc.provision.kubernetes.objects import (
     ALLOCATION,
+    SECRET,
+    SERVICE,
     FixedValue,
     Identity,
+    Manifest,
     ManifestConflict,
+    Resource,
     mark_must,
     merge,
     object_labels,
@@ -43,7 +46,13 @@ from pytest_mlhpc.provision.kubernetes.pod_template import (
     pod_template,
     with_affinity,
 )
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, settings_of
+from pytest_mlhpc.provision.kubernetes.settings import (
+    KubernetesSettings,
+    TemplateRule,
+    WorkloadKind,
+    kind_of,
+    settings_of,
+)
 
 #: The API server refuses a Secret of more (kubernetes.io/docs/concepts/configuration/secret, "Size limit").
 MAX_SECRET_BYTES: Final = 1 << 20
@@ -61,14 +70,19 @@ _PREVIEW_SHA256: Final = "0" * 64
 
 @dataclass(frozen=True)
 class RenderedObjects:
-    """The objects of an allocation, in the order of creation. ``plan`` is the plan as the pods see it."""
+    """The objects of an allocation, in the order of creation."""
 
     secret: dict[str, Any]
     files: dict[str, Any] | None  #: a second Secret, with the files of the runs
     service: dict[str, Any] | None
     workloads: tuple[dict[str, Any], ...]
     kind: WorkloadKind
-    plan: Plan
+
+    def objects(self) -> list[tuple[Resource, Manifest]]:
+        """Return the manifests that there are, each with its kind."""
+        found = ((SECRET, self.secret), (SECRET, self.files), (SERVICE, self.service))
+        others = [(resource, one) for resource, one in found if one is not None]
+        return [*others, *((self.kind.resource, one) for one in self.workloads)]
 
 
 def render(  # noqa: PLR0917 - from settings to content
@@ -118,12 +132,11 @@ def render(  # noqa: PLR0917 - from settings to content
         raise UsageError("\n".join(lines))
     inside = replace(plan, directory=WORK, scheduler_options={})
     return RenderedObjects(
-        secret=_secret(job, inside, payload),
-        files=_files(job) if packed_sets(plan) and settings.agent else None,
+        secret=_plan_secret(job, inside, payload),
+        files=_files_secret(job) if packed_sets(plan) and settings.agent else None,
         service=_service(job) if job.leader and not kind.own_service else None,
         workloads=workloads,
         kind=kind,
-        plan=inside,
     )
 
 
@@ -136,30 +149,18 @@ def _leader_host(settings: KubernetesSettings, kind: WorkloadKind, pods: int, na
     return kind.leader.replace("{name}", name)
 
 
-def _secret(job: RenderContext, inside: Plan, payload: bytes | None) -> dict[str, Any]:
+def _plan_secret(job: RenderContext, inside: Plan, payload: bytes | None) -> dict[str, Any]:
     """Return the Secret with the plan (the runs' variables and nonces), and the payload; without an agent, the variables alone."""
     content = {"plan.json": json.dumps(to_json(inside)).encode()}
     if not job.settings.agent:
         content = {name: value.encode() for name, value in inside.runs[0].variables.items()}
     elif payload is not None:
         content[job.payload] = payload
-    size = sum(map(len, content.values()))
-    if size > MAX_SECRET_BYTES:
-        raise UsageError(
-            f"{job.partition.id}: plan and payload have {size} bytes, a Secret takes {MAX_SECRET_BYTES}; "
-            "install pytest-mlhpc in the image, or pack fewer runs"
-        )
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "Opaque",
-        "metadata": _metadata(job),
-        "immutable": True,
-        "data": {name: base64.b64encode(data).decode("ascii") for name, data in content.items()},
-    }
+    text = "plan and payload have {size} bytes, a Secret takes {most}; install pytest-mlhpc in the image, or pack fewer runs"
+    return _secret(job, job.name, content, text)
 
 
-def _files(job: RenderContext) -> dict[str, Any]:
+def _files_secret(job: RenderContext) -> dict[str, Any]:
     """Return the Secret with an archive of each set of files that the runs have.
 
     Raises:
@@ -169,21 +170,26 @@ def _files(job: RenderContext) -> dict[str, Any]:
         content = {f"{name}.tar": staged_archive(files) for name, files in packed_sets(job.plan).items()}
     except OSError as error:
         raise UsageError(f"files of a test: cannot read {error.filename}: {error.strerror}") from error
+    text = "the files of the tests have {size} bytes together, packed; a Secret takes {most}; pack fewer runs, or name a volume "
+    return _secret(job, files_secret(job.name), content, f"{text}for files (`here` of an entry of `volumes`)")
+
+
+def _secret(job: RenderContext, name: str, content: Mapping[str, bytes], too_large: str) -> dict[str, Any]:
+    """Return a Secret with *content*.
+
+    Raises:
+        UsageError: it has more bytes than a Secret takes, with the text *too_large*.
+    """
     size = sum(map(len, content.values()))
     if size > MAX_SECRET_BYTES:
-        text = f"the files of the tests have {size} bytes together, packed; a Secret takes {MAX_SECRET_BYTES}"
-        raise UsageError(
-            f"{job.partition.id}: {text}; pack fewer runs, or name a volume for files (`here` of an entry of `volumes`)"
-        )
-    data = {name: base64.b64encode(archive).decode("ascii") for name, archive in content.items()}
-    metadata = {**_metadata(job), "name": files_secret(job.name)}
+        raise UsageError(f"{job.partition.id}: {too_large.format(size=size, most=MAX_SECRET_BYTES)}")
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "Opaque",
-        "metadata": metadata,
+        "metadata": {**_metadata(job), "name": name},
         "immutable": True,
-        "data": data,
+        "data": {key: base64.b64encode(data).decode("ascii") for key, data in content.items()},
     }
 
 

@@ -16,9 +16,8 @@ from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.run_files import packed_sets
 from pytest_mlhpc.node.worker.workloads.fields.compiled_devices import IPU, ipus_of_rank
-from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.objects import ALLOCATION, RANK, FixedValue
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, WorkloadKind
 
 #: Paths in the pod; ``node/batch/pod.py`` uses them.
 CONFIG: Final = "/mlhpc/config"
@@ -104,7 +103,7 @@ def common_labels(settings: KubernetesSettings) -> dict[str, str]:
 
 
 def pod_template(pods: RenderContext, rank: int | None) -> dict[str, Any]:
-    """Return our part of a pod template, in which :class:`Must` marks what a manifest may not change.
+    """Return our part of a pod template, in which :class:`FixedValue` marks what a manifest may not change.
 
     *rank* is given if the template makes one pod; None: the kind's rule determines it.
     """
@@ -194,7 +193,7 @@ def resources(shape: PodSize, settings: KubernetesSettings) -> dict[str, Any]:
 
 
 def _variables(pods: RenderContext, rank: int | None) -> list[Any]:
-    """Return the agent's environment. Each variable is a :class:`Must` as a whole, with its source."""
+    """Return the agent's environment. Each variable is a :class:`FixedValue` as a whole, with its source."""
     found: dict[str, Any] = {"MLHPC_PODS": str(pods.pods)}
     if pods.payload:
         found["PYTHONPATH"] = f"{CONFIG}/{pods.payload}"
@@ -212,8 +211,7 @@ def _variables(pods: RenderContext, rank: int | None) -> list[Any]:
         # If the operator adds its variable after ours, this stays unexpanded, and the agent reads the variable itself.
         found["MLHPC_POD_RANK"] = f"$({rule.variable})"
     else:
-        where, name = ("annotations", rule.annotation) if rule.annotation else ("labels", rule.label)
-        fields["MLHPC_POD_RANK"] = f"metadata.{where}['{name}']"
+        fields["MLHPC_POD_RANK"] = rule.field_path
     return [{"name": "HOME", "value": WORK}, *_fixed(found, fields)]
 
 
@@ -237,8 +235,7 @@ def _rank_variables(pods: RenderContext, rank: int | None) -> list[Any]:
         return _fixed({"RANK": str(rank), **place}, {})
     if rule.variable:
         return _fixed(place if rule.variable == "RANK" else {"RANK": f"$({rule.variable})", **place}, {})
-    where, name = ("annotations", rule.annotation) if rule.annotation else ("labels", rule.label)
-    return _fixed(place, {"RANK": f"metadata.{where}['{name}']"})
+    return _fixed(place, {"RANK": rule.field_path})
 
 
 def own_command(argv: Sequence[str]) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-from collections import ChainMap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,17 +21,14 @@ from pytest_mlhpc.node.worker.workloads.fields.compiled_devices import IPU
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.kubernetes.allocation import Phase, PodAllocation
 from pytest_mlhpc.provision.kubernetes.causes import PatienceTracker
-from pytest_mlhpc.provision.kubernetes.creation import ManifestMaker, ObjectCreator, read_unfit
-from pytest_mlhpc.provision.kubernetes.deletion import PendingDeletions
-from pytest_mlhpc.provision.kubernetes.event_router import WAKE, EventRouter
-from pytest_mlhpc.provision.kubernetes.kinds import kind_of
+from pytest_mlhpc.provision.kubernetes.creation import read_unfit
+from pytest_mlhpc.provision.kubernetes.event_router import WAKE
+from pytest_mlhpc.provision.kubernetes.log_parser import read_saved_output
 from pytest_mlhpc.provision.kubernetes.manifest import render_refusal
-from pytest_mlhpc.provision.kubernetes.pod_output import read_saved_output
 from pytest_mlhpc.provision.kubernetes.pod_template import devices_per_rank
 from pytest_mlhpc.provision.kubernetes.reap import read_location, settings_at
 from pytest_mlhpc.provision.kubernetes.reconciler import Reconciler
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, settings_of
-from pytest_mlhpc.provision.kubernetes.verdict import EventInquiry
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, kind_of, settings_of
 from pytest_mlhpc.provision.kubernetes.watch import Clusters
 from pytest_mlhpc.provision.payload import payload_path
 
@@ -61,22 +57,10 @@ class KubernetesProvisioner:
         self._partition = partition
         self._clusters = clusters
         self._clock = clock or MonotonicClock()
-        self._allocations: dict[str, PodAllocation] = {}
-        self._events: list[Event] = []
-        deleting: dict[str, PodAllocation] = {}  #: ended allocations that the cluster is deleting
-        self._router = EventRouter(ChainMap(self._allocations, deleting), self._now)
-        self._deletions = PendingDeletions(deleting, clusters, self._router, self._now, self._wait)
-        self._reconciler = Reconciler(
-            self._allocations,
-            self._deletions,
-            clusters,
-            self._router,
-            ManifestMaker(partition, payload, session_id),
-            ObjectCreator(self._now),
-            EventInquiry(self._now),
-            self._events,
-            self._now,
-        )
+        self._reconciler = Reconciler(partition, clusters, payload, session_id, self._now, self._wait)
+        self._allocations = self._reconciler.allocations
+        self._events = self._reconciler.events
+        self._router = self._reconciler.router
         self._closed = False
 
     def _now(self) -> float:
@@ -118,9 +102,8 @@ class KubernetesProvisioner:
         except ProvisionError as error:
             # The first answer was a refusal, so nothing was created.
             untouched = not allocation.objects and not allocation.failed_creations
-            if untouched or self._deletions.delete_all(allocation) is None:
-                del self._allocations[plan.allocation_id]
-                self._deletions.add(allocation)
+            if untouched or self._reconciler.delete_all(allocation) is None:
+                self._reconciler.deleting[plan.allocation_id] = self._allocations.pop(plan.allocation_id)
                 raise error from None
             self._reconciler.end(allocation, error)  # it ends once the rest is deleted
         return allocation.handle
@@ -163,7 +146,7 @@ class KubernetesProvisioner:
             report = self._wait(min(until - now, self._next_deadline(now)))
             if report is not None:
                 self._events += self._router.route(report)
-                self._deletions.remove_finished()
+                self._reconciler.remove_finished()
             if self._router.woken:
                 self._router.woken = False
                 return self._take_events()
@@ -180,9 +163,7 @@ class KubernetesProvisioner:
         ids = {handle.id for handle in handles}
         self._events[:] = [event for event in self._events if event.handle.id not in ids]
         ours = [self._allocations.pop(one) for one in ids if one in self._allocations]
-        for one in ours:
-            self._deletions.add(one)
-        return [one.handle for one in self._deletions.delete_and_wait(ours, self._events)]
+        return [one.handle for one in self._reconciler.delete_and_wait(ours)]
 
     def close(self) -> None:
         """Wait a while for pending deletions, then stop threads and close connections. Other pods continue."""
@@ -190,10 +171,8 @@ class KubernetesProvisioner:
             return
         self._closed = True
         try:
-            self._deletions.close(self._events)
+            self._reconciler.close()
         finally:
-            for allocation in self._allocations.values():
-                allocation.stop_following()
             self._clusters.close()
 
     def _allocation(self, plan: Plan, native_id: str, settings: KubernetesSettings) -> PodAllocation:

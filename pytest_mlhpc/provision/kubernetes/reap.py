@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -18,9 +17,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 from pytest_mlhpc.jobs.reaping import Reaper
-from pytest_mlhpc.node.files import make_private, own_folder, read_json, read_private
+from pytest_mlhpc.node.files import make_private, own_folder, read_json, read_private, replace_file
 from pytest_mlhpc.provision.kubernetes.errors import Forbidden, NotFound
-from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.objects import (
     POD,
     SECRET,
@@ -28,10 +26,10 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     ObjectRef,
     Resource,
     label_selector,
+    metadata_of,
     object_ref,
 )
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
-from pytest_mlhpc.provision.payload import write_private
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, WorkloadKind
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
@@ -80,18 +78,9 @@ def location_of(
     settings: KubernetesSettings, namespace: str, api: KubernetesClient, kind: WorkloadKind
 ) -> ClusterLocation:
     """Return the location of an allocation of *kind*."""
-    resource = kind.resource
-    return ClusterLocation(
-        settings.kubeconfig,
-        settings.context,
-        namespace,
-        api.server,
-        resource.group,
-        resource.version,
-        resource.kind,
-        resource.plural,
-        api.authority,
-    )
+    group, version, name, plural, _ = astuple(kind.resource)
+    place = (settings.kubeconfig, settings.context, namespace, api.server)
+    return ClusterLocation(*place, group, version, name, plural, api.authority)
 
 
 def settings_at(settings: KubernetesSettings, location: ClusterLocation | None) -> KubernetesSettings:
@@ -148,10 +137,8 @@ def note_retained(directory: Path, until_s: int) -> None:
     """
     folder = own_folder(directory.parents[2], NOTES_FOLDER)
     make_private(folder)
-    path = folder / f"{directory.name}.json"
-    temporary = path.with_suffix(f".{os.getpid()}")
-    write_private(temporary, json.dumps({"until": until_s, "directory": str(directory)}) + "\n")
-    temporary.replace(path)
+    note = json.dumps({"until": until_s, "directory": str(directory)}) + "\n"
+    replace_file(folder / f"{directory.name}.json", note.encode(), mode=0o600)
 
 
 def overdue_retained(state_dir: Path, now_s: float) -> list[str]:
@@ -204,16 +191,22 @@ def _delete_noted(
     location = read_location(directory)
     if location is None:
         raise MlhpcError(f"{directory} does not say in which cluster it is")
-    api = _shared_client(location, apis, connect)
-    if not location.is_at(api):
-        raise MlhpcError(location.mismatch_text(api))
-    return end(api, location, directory.name)
+    return end(_client_at(location, apis, connect), location, directory.name)
 
 
-def _shared_client(location: ClusterLocation, clients: Clients, connect: Connect) -> KubernetesClient:
+def _client_at(
+    location: ClusterLocation, clients: Clients, connect: Connect, advice: str = ""
+) -> KubernetesClient:
+    """Return the client for *location*, made once.
+
+    Raises:
+        MlhpcError: it leads to another cluster, with *advice*.
+    """
     key = (location.kubeconfig, location.context, location.namespace)
     if key not in clients:
         clients[key] = connect(location)
+    if not location.is_at(clients[key]):
+        raise MlhpcError(location.mismatch_text(clients[key]) + advice)
     return clients[key]
 
 
@@ -243,12 +236,38 @@ def kubernetes_reaper(connect: Connect) -> Reaper:
             raise MlhpcError(f"its cluster is unknown: {error}") from error
         if location is None:
             return _never_created(entry)
-        api = _shared_client(location, apis, connect)
-        if not location.is_at(api):
-            raise MlhpcError(f"{location.mismatch_text(api)}; run `mlhpc reap` with the right one")
+        api = _client_at(location, apis, connect, "; run `mlhpc reap` with the right one")
         return delete_allocation(api, location, entry.id)
 
     return reaper
+
+
+def find_objects(
+    api: KubernetesClient,
+    resources: Iterable[Resource],
+    allocation_id: str,
+    namespace: str,
+    optional: Resource | None = None,
+) -> Iterator[tuple[ObjectRef, bool]]:
+    """Yield an allocation's objects, and whether each is being deleted. The kinds are listed one after the other.
+
+    Without a right on the *optional* kind none was created.
+
+    Raises:
+        KubernetesError: the server does not answer, or refuses.
+    """
+    labels = label_selector(allocation=allocation_id)
+    for resource in dict.fromkeys(resources):
+        try:
+            items = api.list(resource, labels=labels, namespace=namespace).items
+        except NotFound:  # the server lacks the kind (now), so it has no such objects
+            continue
+        except Forbidden:
+            if resource is not optional:
+                raise
+            continue
+        for item in items:
+            yield object_ref(resource, item), bool(metadata_of(item).get("deletionTimestamp"))
 
 
 def delete_allocation(api: KubernetesClient, location: ClusterLocation, allocation_id: str) -> str:
@@ -258,22 +277,11 @@ def delete_allocation(api: KubernetesClient, location: ClusterLocation, allocati
         KubernetesError: the server does not answer, or refuses.
     """
     deleted: list[ObjectRef] = []
-    for resource in dict.fromkeys((location.resource, SERVICE, SECRET, POD)):
-        try:
-            found = api.list(
-                resource, labels=label_selector(allocation=allocation_id), namespace=location.namespace
-            )
-        except NotFound:  # the server lacks the kind (now), so it has no such objects
-            continue
-        except Forbidden:
-            if resource is not SERVICE:
-                raise
-            continue  # without a right on Services none was created
-        for item in found.items:
-            ref = object_ref(resource, item)
-            if not (item.get("metadata") or {}).get("deletionTimestamp"):
-                api.delete(ref, propagation="Background")
-                deleted.append(ref)
+    kinds = (location.resource, SERVICE, SECRET, POD)
+    for ref, is_going in find_objects(api, kinds, allocation_id, location.namespace, optional=SERVICE):
+        if not is_going:
+            api.delete(ref, propagation="Background")
+            deleted.append(ref)
     if not deleted:
         return f"nothing to delete: {location.server} has no objects of it"
     return "deleted " + ", ".join(map(str, deleted))
@@ -310,9 +318,7 @@ def is_reachable(location: ClusterLocation, environ: Mapping[str, str]) -> bool:
     Raises:
         UsageError: it leads nowhere.
     """
-    from pytest_mlhpc.provision.kubernetes.connect import connect
-
-    api = connect(kubeconfig=location.kubeconfig, context=location.context, namespace="", environ=environ)
+    api = location_connector(environ)(location)
     try:
         return location.is_at(api)
     finally:

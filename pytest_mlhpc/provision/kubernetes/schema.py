@@ -22,10 +22,19 @@ from pydantic import (
 
 from pytest_mlhpc.config.quantities import parse_size
 from pytest_mlhpc.config.schema import Count, CountOrZero, Duration, Memory, Text
-from pytest_mlhpc.errors import UsageError, nearest
-from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind, builtin_kind, builtin_kinds, make_kind
+from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.provision.kubernetes.objects import metadata_of, quantity, value_at
-from pytest_mlhpc.provision.kubernetes.settings import DEVICE_RESOURCES, GRACE_S, KEEP_FOR_S, TTL_S
+from pytest_mlhpc.provision.kubernetes.settings import (
+    DEVICE_RESOURCES,
+    GRACE_S,
+    KEEP_FOR_S,
+    TTL_S,
+    WorkloadKind,
+    builtin_kind,
+    builtin_kinds,
+    make_kind,
+    unknown_kind,
+)
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.schema import EnvironmentModel, PartitionModel
@@ -194,9 +203,8 @@ class RankModel(_Closed):
     label: Text | None = None
     variable: Text | None = Field(None, description="of the environment, set by the kind's operator")
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, _context: Any, /) -> None:
         """Require exactly one."""
-        del context
         if sum(value is not None for value in (self.annotation, self.label, self.variable)) != 1:
             raise ValueError("give one of annotation, label, variable")
 
@@ -211,9 +219,8 @@ class StatusModel(_Closed):
     suspended: list[Text] = []
     running: list[Text] = []
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, _context: Any, /) -> None:
         """Require conditions for success and failure."""
-        del context
         if not self.succeeded or not self.failed:
             raise ValueError("say which conditions (or phases) mean succeeded, and which failed")
 
@@ -252,9 +259,8 @@ class CustomKind(_Closed):
     queue: QueueModel | None = Field(None, description="the object that says why it waits")
     limit_label: Text | None = None
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, _context: Any, /) -> None:
         """Require a way to distinguish pods, and templates for all of them."""
-        del context
         if self.rank is None and not self.each_pod and self.most != 1:
             raise ValueError(
                 "`rank` is missing: what holds the number of a pod? With `most: 1` there is but one"
@@ -305,9 +311,8 @@ class VolumeModel(_Closed):
         None, description="where this machine sees the volume; files that are too large for a Secret go there"
     )
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, _context: Any, /) -> None:
         """Require exactly one source, and one that this machine may see where it says so."""
-        del context
         sources = ("claim", "template", "host_path", "empty_dir", "config_map", "secret")
         given = [name for name in sources if getattr(self, name) is not None]
         if len(given) != 1:
@@ -415,17 +420,14 @@ class KubernetesOptions(BaseModel):
     max_time: Duration | None = Field(None, description="longest allocation")
     grace: Duration = GRACE_S
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, _context: Any, /) -> None:
         """Refuse options that contradict each other."""
-        del context
         if self.custom is not None and self.kind in builtin_kinds():
             raise ValueError(
                 f"`custom` describes a kind of your own, but kind is {self.kind!r}; give it another name"
             )
         if self.custom is None and self.kind not in builtin_kinds():
-            hint = nearest(self.kind, builtin_kinds())
-            did = f" (did you mean {hint!r}?)" if hint else "; describe it under `custom`"
-            raise ValueError(f"kind {self.kind!r} is not one of {', '.join(builtin_kinds())}{did}")
+            raise ValueError(unknown_kind(self.kind))
         if self.run_as_user == 0 and self.security == "restricted":
             raise ValueError(
                 "run_as_user: 0 is root, which `security: restricted` forbids; set security: as_manifest"

@@ -1,4 +1,4 @@
-"""Whether an allocation has ended, and with which error; and the few requests that a verdict needs.
+"""Whether an allocation or a program without an agent has ended, and with which error; and the few requests that this needs.
 
 Open it to see why an allocation was given up. Events, queue objects and nodes are read rarely, and only for
 allocations that make no progress.
@@ -6,13 +6,24 @@ allocations that make no progress.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 from pytest_mlhpc.errors import MlhpcError, NodeFault, ProtocolError, ProvisionError, RunFailure
+from pytest_mlhpc.node.protocol.lines import Message
+from pytest_mlhpc.node.protocol.plan import PROTOCOL
+from pytest_mlhpc.provision.conversation import run_message
 from pytest_mlhpc.provision.kubernetes.allocation import PodAllocation, PodRecord, WatchSilence
-from pytest_mlhpc.provision.kubernetes.causes import FailureCause, PodView, Stage, latest_event, reason_text
+from pytest_mlhpc.provision.kubernetes.causes import (
+    FailureCause,
+    PodView,
+    Stage,
+    find_cause,
+    latest_event,
+    reason_text,
+)
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import (
     Forbidden,
@@ -22,11 +33,12 @@ from pytest_mlhpc.provision.kubernetes.errors import (
     Unavailable,
     provision_error,
 )
-from pytest_mlhpc.provision.kubernetes.kinds import QueueRule
+from pytest_mlhpc.provision.kubernetes.log_parser import ContainerOutput, join_outputs
 from pytest_mlhpc.provision.kubernetes.objects import NODE, ObjectRef
+from pytest_mlhpc.provision.kubernetes.settings import QueueRule
 from pytest_mlhpc.store.record import INFRASTRUCTURE
 
-#: How long a log may be read after its container has ended, in seconds: longer than ``logs.LAST_READ_S``.
+#: How long a log may be read after its container has ended, in seconds: longer than ``log_follower.LAST_READ_S``.
 LOG_LIMIT_S: Final = 120.0
 
 #: How long a deletion by others may exceed the pod's grace before the end is reported, in seconds.
@@ -38,8 +50,6 @@ REFUSED_LIMIT_S: Final = 90.0
 #: How long a server may be unavailable beyond all time limits of an allocation, in seconds.
 SILENT_LIMIT_S: Final = 1800.0
 
-#: Outcomes that describe an end without its reason; other causes take precedence.
-_VAGUE: Final = ("channel_broken", "cancelled_outside")
 _NODE_OUTCOMES: Final = ("node_failure", "evicted", "preempted")
 
 #: When events are read first, and at which interval again, in seconds.
@@ -48,20 +58,11 @@ EVENTS_INTERVAL_S: Final = 30.0
 
 _NO_PODS_REASONS: Final = frozenset({"FailedCreate", "FailedCreatePod"})
 _NO_START_REASONS: Final = frozenset(
-    {
-        "FailedMount",
-        "FailedAttachVolume",
-        "FailedCreatePodSandBox",
-        "FailedCreatePodContainer",
-        "NetworkNotReady",
-    }
-)
+    ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedCreatePodContainer", "NetworkNotReady")
+)  # fmt: skip
 
 #: Events of progress: failures before them are over. Pulling an image may take hours.
 _PROGRESS_REASONS: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
-
-#: A quota requires a resource that our pods do not name, so waiting does not help (k8s.io/apiserver, plugin/resourcequota).
-MUST_SPECIFY: Final = "must specify"
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def _final_cause(allocation: PodAllocation, now: float, silence: WatchSilence | 
         return None
     causes = [cause for cause in allocation.causes().values() if not cause.patience]
     if causes:
-        return min(causes, key=lambda cause: cause.outcome in _VAGUE)
+        return min(causes, key=lambda cause: cause.is_vague)
     # A pod that is being deleted on a lost node will not return; others may.
     lost = [pod for pod in allocation.pods.values() if pod.view.deleting and _lost_node(pod)]
     if lost:
@@ -206,9 +207,7 @@ def _cause_after_end(allocation: PodAllocation, first: PodRecord, now: float) ->
     unread = any(pod.follower is not None and not pod.log_ended for pod in read)
     if unread and now - allocation.ended_at < LOG_LIMIT_S:
         return None
-    causes = sorted(
-        allocation.causes().values(), key=lambda cause: (cause.outcome in _VAGUE, bool(cause.patience))
-    )
+    causes = sorted(allocation.causes().values(), key=lambda cause: (cause.is_vague, bool(cause.patience)))
     if causes:
         return causes[0]
     what = "was read to its end" if first.log_complete else "has a hole, or may have one: it was rotated"
@@ -251,7 +250,7 @@ def _deletion_error(allocation: PodAllocation, now: float) -> MlhpcError:
     if cause := next((pod.view.cause for pod in allocation.pods.values() if _lost_node(pod)), None):
         return allocation_error(cause, allocation, now)
     for cause in allocation.causes().values():
-        if cause.outcome not in _VAGUE and not cause.patience:
+        if not cause.is_vague and not cause.patience:
             return allocation_error(cause, allocation, now)
     if allocation.suspended:
         return ProvisionError("preempted", allocation.preemption)
@@ -264,39 +263,28 @@ def _deletion_error(allocation: PodAllocation, now: float) -> MlhpcError:
     return ProvisionError("cancelled_outside", text)
 
 
-class EventInquiry:
-    """Reads the events of what makes no progress.
-
-    Args:
-        now: the provisioner's clock, in seconds.
-    """
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-
-    def ask(self, allocation: PodAllocation) -> None:
-        """Set the cause that events name, if *allocation* waits without a cause and was not asked about lately."""
-        now = self._now()
-        pods = [pod for pod in allocation.pods.values() if not pod.deleted]
-        stuck = [pod for pod in pods if pod.view.stage <= Stage.PREPARING and pod.view.cause is None]
-        queue = allocation.kind.queue if allocation.suspended else None
-        missing = len(pods) < allocation.plan.nodes and not allocation.status_text and queue is None
-        if not stuck and not missing and queue is None:
-            allocation.event_cause, allocation.events_at = None, 0.0
-            return
-        if not allocation.events_at:
-            allocation.events_at = now + FIRST_EVENTS_S
-        if now < allocation.events_at:
-            return
-        allocation.events_at = now + EVENTS_INTERVAL_S
-        if queue is not None:
-            text = why_queued(allocation, queue)
-            allocation.event_cause = FailureCause("never_scheduled", text, "admission") if text else None
-        elif missing:
-            for ref in allocation.workloads.values():
-                allocation.event_cause = why_no_pods(_events(allocation, ref), ref)
-        else:
-            allocation.event_cause = why_no_start(_events(allocation, stuck[0].ref), stuck[0].view)
+def read_events(allocation: PodAllocation, now: float) -> None:
+    """Set the cause that events name, if *allocation* waits without a cause and was not asked about lately."""
+    pods = [pod for pod in allocation.pods.values() if not pod.deleted]
+    stuck = [pod for pod in pods if pod.view.stage <= Stage.PREPARING and pod.view.cause is None]
+    queue = allocation.kind.queue if allocation.suspended else None
+    missing = len(pods) < allocation.plan.nodes and not allocation.status_text and queue is None
+    if not stuck and not missing and queue is None:
+        allocation.event_cause, allocation.events_at = None, 0.0
+        return
+    if not allocation.events_at:
+        allocation.events_at = now + FIRST_EVENTS_S
+    if now < allocation.events_at:
+        return
+    allocation.events_at = now + EVENTS_INTERVAL_S
+    if queue is not None:
+        text = why_queued(allocation, queue)
+        allocation.event_cause = FailureCause("never_scheduled", text, "admission") if text else None
+    elif missing:
+        for ref in allocation.workloads.values():
+            allocation.event_cause = why_no_pods(_events(allocation, ref), ref)
+    else:
+        allocation.event_cause = why_no_start(_events(allocation, stuck[0].ref), stuck[0].view)
 
 
 def why_queued(allocation: PodAllocation, queue: QueueRule) -> str:
@@ -332,20 +320,14 @@ def _events(allocation: PodAllocation, ref: ObjectRef) -> Sequence[Any] | None:
         return None
 
 
-def why_no_pods(events: Sequence[Any] | None, ref: ObjectRef) -> FailureCause:
+def why_no_pods(events: Sequence[Any] | None, ref: ObjectRef) -> FailureCause | None:
     """Return why a controller does not create the pods of *ref*; *events* is None if unreadable."""
     event = latest_event(events or (), _NO_PODS_REASONS)
     if not event:
         why = "its events cannot be read" if events is None else "no event says why"
         text = f"{ref} lacks pods, and {why}: does the controller run that makes them?"
         return FailureCause("never_scheduled", text, "unknown")
-    if MUST_SPECIFY in event:
-        return FailureCause("quota_exceeded", event, "config")
-    if "exceeded quota" in event:
-        return FailureCause("quota_exceeded", event, "quota")
-    if "denied the request" in event or "violates PodSecurity" in event or "forbidden" in event:
-        return FailureCause("admission_denied", event, "config")
-    return FailureCause("rejected", event, "config")
+    return find_cause("no pods", event, event)
 
 
 def why_no_start(events: Sequence[Any] | None, pod: PodView) -> FailureCause | None:
@@ -357,7 +339,7 @@ def why_no_start(events: Sequence[Any] | None, pod: PodView) -> FailureCause | N
         return None  # its image may be being pulled, perhaps for hours
     event = latest_event(events, _NO_START_REASONS, before=_PROGRESS_REASONS)
     if event:
-        return FailureCause("container_config", event, "volume", pod.node)
+        return find_cause("no start", event, event, node=pod.node)
     if latest_event(events, _PROGRESS_REASONS):
         return None
     text = f"{pod.name}: the kubelet of {pod.node} reports nothing about it"
@@ -367,9 +349,8 @@ def why_no_start(events: Sequence[Any] | None, pod: PodView) -> FailureCause | N
 def check_nodes(allocation: PodAllocation) -> None:
     """Set the cause of pods that were deleted with their node; old servers do not say why. Each node is read once."""
     for pod in allocation.pods.values():
-        node, cause = pod.view.node, pod.view.cause
-        vague = cause is None or cause.outcome == "channel_broken"
-        if (pod.deleted or pod.view.deleting) and node and vague and not pod.node_checked:
+        node, going = pod.view.node, pod.deleted or pod.view.deleting
+        if going and node and pod.view.explains_itself and not pod.node_checked:
             pod.node_checked = True
             if text := _node_problem(allocation.api, node):
                 pod.node_cause = FailureCause("node_failure", text, node=node)
@@ -389,3 +370,76 @@ def _node_problem(api: KubernetesClient, node: str) -> str:
             text = reason_text(condition.get("reason"), condition.get("message"))
             return f"the node {node} is not ready: {text}"
     return ""
+
+
+def container_messages(allocation: PodAllocation, now: float) -> list[Message]:
+    """Return what an agent would say of a program that is its container's command: that it has started, and how it ended.
+
+    The cluster's status says both, and the log has the output. An end with another cause than the program's own is left to
+    the verdict on the allocation.
+    """
+    run, pods = allocation.plan.runs[0], sorted(allocation.pods.values(), key=lambda pod: pod.rank or 0)
+    if allocation.conversation.complete or len(pods) < allocation.plan.nodes:
+        return []
+    messages = []
+    if allocation.began_at is None:
+        if not all(pod.view.started for pod in pods):
+            return []
+        allocation.began_at = now
+        body = {"protocol": PROTOCOL, "payload_sha256": allocation.plan.payload_sha256}
+        messages.append(run_message(run, "started", body))
+    ended = [pod for pod in pods if pod.view.exit is not None]
+    failed = any(pod.view.exit for pod in ended)
+    late = now - allocation.began_at >= run.time_limit_s and len(ended) < len(pods)
+    if late:
+        text = f"the program did not end within {run.time_limit_s:g} s"
+        messages.append(run_message(run, "failed", {"outcome": "time_limit", "text": text, "log": ""}))
+    elif (len(ended) < len(pods) and not failed) or not all(pod.view.explains_itself for pod in ended):
+        return messages
+    elif allocation.ended_at is None:
+        allocation.ended_at = now
+    read = all(pod.log_ended for pod in ended) or now - (allocation.ended_at or now) >= LOG_LIMIT_S
+    if not read and not late:
+        return messages
+    problem = "" if late else _lacking_output(ended)
+    if problem:
+        body = {"outcome": "truncated_result", "text": problem, "log": ""}
+        messages.append(run_message(run, "failed", body))
+    times = [one for one in (_nanoseconds(pod.view.times) for pod in ended) if one is not None]
+    end: dict[str, object] = {
+        "exit": [exit_code(pod.view.exit or 0) for pod in ended],
+        "host": pods[0].view.node,
+    }
+    if times:
+        end |= {"started_ns": min(first for first, _ in times), "ended_ns": max(last for _, last in times)}
+    return [*messages, run_message(run, "end", end)]
+
+
+def _lacking_output(ended: Sequence[PodRecord]) -> str:
+    """Join the outputs of all pods; return what is missing of them, or an empty string."""
+    outputs = [pod.stream for pod in ended if isinstance(pod.stream, ContainerOutput)]
+    try:
+        join_outputs(outputs)
+    except OSError as error:
+        return f"cannot write {error.filename}: {error.strerror}"
+    for pod, output in zip(ended, outputs, strict=True):
+        if output.problem:
+            return output.problem
+        if not pod.log_ended or not pod.log_complete:
+            why = str(pod.log_error or "it was rotated, or may have been")
+            return f"the log of pod {pod.ref.name} is incomplete: {why}; see containerLogMaxSize of the kubelet, or print less"
+    return ""
+
+
+def exit_code(code: int) -> int:
+    """Return a container's exit code as a process has it: minus the signal's number where one killed it."""
+    return 128 - code if 128 < code < 160 else code
+
+
+def _nanoseconds(times: tuple[str, str]) -> tuple[int, int] | None:
+    """Return a container's times in ns UTC; None: the cluster did not tell."""
+    try:
+        began, ended = (datetime.fromisoformat(text).timestamp() for text in times)
+    except ValueError:
+        return None
+    return round(began * 1e9), round(ended * 1e9)

@@ -10,26 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from pytest_mlhpc.jobs.ledger_entry import user_name
-from pytest_mlhpc.provision.kubernetes.allocation import PodAllocation
-from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
+from pytest_mlhpc.provision.kubernetes.client import KubernetesClient, Stream, WatchEvent
 from pytest_mlhpc.provision.kubernetes.connect import connect
 from pytest_mlhpc.provision.kubernetes.errors import (
     FIRST_DELAY_S,
     ApiCall,
     Expired,
     KubernetesError,
-    NotFound,
     Unavailable,
     retry_delay,
 )
-from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.objects import (
     POD,
-    SECRET,
-    SERVICE,
     Manifest,
     ObjectRef,
     Resource,
@@ -38,16 +32,12 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     metadata_of,
     object_ref,
 )
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
-from pytest_mlhpc.provision.kubernetes.transport import WatchStream
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, WorkloadKind
 
 #: Range of a watch's random duration, in seconds, which spreads the load; as in client-go's reflector.
 WATCH_S = (300.0, 600.0)
 #: A watch that lasted so long is followed by the next one without a delay, in seconds.
 STABLE_S = 5.0
-
-#: Kinds of an allocation's objects, besides its workload.
-SIDE_OBJECTS: Final = (SECRET, SERVICE)
 
 
 @dataclass(frozen=True)
@@ -189,7 +179,7 @@ class ObjectWatcher:
         elif not self._stop.is_set():
             raise broke or Unavailable(self._call(), "the server ended the watch at once")
 
-    def _report_events(self, watch: WatchStream) -> tuple[bool, Unavailable | None]:
+    def _report_events(self, watch: Stream[WatchEvent]) -> tuple[bool, Unavailable | None]:
         """Report a watch's events until it ends; return whether there were any, and the error that broke it."""
         came = False
         try:
@@ -302,29 +292,6 @@ class Clusters:
                 watcher.start()
             sources.add(self._watchers[key].source)
         return frozenset(sources)
-
-    def objects_of(self, allocation: PodAllocation) -> list[ObjectRef]:
-        """Return all objects of an allocation, as the server lists them.
-
-        Raises:
-            KubernetesError: the list failed.
-        """
-        found: list[ObjectRef] = []
-        # An allocation without a Service needs no right on Services.
-        side_objects = SIDE_OBJECTS if allocation.settings.service else (SECRET,)
-        for resource in dict.fromkeys((allocation.kind.resource, *side_objects)):
-            try:
-                listing = allocation.api.list(
-                    resource,
-                    labels=label_selector(allocation=allocation.handle.id),
-                    namespace=allocation.namespace,
-                )
-            except NotFound:  # the server lacks the kind, so it has no such objects
-                continue
-            for item in listing.items:
-                meta = item["metadata"]
-                found.append(ObjectRef(resource, meta["namespace"], meta["name"], meta["uid"]))
-        return found
 
     def close(self) -> None:
         """End all watches and connections."""

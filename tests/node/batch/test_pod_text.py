@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.node.batch.pod_stream import RS, output_lines, pod_line, stream_name, tags
-from pytest_mlhpc.provision.kubernetes.pod_output import unescape
+from pytest_mlhpc.provision.kubernetes.log_parser import unescape
 
 
 def joined(lines):

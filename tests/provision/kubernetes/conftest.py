@@ -10,7 +10,7 @@ from kubernetes_wire import Listener, Scripted, kubeconfig
 from local_allocations import HANG_S
 from pod_worlds import World
 
-from pytest_mlhpc.provision.kubernetes import errors, logs, transport, watch
+from pytest_mlhpc.provision.kubernetes import client, errors, log_follower, watch
 from pytest_mlhpc.provision.kubernetes.connect import connect
 
 #: A server that nobody listens for.
@@ -20,7 +20,7 @@ NOBODY = "http://127.0.0.1:9"
 @pytest.fixture(autouse=True)
 def generous_limits(monkeypatch):
     monkeypatch.setattr("pytest_mlhpc.provision.kubernetes.connect.PLUGIN_LIMIT_S", HANG_S)
-    monkeypatch.setattr(transport, "CONNECT_LIMIT_S", HANG_S)
+    monkeypatch.setattr(client, "CONNECT_LIMIT_S", HANG_S)
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def short_pauses(monkeypatch):
         monkeypatch.setattr(module, "FIRST_DELAY_S", 0.02)
     monkeypatch.setattr(errors, "LONGEST_DELAY_S", 0.1)
     monkeypatch.setattr(errors, "REFUSED_DELAY_S", 0.1)
-    monkeypatch.setattr(logs, "STATUS_S", 0.1)
-    monkeypatch.setattr(logs, "LAST_READ_S", 2.0)
-    monkeypatch.setattr(logs, "time", clock)
+    monkeypatch.setattr(log_follower, "STATUS_S", 0.1)
+    monkeypatch.setattr(log_follower, "LAST_READ_S", 2.0)
+    monkeypatch.setattr(log_follower, "time", clock)
     monkeypatch.setattr(watch, "time", clock)
 
 

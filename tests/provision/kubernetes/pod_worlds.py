@@ -15,9 +15,9 @@ from pytest_mlhpc.jobs.provisioner import AllocationEnded, MonotonicClock
 from pytest_mlhpc.node.batch.pod_stream import RS
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.kubernetes import event_router
-from pytest_mlhpc.provision.kubernetes.client import Listing, ServerVersion
+from pytest_mlhpc.provision.kubernetes.client import Listing
 from pytest_mlhpc.provision.kubernetes.errors import ApiCall, KubernetesError, Unavailable
-from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogLine
+from pytest_mlhpc.provision.kubernetes.log_follower import LogEnded, LogLine
 from pytest_mlhpc.provision.kubernetes.objects import (
     ALLOCATION,
     JOB,
@@ -60,8 +60,8 @@ class FakeApi:
         self.calls.append(" ".join([what, *map(str, words)]))
         self.on.get(what, lambda *_words: None)(*words)
 
-    def version(self) -> ServerVersion:
-        return ServerVersion(1, 30, "v1.30")
+    def version(self) -> str:
+        return "v1.30"
 
     def create(self, resource: Resource, manifest: dict[str, Any], namespace: str = "") -> dict[str, Any]:
         self._call("create", resource.kind)

@@ -3,12 +3,16 @@
 import pytest
 
 from pytest_mlhpc.provision.kubernetes.causes import (
+    CAUSES,
     FailureCause,
     PatienceTracker,
     Stage,
+    find_cause,
     latest_event,
     pod_view,
 )
+from pytest_mlhpc.provision.kubernetes.settings import PATIENCE
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
 
 
 def pod(status=None, node="n1", **spec):
@@ -135,6 +139,15 @@ def test_a_pod_that_does_not_go_on_has_a_cause(status, outcome, patience, text):
     cause = pod_view(pod(status)).cause
     assert (cause.outcome, cause.patience) == (outcome, patience)
     assert text in cause.text
+
+
+@pytest.mark.parametrize(("teller", "whose", "pattern", "outcome", "patience"), CAUSES)
+def test_no_row_of_the_table_is_hidden_by_one_before_it(teller, whose, pattern, outcome, patience):
+    for reason in pattern.replace("(", "").replace(")", "").split("|"):
+        cause = find_cause(teller, reason.replace(".*", "X"), "text", whose=whose)
+        assert (cause and (cause.outcome, cause.patience)) == ((outcome, patience) if outcome else None)
+    assert outcome in {"", *FAILURES, *INFRASTRUCTURE}
+    assert patience in {"", "node", *PATIENCE}
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from odd_values import changed
 from urllib3.util import ssl_
 
 from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.provision.kubernetes.client import Access, Login
 from pytest_mlhpc.provision.kubernetes.connect import connect
 from pytest_mlhpc.provision.kubernetes.errors import ApiCall, Unauthorized, Unavailable
 from pytest_mlhpc.provision.kubernetes.objects import POD
-from pytest_mlhpc.provision.kubernetes.transport import Access, Login
 
 LIST = {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}
 NOBODY = "http://127.0.0.1:9"
@@ -391,7 +391,7 @@ def test_an_account_without_token_is_refused(connected, account):
 
 
 def test_the_official_client_is_not_imported_before_a_connection():
-    parts = ("errors", "objects", "connect", "watch", "logs", "client", "transport")
+    parts = ("errors", "objects", "connect", "watch", "log_follower", "client")
     program = "; ".join(f"import pytest_mlhpc.provision.kubernetes.{part}" for part in parts)
     program += "; import sys; sys.exit('kubernetes' in sys.modules or 'pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -11,10 +11,10 @@ from pod_worlds import ID
 from pytest_mlhpc.errors import ProvisionError, RunFailure
 from pytest_mlhpc.jobs.provisioner import LineArrived
 from pytest_mlhpc.node.protocol.plan import MetricPattern
-from pytest_mlhpc.provision.kubernetes.logs import LogLine
+from pytest_mlhpc.provision.kubernetes.log_follower import LogLine
 from pytest_mlhpc.provision.kubernetes.manifest import preview_plan, render
-from pytest_mlhpc.provision.kubernetes.reconciler import exit_code
 from pytest_mlhpc.provision.kubernetes.settings import settings_of
+from pytest_mlhpc.provision.kubernetes.verdict import exit_code
 
 
 def made(nodes=1, kind="job", **run):

@@ -12,7 +12,7 @@ from pytest_mlhpc.jobs.provisioner import LineArrived
 from pytest_mlhpc.provision.kubernetes import event_router
 from pytest_mlhpc.provision.kubernetes.errors import Forbidden, NotFound, Unauthorized
 from pytest_mlhpc.provision.kubernetes.event_router import EventRouter
-from pytest_mlhpc.provision.kubernetes.logs import LogFailing, LogLine
+from pytest_mlhpc.provision.kubernetes.log_follower import LogFailing, LogLine
 from pytest_mlhpc.provision.kubernetes.objects import JOB, ObjectRef
 from pytest_mlhpc.provision.kubernetes.watch import ListSynced, ObjectChanged, WatchFailing, WatchRecovered
 
@@ -271,7 +271,7 @@ def test_what_is_gone_is_forgotten(running):
     running.follow()
     running.pod(exit=0)
     running.follow()
-    assert not [*running.provisioner._deletions._allocations, *running.provisioner._router._owners]
+    assert not [*running.provisioner._reconciler.deleting, *running.provisioner._router._owners]
     assert all(follower.close.called for follower in running.followers)
 
 

@@ -11,10 +11,14 @@ from manifests import partition, rendered, variables, workload
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.provision.kubernetes.causes import FailureCause
-from pytest_mlhpc.provision.kubernetes.kinds import builtin_kind, builtin_kinds, kind_of
 from pytest_mlhpc.provision.kubernetes.objects import value_at
 from pytest_mlhpc.provision.kubernetes.schema import CustomKind
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
+from pytest_mlhpc.provision.kubernetes.settings import (
+    KubernetesSettings,
+    builtin_kind,
+    builtin_kinds,
+    kind_of,
+)
 
 
 def condition(kind, reason="", message="", status="True"):

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from manifests import part, partition, pod, rendered, variables, workload
 
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.provision.kubernetes.kinds import kind_of
 from pytest_mlhpc.provision.kubernetes.objects import (
     JOB,
     NODE,
@@ -28,7 +27,7 @@ from pytest_mlhpc.provision.kubernetes.objects import (
     object_ref,
     same_quantity,
 )
-from pytest_mlhpc.provision.kubernetes.settings import settings_of
+from pytest_mlhpc.provision.kubernetes.settings import kind_of, settings_of
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from pytest_mlhpc.errors import MlhpcError
-from pytest_mlhpc.provision.kubernetes import pod_output
-from pytest_mlhpc.provision.kubernetes.kinds import builtin_kind
+from pytest_mlhpc.provision.kubernetes import log_parser
 from pytest_mlhpc.provision.kubernetes.reap import (
     LOCATION_FILE,
     delete_overdue,
@@ -18,7 +17,7 @@ from pytest_mlhpc.provision.kubernetes.reap import (
     note_retained,
     overdue_retained,
 )
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, builtin_kind
 
 SERVER = "https://here:6443"
 UNTIL = "it was kept until 1970-01-01 00:16:40 UTC"
@@ -84,10 +83,10 @@ def test_a_note_that_others_could_have_written_deletes_nothing(tmp_path, directo
 def test_saved_output_is_read_again_whatever_the_umask(directory):
     mask = os.umask(0o002)
     try:
-        pod_output.save_output(directory, ["n1"], b"lines")
+        log_parser.save_output(directory, ["n1"], b"lines")
     finally:
         os.umask(mask)
-    assert pod_output.read_saved_output(directory) == pod_output.SavedOutput(("n1",), b"lines")
+    assert log_parser.read_saved_output(directory) == log_parser.SavedOutput(("n1",), b"lines")
 
 
 def test_a_retained_allocation_is_deleted_once_its_time_is_over(tmp_path, directory, clear):

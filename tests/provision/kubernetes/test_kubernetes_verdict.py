@@ -9,14 +9,13 @@ from pod_worlds import ID, World, pod_of, source
 from pytest_mlhpc.provision.kubernetes.causes import FailureCause, PodView, Stage, pod_view
 from pytest_mlhpc.provision.kubernetes.client import Listing
 from pytest_mlhpc.provision.kubernetes.errors import ApiCall, Forbidden, NotFound
-from pytest_mlhpc.provision.kubernetes.kinds import kind_of
 from pytest_mlhpc.provision.kubernetes.objects import JOB, ObjectRef
-from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
-from pytest_mlhpc.provision.kubernetes.verdict import EventInquiry, why_no_pods, why_no_start
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings, kind_of
+from pytest_mlhpc.provision.kubernetes.verdict import read_events, why_no_pods, why_no_start
 from pytest_mlhpc.provision.kubernetes.watch import ObjectChanged
 
 JOB_X = ObjectRef(JOB, "mine", "x", "u")
-PREPARING = PodView("p", "u", Stage.PREPARING, node="n1")
+PREPARING = PodView("p", Stage.PREPARING, node="n1")
 LATER = "2026-01-01T00:09:00Z"
 
 
@@ -68,7 +67,7 @@ MOUNT = event("FailedMount", "timed out")
         ),
         pytest.param(None, PREPARING, None, id="a pod whose events cannot be read is waited for"),
         pytest.param(
-            None, PodView("p", "u", Stage.UNSCHEDULED),
+            None, PodView("p", Stage.UNSCHEDULED),
             ("never_scheduled", "unknown", "", "p: no scheduler has tried to place it yet"), id="a pod at which no scheduler looks",
         ),
     ],
@@ -88,10 +87,8 @@ def ask():
             pods={}, plan=SimpleNamespace(nodes=1), status_text="", suspended=True, events_at=1.0, event_cause=None,
             api=SimpleNamespace(list=listed), kind=kind_of(KubernetesSettings(kind="kueue")), workloads={"x": JOB_X},
         )  # fmt: skip
-        now = [0.0]
-        inquirer = EventInquiry(lambda: now[0])
-        for now[0] in times:
-            inquirer.ask(allocation)
+        for now in times:
+            read_events(allocation, now)
         return allocation, listed.mock_calls
 
     return go

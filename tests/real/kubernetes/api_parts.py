@@ -13,7 +13,7 @@ from running_suites import LIMIT_S, wait_for
 
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.connect import connect
-from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogFailing, LogFollower, LogLine
+from pytest_mlhpc.provision.kubernetes.log_follower import LogEnded, LogFailing, LogFollower, LogLine
 from pytest_mlhpc.provision.kubernetes.objects import POD, ObjectRef, Resource, object_ref
 from pytest_mlhpc.provision.kubernetes.watch import ObjectChanged, ObjectDeleted, ObjectWatcher
 

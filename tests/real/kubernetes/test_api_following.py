@@ -4,7 +4,7 @@ from api_parts import CONFIG_MAP, config_map
 from running_suites import wait_for
 
 from pytest_mlhpc.provision.kubernetes import errors
-from pytest_mlhpc.provision.kubernetes.logs import LogLine
+from pytest_mlhpc.provision.kubernetes.log_follower import LogLine
 from pytest_mlhpc.provision.kubernetes.objects import POD, object_ref
 from pytest_mlhpc.provision.kubernetes.watch import (
     ListSynced,

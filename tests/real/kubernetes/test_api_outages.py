@@ -5,7 +5,7 @@ from api_parts import CONFIG_MAP, Parts, config_map
 from running_suites import wait_for
 
 from pytest_mlhpc.provision.kubernetes import errors
-from pytest_mlhpc.provision.kubernetes.logs import LogLine
+from pytest_mlhpc.provision.kubernetes.log_follower import LogLine
 from pytest_mlhpc.provision.kubernetes.objects import object_ref
 from pytest_mlhpc.provision.kubernetes.watch import ListSynced, ObjectChanged, WatchFailing, WatchRecovered
 

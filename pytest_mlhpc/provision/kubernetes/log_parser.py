@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from pytest_mlhpc.node.batch.pod_stream import RS, tags
-from pytest_mlhpc.node.files import open_private, read_json, read_private
+from pytest_mlhpc.node.files import read_json, read_private, replace_file
 from pytest_mlhpc.node.processes import CappedLog, last_lines
 from pytest_mlhpc.node.protocol.lines import MAX_BODY, Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
@@ -41,7 +41,7 @@ _LINE_NUMBER = re.compile(rb'\{"n":(\d{1,12}),')
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class PodOutput:
+class AgentOutput:
     """The parsed log of one pod's agent. ``exit_code`` is the agent's own, None until it is printed.
 
     Args:
@@ -246,6 +246,42 @@ class PodOutput:
 CONTAINER_LOG = "container.log"
 
 
+class LineLog:
+    """Lines of a container in a local file, created with the first one. ``problem`` says why lines are missing; may be empty.
+
+    Args:
+        path: the file; an older one is overwritten, as a log is read from its beginning. None: no file.
+        cap: its largest size, in bytes; later lines are only counted.
+    """
+
+    def __init__(self, path: Path | None, cap: int) -> None:
+        self.problem = ""
+        self._path = path
+        self._cap = cap
+        self._log: CappedLog | None = None
+
+    def write(self, line: bytes) -> None:
+        """Append one line."""
+        if self._path is None or self.problem:
+            return
+        try:
+            if self._log is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._log = CappedLog(self._path, self._cap)
+            self._log.write(line + b"\n")
+        except OSError as error:
+            self.problem = f"{self._path} cannot be written: {error.strerror}"
+
+    def tail(self, characters: int) -> str:
+        """Return the last lines as printable text."""
+        return self._log.tail(characters=characters) if self._log is not None else ""
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._log is not None:
+            self._log.close()
+
+
 class ContainerOutput:
     """The log of a container without an agent: every line is the program's, standard output and error alike.
 
@@ -258,35 +294,31 @@ class ContainerOutput:
     missing = ""
 
     def __init__(self, plan: Plan, rank: int) -> None:
-        self.rank = rank
-        self.problem = ""  #: why the file lacks something; empty: it is whole
         self.path = Path(plan.directory) / plan.runs[0].run_id / f"container{rank}.log"
-        self._log: CappedLog | None = None
+        self._log = LineLog(self.path, MAX_OUTPUT_BYTES)
+
+    @property
+    def problem(self) -> str:
+        """Why the file lacks something; empty: it is whole."""
+        return self._log.problem
 
     def feed(self, line: bytes) -> bytes:
         """Write one line of the log; there are no worker lines in it."""
-        try:
-            if self._log is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._log = CappedLog(self.path, MAX_OUTPUT_BYTES)
-            self._log.write(line.rstrip(b"\r\n") + b"\n")
-        except OSError as error:
-            self.problem = self.problem or f"cannot write {self.path}: {error.strerror}"
+        self._log.write(line.rstrip(b"\r\n"))
         return b""
 
     def last_lines(self, characters: int = 600) -> str:
         """Return the end of the output as printable text."""
-        return self._log.tail(characters=characters) if self._log is not None else ""
+        return self._log.tail(characters)
 
     def finish(self) -> bytes:
         """Close the file."""
-        self.close()
+        self._log.close()
         return b""
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        if self._log is not None:
-            self._log.close()
+        self._log.close()
 
 
 def join_outputs(outputs: Sequence[ContainerOutput]) -> None:
@@ -411,13 +443,8 @@ def save_output(directory: Path, nodes: Sequence[str], lines: bytes) -> None:
     Errors are ignored: then the result is lost if this session is killed before it records it.
     """
     head = json.dumps({"schema": _SAVED_SCHEMA, "nodes": list(nodes)}).encode() + b"\n"
-    temporary = directory / f"{SAVED_OUTPUT_FILE}.{os.getpid()}"
     with contextlib.suppress(OSError):
-        with os.fdopen(open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(head + lines)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(directory / SAVED_OUTPUT_FILE)
+        replace_file(directory / SAVED_OUTPUT_FILE, head + lines, mode=0o600)
 
 
 def read_saved_output(directory: Path) -> SavedOutput | None:

@@ -13,7 +13,7 @@ from pytest_mlhpc.node.batch.pod_stream import RS, output_lines, pod_line
 from pytest_mlhpc.node.protocol.lines import Decoder, Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.conversation import Conversation
-from pytest_mlhpc.provision.kubernetes.pod_output import PodOutput, unescape
+from pytest_mlhpc.provision.kubernetes.log_parser import AgentOutput, unescape
 
 PRINTED = b"rate: 7\nloss \xff\x1e\\ 3\n" + b"long " * 3000 + b"\nend"
 RUN = "run-0001"
@@ -63,7 +63,7 @@ class Pod:
 
     def __init__(self, folder, run=COMMAND, *prefix):
         self.plan = Plan("a", "", str(folder), 1, 60.0, (run,))
-        self.stream = PodOutput(self.plan, *prefix)
+        self.stream = AgentOutput(self.plan, *prefix)
         self.folder = folder / RUN
         self.found = []
 

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from local_allocations import HANG_S, wait_until
 
-from pytest_mlhpc.provision.kubernetes import errors, logs
-from pytest_mlhpc.provision.kubernetes.logs import (
+from pytest_mlhpc.provision.kubernetes import errors, log_follower
+from pytest_mlhpc.provision.kubernetes.log_follower import (
     REMEMBERED_LINES,
     LogEnded,
     LogFailing,
     LogFollower,
     LogLine,
-    PodLog,
     RecentLines,
     join_fragments,
     split_time,
 )
+from pytest_mlhpc.provision.kubernetes.log_parser import LineLog
 from pytest_mlhpc.provision.kubernetes.objects import POD, ObjectRef
 
 REF = ObjectRef(POD, "mine", "p", "uid-p")
@@ -164,7 +164,7 @@ def test_equal_lines_of_a_clock_without_nanoseconds_are_not_dropped():
 
 def problem_of(path, *lines, cap=100):
     """Write lines to a file; return what went wrong."""
-    with contextlib.closing(PodLog(path, cap)) as log:
+    with contextlib.closing(LineLog(path, cap)) as log:
         for line in lines:
             log.write(line)
     return log.problem
@@ -173,7 +173,7 @@ def problem_of(path, *lines, cap=100):
 def test_a_pod_log_is_written_up_to_the_cap_and_the_rest_counted(tmp_path):
     path = tmp_path / "pods" / "p.log"
     assert problem_of(path, b"1234", b"5678", b"", b"90", cap=10) == ""
-    assert path.read_bytes() == b"1234\n5678\n[4 bytes more were not kept]\n"
+    assert path.read_bytes() == b"1234\n5678\n\n[4 more bytes were dropped]\n"
 
 
 def test_a_file_that_cannot_be_created_is_reported_and_harms_nothing(tmp_path):
@@ -447,7 +447,7 @@ def test_a_log_that_cannot_be_read_in_the_end_is_reported(follow, all_of):
 def test_a_server_that_is_away_at_the_last_look_is_waited_for_but_not_for_ever(
     follow, lines_of, all_of, monkeypatch
 ):
-    monkeypatch.setattr(logs, "LAST_READ_S", 0.2)
+    monkeypatch.setattr(log_follower, "LAST_READ_S", 0.2)
     kubelet = Kubelet(LINES[:1], first=[None, *[refusal(503, "away")] * 99])
     follower, _ = follow(kubelet)
     assert lines_of(1) == TEXTS[:1]

@@ -8,7 +8,6 @@ and skip the file before it silently.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
@@ -17,10 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
 
 from pytest_mlhpc.node.batch.pod_stream import FULL
-from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
+from pytest_mlhpc.provision.kubernetes.client import MAX_LINE_BYTES, KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import (
     ApiCall,
     Invalid,
@@ -29,8 +27,8 @@ from pytest_mlhpc.provision.kubernetes.errors import (
     Unavailable,
     retry_delay,
 )
+from pytest_mlhpc.provision.kubernetes.log_parser import LineLog
 from pytest_mlhpc.provision.kubernetes.objects import Manifest, ObjectRef
-from pytest_mlhpc.provision.kubernetes.transport import MAX_LINE_BYTES
 
 #: Largest file of one container's log, in bytes.
 MAX_LOG_BYTES = 256 * 1024 * 1024
@@ -87,7 +85,6 @@ class LogEnded:
     container: str
     complete: bool
     error: KubernetesError | None = None
-    problem: str = ""  #: why the local file is incomplete
 
 
 class LogFollower:
@@ -116,7 +113,7 @@ class LogFollower:
         self._ref = ref
         self._container = container
         self._put = put
-        self._file_log = PodLog(path, cap)
+        self._file_log = LineLog(path, cap)
         self._recent = RecentLines()
         self._ended_by_server = False  #: the server ended the last stream properly
         self._continues = False  #: the last line continues in the next
@@ -159,7 +156,7 @@ class LogFollower:
             if error is None and self._kubelet_text:
                 error = KubernetesError(self._call(), self._kubelet_text)
             complete = error is None and not self._recent.gap
-            self._put(LogEnded(self._ref, self._container, complete, error, self._file_log.problem))
+            self._put(LogEnded(self._ref, self._container, complete, error))
 
     def _follow(self) -> None:
         """Follow the log until the container has ended."""
@@ -357,52 +354,3 @@ def _unix_second(time: bytes, zone: bytes) -> int:
         return int(found.timestamp())
     except ValueError:
         return 0
-
-
-class PodLog:
-    """A container's log in a local file, created with the first line. ``problem`` says why lines are missing; may be empty.
-
-    Args:
-        path: the file; an older one is overwritten, as a log is read from its beginning. None: no file.
-        cap: its largest size, in bytes; later lines are only counted.
-    """
-
-    def __init__(self, path: Path | None, cap: int) -> None:
-        self.problem = ""
-        self._path = path
-        self._cap = cap
-        self._size = 0
-        self._dropped = 0
-        self._file: BinaryIO | None = None
-
-    def write(self, line: bytes) -> None:
-        """Append one line and flush it."""
-        if self._path is None:
-            return
-        if self._dropped or self.problem or self._size + len(line) + 1 > self._cap:
-            self._dropped += len(line) + 1
-            return
-        try:
-            if self._file is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(
-                    self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-                )
-                self._file = os.fdopen(descriptor, "wb")
-            self._file.write(line + b"\n")
-            self._file.flush()
-            self._size += len(line) + 1
-        except OSError as error:
-            self.problem = f"{self._path} cannot be written: {error.strerror}"
-
-    def close(self) -> None:
-        """Write how many bytes are missing, and close the file."""
-        if self._file is None:
-            return
-        file, self._file = self._file, None
-        try:
-            if self._dropped:
-                file.write(b"[%d bytes more were not kept]\n" % self._dropped)
-            file.close()
-        except OSError as error:
-            self.problem = self.problem or f"{self._path} cannot be written: {error.strerror}"
