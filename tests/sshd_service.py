@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import pwd
-import subprocess
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from over_time_services import Service, own
+
+from pytest_mlhpc.node.processes import descendants
 
 #: The user that `ci/services install sshd` adds.
 USER = "mlhpc-ssh"
@@ -39,22 +41,38 @@ class LoginNode:
         """Return what leads to it."""
         return {"PATH": f"{self.directory / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
-    def client_configuration(self) -> Path:
-        """Return the file that its `ssh` reads."""
+    @property
+    def client(self) -> Path:
+        """Return the configuration that its `ssh` reads."""
         return self.directory / "ssh_config"
 
     def left(self) -> list[str]:
-        """Return what the user has below the shared folder."""
+        """Return what is below the shared folder."""
         return sorted(path.relative_to(self.shared).as_posix() for path in self.shared.rglob("*"))
 
+    def drop(self) -> None:
+        """End sshd and all its connections, as a login node that is restarted does."""
+        for pid in [self.service.pid("sshd"), *descendants(self.service.pid("sshd"))]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def processes(self) -> list[str]:
-        """Return the command lines of the user's processes and of connections to it, without those of sshd."""
-        words = subprocess.run(
-            ["ps", "-ww", "-u", USER, "-o", "args="], capture_output=True, text=True, check=False
-        ).stdout.splitlines()
-        mine = subprocess.run(["ps", "-ww", "-eo", "args="], capture_output=True, text=True, check=True).stdout
-        clients = [line for line in mine.splitlines() if f"{self.directory}/ssh_config" in line or LOGIN in line]
-        return [line for line in words if "sshd" not in line] + [line for line in clients if "ps -ww" not in line]
+        """Return the command lines of connections to it, at both ends: those of its ssh, and those below its sshd."""
+        clients = [" ".join(words) for words in map(command_line, all_pids()) if f"{self.client}" in words]
+        return clients + [" ".join(command_line(pid)) for pid in descendants(self.service.pid("sshd"))]
+
+
+def all_pids() -> list[int]:
+    """Return the pids of all processes."""
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+
+
+def command_line(pid: int) -> list[str]:
+    """Return the words of a process, none if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return []
 
 
 def login_node(config: pytest.Config, folder: Path, variables: Mapping[str, str]) -> Iterator[LoginNode]:
@@ -63,8 +81,3 @@ def login_node(config: pytest.Config, folder: Path, variables: Mapping[str, str]
     file.write_text("\n".join(f'{name}="{value}"' for name, value in variables.items()), encoding="utf-8")
     for service in own(config, "sshd", "--option", f"environment={file}"):
         yield LoginNode(service)
-
-
-def uid() -> int:
-    """Return the uid of the user."""
-    return pwd.getpwnam(USER).pw_uid

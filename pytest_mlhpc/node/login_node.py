@@ -163,20 +163,25 @@ def tree(request: Fields, _body: bytes) -> Answer:
     folders = [""]
     while folders:
         inside = folders.pop()
-        with (
-            contextlib.suppress(FileNotFoundError),
-            os.scandir(str(top / inside)) as entries,
-        ):  # not made yet, or gone
-            for entry in entries:
-                name = f"{inside}/{entry.name}" if inside else entry.name
-                if entry.is_dir(follow_symlinks=False) and not name.startswith(tuple(request["leave"])):
-                    folders.append(name)
-                elif entry.is_file(follow_symlinks=False):
-                    about = entry.stat(follow_symlinks=False)
-                    found.append([name, about.st_size, about.st_mtime_ns])
-                if len(found) + len(folders) > MOST_FILES:
-                    raise Refused(f"{top} has more than {MOST_FILES} files", errno.EFBIG)
+        for entry in _entries(top / inside):
+            name = f"{inside}/{entry.name}" if inside else entry.name
+            if entry.is_dir(follow_symlinks=False) and not name.startswith(tuple(request["leave"])):
+                folders.append(name)
+            elif entry.is_file(follow_symlinks=False):
+                about = entry.stat(follow_symlinks=False)
+                found.append([name, about.st_size, about.st_mtime_ns])
+            if len(found) + len(folders) > MOST_FILES:
+                raise Refused(f"{top} has more than {MOST_FILES} files", errno.EFBIG)
     return {}, json.dumps(sorted(found)).encode("ascii")
+
+
+def _entries(folder: Path) -> "List[os.DirEntry[str]]":
+    """Return what is in *folder*: nothing if it is not made yet, or gone."""
+    try:
+        with os.scandir(str(folder)) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
 
 
 def read(request: Fields, _body: bytes) -> Answer:
@@ -244,12 +249,18 @@ def carry_out(request: Fields, body: bytes) -> Answer:
     if len(body) != request["size"] or hashlib.sha256(body).hexdigest() != request["sha256"]:
         return {"error": "the request came damaged", "errno": 0, "path": ""}, b""
     try:
-        return REQUESTS[request["do"]](request, body)
+        return _bounded(*REQUESTS[request["do"]](request, body))
     except Refused as error:
         return {"error": str(error), "errno": error.number, "path": ""}, b""
     except OSError as error:
         path = str(error.filename or request.get("path", ""))
         return {"error": error.strerror or str(error), "errno": error.errno or 0, "path": path}, b""
+
+
+def _bounded(answer: Fields, body: bytes) -> Answer:
+    if len(body) > BODY_BYTES:
+        raise Refused(f"the answer has {len(body)} bytes, more than {BODY_BYTES}", errno.EFBIG)
+    return answer, body
 
 
 def serve(source: IO[bytes], target: IO[bytes]) -> None:

@@ -129,7 +129,6 @@ class RemoteHost:
         self._failures = 0
         self._again_at = 0.0
         self._trouble: RemoteUnavailable | None = None
-        self._number = 0
 
     def login(self) -> Login:
         """Return whose login it is.
@@ -174,48 +173,51 @@ class RemoteHost:
         if self._trouble is not None and self._monotonic() < self._again_at:
             raise self._trouble
         try:
-            self._connect()
+            self._channel = self._connect()
         except RemoteUnavailable as error:
             self._trouble = error
             pause = min(FIRST_PAUSE_S * 2.0 ** min(self._failures, 10), MAX_PAUSE_S)
             self._failures, self._again_at = self._failures + 1, self._monotonic() + pause
             raise
         self._failures, self._trouble = 0, None
-        assert self._channel is not None  # noqa: S101 - made just now
         return self._channel
 
-    def _connect(self) -> None:
+    def _connect(self) -> _Channel:
         try:
-            self._channel = _Channel(self.destination, self._environ)
+            channel = _Channel(self.destination, self._environ)
         except OSError as error:
-            raise RemoteUnusable(
-                f"ssh cannot be started: {error}; install OpenSSH's client (Debian: openssh-client)"
-            ) from error
+            text = f"ssh cannot be started: {error}; install OpenSSH's client (Debian: openssh-client)"
+            raise RemoteUnusable(text) from error
         mark = f"\n{secrets.token_hex(16)}\n"
         try:
             program = Path(login_node.__file__).read_bytes()
-            self._channel.send(b"%d\n" % len(program) + program, CONNECT_LIMIT_S)
-            about, _ = self._exchange(self._channel, "hello", b"", CONNECT_LIMIT_S, {"mark": mark})
+            channel.send(b"%d\n" % len(program) + program, CONNECT_LIMIT_S)
+            about, _ = self._exchange(channel, "hello", b"", CONNECT_LIMIT_S, {"mark": mark})
             self._login = _login_of(about, self.destination)
         except BaseException:
-            self._drop()
+            self._end(channel)
             raise
+        return channel
 
     def _drop(self) -> None:
         channel, self._channel = self._channel, None
-        if channel is not None and channel.end():
+        if channel is not None:
+            self._end(channel)
+
+    def _end(self, channel: _Channel) -> None:
+        if channel.end():
             _control(self._environ, self.destination, "exit")  # one that hangs would hang the next as well
 
     def _exchange(
         self, channel: _Channel, do: str, body: bytes, limit_s: float, fields: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], bytes]:
-        self._number += 1
+        channel.requests += 1
         sha256 = hashlib.sha256(body).hexdigest()
         request = {
             **fields,
             "do": do,
             "limit_s": limit_s,
-            "id": self._number,
+            "id": channel.requests,
             "size": len(body),
             "sha256": sha256,
         }
@@ -223,17 +225,12 @@ class RemoteHost:
         channel.send(json.dumps(request).encode("ascii") + b"\n" + body, limit_s)
         if mark := fields.get("mark"):
             channel.skip_to(mark.encode("ascii"), limit_s)
-        answer = _parsed(channel.line(limit_s), self._number, self.destination)
+        answer = _parsed(channel.line(limit_s), channel.requests, self.destination)
         found = channel.read(answer["size"], limit_s)
         if hashlib.sha256(found).hexdigest() != answer.get("sha256"):
             raise RemoteUnavailable(f"{self.destination}: an answer came damaged")
         if isinstance(error := answer.get("error"), str):
-            number, path = answer.get("errno"), answer.get("path")
-            raise RemoteRefused(
-                f"{self.destination}: {path + ': ' if path else ''}{_printable(error)}",
-                number if isinstance(number, int) else 0,
-                str(path or ""),
-            )
+            raise _refusal(self.destination, error, answer)
         return answer, found
 
 
@@ -257,12 +254,20 @@ def _parsed(line: bytes, number: int, destination: str) -> dict[str, Any]:
         RemoteUnavailable: it is none, or another request's.
     """
     with contextlib.suppress(ValueError, RecursionError):
-        answer = read_json(line)
+        answer: dict[str, Any] = read_json(line)
         size = answer.get("size") if isinstance(answer, dict) else None
         if isinstance(size, int) and 0 <= size <= login_node.BODY_BYTES and answer.get("id") == number:
             return answer
     raise RemoteUnavailable(
         f"{destination} sent what is no answer: {_printable(line[:80].decode('utf-8', 'replace'))!r}"
+    )
+
+
+def _refusal(destination: str, error: str, answer: Mapping[str, Any]) -> RemoteRefused:
+    number, path = answer.get("errno"), answer.get("path")
+    where = f"{_printable(path)}: " if isinstance(path, str) and path else ""
+    return RemoteRefused(
+        f"{destination}: {where}{_printable(error)}", number if isinstance(number, int) else 0, where[:-2]
     )
 
 
@@ -286,13 +291,14 @@ class _Channel:
         self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - end() closes it; a pipe could fill up
         self._data = bytearray()
         self._late = False
-        argv = [_ssh(environ), *_OPTIONS, *_sharing(environ, destination), "--", destination, COMMAND]
+        self.requests = 0  #: sent so far
         pipes: dict[str, Any] = {
             "stdin": subprocess.PIPE,
             "stdout": subprocess.PIPE,
             "stderr": self._messages,
         }
         try:
+            argv = [_ssh(environ), *_OPTIONS, *_sharing(environ, destination), "--", destination, COMMAND]
             self._process = start_in_new_session(argv, env=dict(environ), bufsize=0, **pipes)
         except BaseException:
             self._messages.close()

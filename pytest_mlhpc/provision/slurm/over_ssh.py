@@ -8,6 +8,7 @@ run's files all come before the lines that tell of them: who reads the copies re
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -64,7 +65,8 @@ PIECE_LIMIT_S: Final = 120.0
 #: What is in an allocation's folder and is not fetched: data sets, builds, copies of what was sent.
 _LEFT_THERE: Final = ("data", "builds", "files-")
 #: Files that the controller writes: a copy that comes back could only be worse.
-_OURS: Final = frozenset({"plan.json", "job.sh"})
+PLAN: Final = "plan.json"
+_OURS: Final = frozenset({PLAN, "job.sh"})
 #: Ends of the names of files that the batch and its ranks write for the controller.
 _OF_BATCH: Final = (".log", ".json", ".jsonl", ".out")
 
@@ -218,13 +220,23 @@ class RemoteRuns:
                 folder = directory if path.is_relative_to(directory) else path.parent
                 name = path.relative_to(folder).as_posix()
                 if name in _OURS or known.get((folder, name)) != path.stat().st_size:
-                    self._put(path, read_private(path) if name in _OURS else path.read_bytes())
+                    self._put(path, self._content(path))
         except RemoteRefused as error:
             raise self._unwritten(error) from error
         except OSError as error:
             raise ProvisionError(
                 unwritten(error), f"cannot read {error.filename}: {error.strerror}"
             ) from error
+
+    def _content(self, path: Path) -> bytes:
+        """Return what a file is to hold there: the plan names its directory as nodes see it."""
+        if path.name not in _OURS:
+            return path.read_bytes()
+        content = read_private(path)
+        if path.name != PLAN:
+            return content
+        plan = read_json(content)
+        return json.dumps({**plan, "directory": self.there(path.parent)}).encode("ascii")
 
     def put(self, path: Path) -> None:
         """Send one small file.

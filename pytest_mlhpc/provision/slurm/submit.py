@@ -69,7 +69,7 @@ def write_job(
 ) -> SlurmSubmission:
     """Write plan and job script into the plan's directory, and return the submission.
 
-    They name paths as nodes see them, which are others than here where *runs* copies them to another file system.
+    Where *runs* copies them to another file system, they name paths as nodes see them; the plan's directory is the one here.
 
     Raises:
         ProvisionError: ``disk_full`` or ``not_writable``, they cannot be written; ``unsafe_directory``, another user could change them.
@@ -99,7 +99,7 @@ def write_job(
         make_directory(directory, *(run.run_id for run in plan.runs))
         make_private(lines_directory(staged))
         stage(staged)
-        write_private(directory / "plan.json", json.dumps(to_json(plan)))
+        write_private(directory / "plan.json", json.dumps(to_json(replace(plan, directory=staged.directory))))
         write_private(directory / "job.sh", script)
         if zipped:
             check_private(zipped)
