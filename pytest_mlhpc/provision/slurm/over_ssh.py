@@ -220,7 +220,7 @@ class RemoteRuns:
                 folder = directory if path.is_relative_to(directory) else path.parent
                 name = path.relative_to(folder).as_posix()
                 if name in _OURS or known.get((folder, name)) != path.stat().st_size:
-                    self._put(path, self._content(path))
+                    self._put(path, self._content(path) if name in _OURS else path.read_bytes())
         except RemoteRefused as error:
             raise self._unwritten(error) from error
         except OSError as error:
@@ -229,9 +229,7 @@ class RemoteRuns:
             ) from error
 
     def _content(self, path: Path) -> bytes:
-        """Return what a file is to hold there: the plan names its directory as nodes see it."""
-        if path.name not in _OURS:
-            return path.read_bytes()
+        """Return what plan or job script is to hold there: the plan names its directory as nodes see it."""
         content = read_private(path)
         if path.name != PLAN:
             return content

@@ -18,7 +18,7 @@ from pytest_mlhpc.node.worker import reporting
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import autocast
-from pytest_mlhpc.node.worker.probes import counters, measure
+from pytest_mlhpc.node.worker.probes import measure, peaks
 from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 from pytest_mlhpc.node.worker.workloads.base import Task
 from pytest_mlhpc.node.worker.workloads.characters import CLASSES
@@ -211,7 +211,7 @@ class Kernels:
         self._place = place
         self._inside = measure.build(place)
         self._flop = float(reporting.count(self._inside.task).train * self._inside.batch)
-        self._counter, self._why = counters.find()
+        self._counter, self._why = peaks.find_counter()
         self._seconds: List[float] = []
         self._counted: List[float] = []
         rates = (Rate("achieved_flops", "FLOP/s", self._flop, tolerance=TOLERANCE),)
