@@ -357,12 +357,12 @@ def _check_transport(found: PartitionModel, options: Any, problem: Callable[[str
         return
     if options is None:
         return
-    if options.shared_directory is None:
+    if getattr(options, "shared_directory", None) is None:
         problem(
             "slurm.shared_directory",
             "is missing: with `transport` it is an absolute folder of that cluster which its nodes see",
         )
-    if options.client == "pyslurm":
+    if getattr(options, "client", "") == "pyslurm":
         problem("slurm.client", "pyslurm cannot be used by ssh; leave `client` out")
 
 
