@@ -62,7 +62,8 @@ SYSTEMS_SCHEMA: Final = 1
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 #: None begins with a sign that ssh could take for an option.
-_DESTINATION = r"(ssh://)?([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}(:[0-9]{1,5})?"
+_HOST = r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}"
+_DESTINATION = rf"({_HOST}|ssh://{_HOST}(:[0-9]{{1,5}})?)"
 MODULE = r"[A-Za-z0-9_][A-Za-z0-9_.+@:=~-]*(/[A-Za-z0-9_][A-Za-z0-9_.+@:=~-]*)*"
 _ENV: Final = {"type": "string", "pattern": r"\$\{"}  # any value may come from ${ENV}
 

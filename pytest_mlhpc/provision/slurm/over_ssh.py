@@ -214,7 +214,7 @@ class RemoteRuns:
             known = {
                 (folder, name): size
                 for folder in (directory, directory.parent / "payload")
-                for name, size, _ in self._listed(folder)
+                for name, size, _ in self._listed(folder, leave=())
             }
             for path in files:
                 folder = directory if path.is_relative_to(directory) else path.parent
@@ -337,10 +337,10 @@ class RemoteRuns:
         replace_file(path, content, mode=PRIVATE_FILE, durable=False)
         os.utime(path, ns=(changed_ns, changed_ns))
 
-    def _listed(self, folder: Path) -> Iterator[tuple[str, int, int]]:
-        """Yield name, size and time of change (ns) of the regular files below the counterpart of *folder*."""
+    def _listed(self, folder: Path, leave: Sequence[str] = _LEFT_THERE) -> Iterator[tuple[str, int, int]]:
+        """Yield name, size and time of change (ns) of the regular files below the counterpart of *folder*, without what *leave* begins."""
         _, data = self._host.ask(
-            "tree", limit_s=PIECE_LIMIT_S, root=self._shared, path=self._relative(folder), leave=_LEFT_THERE
+            "tree", limit_s=PIECE_LIMIT_S, root=self._shared, path=self._relative(folder), leave=leave
         )
         try:
             found = read_json(data)
@@ -414,10 +414,11 @@ class _FetchedFiles(BatchFiles):
         return super().read()
 
     def _fetch(self) -> None:
-        have = self._lines.stat().st_size if self._lines.exists() else 0
+        known = self._lines.exists()
+        have = self._lines.stat().st_size if known else 0
         over, up, lines = self._remote.pieces([(self._over, 0), (self._up, 0), (self._lines, have)])
         if lines is None and up is None and over is None:
-            if not have:
+            if not known:
                 self._remote.fetch(self._directory, self._runs)  # a job may end before its batch begins
             else:
                 self._lines.unlink()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -299,11 +300,12 @@ def test_pieces_that_were_not_asked_for_are_an_error(tmp_path, found):
 
 @pytest.fixture
 def programs(tmp_path):
-    """Return a function that writes a command of the login node, and the client that runs it."""
+    """Return a function that writes a command of the login node, and returns the client that runs it."""
     folder = tmp_path / "programs"
     folder.mkdir()
+    (folder / "python3").symlink_to(Path(sys.executable).resolve())
     host = RemoteHost(
-        "login", write_ssh(tmp_path / "bin", f'PATH={folder}:$PATH; export PATH; exec sh -c "$last"')
+        "login", write_ssh(tmp_path / "bin", f'PATH={folder}; export PATH; exec /bin/sh -c "$last"')
     )
 
     def write(name, text):

@@ -22,13 +22,14 @@ def login(request, slurm, tmp_path, monkeypatch):
     programs = Path(shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")).parent
     variables = {
         "SLURM_CONF": slurm.environment["SLURM_CONF"], "SBATCH_WCKEY": os.environ["MLHPC_TEST"],
-        "PATH": f"{{folder}}/programs:{programs}:/usr/bin:/bin", "BASH_ENV": "{folder}/login.sh",
+        "PATH": f"{{folder}}/programs:{programs}:/usr/bin:/bin", "HOME": "{folder}/home",
     }  # fmt: skip
     for node in login_node(request.config, tmp_path, variables):
         for name, value in node.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("SLURM_CONF", "/nonexistent/slurm.conf")
-        (node.directory / "login.sh").write_text("echo 'Welcome to the cluster'\n")
+        (node.directory / "home").mkdir()
+        login_script(node, "echo 'Welcome to the cluster'")
         (node.directory / "programs").mkdir()
         gate = node.directory / "gate"
         gate.mkdir()
@@ -155,6 +156,11 @@ def test_ctrl_c_cancels_the_job_and_closes_the_connection(far, login):
     wait_for(lambda: not login.processes())
 
 
+def login_script(login, text):
+    """Let the shell of each login read this first: bash does where sshd starts it."""
+    (login.directory / "home" / ".bashrc").write_text(text)
+
+
 def empty_known_hosts(login):
     (login.directory / "known_hosts").write_text("")
 
@@ -170,17 +176,17 @@ def another_key(login):
 
 
 def no_python(login):
-    (login.directory / "login.sh").write_text("PATH=/nonexistent\n")
+    login_script(login, "PATH=/nonexistent\n")
 
 
 def no_slurm(login):
     python = login.directory / "programs" / "python3"
     python.symlink_to(shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin"))
-    (login.directory / "login.sh").write_text(f"PATH={python.parent}\n")
+    login_script(login, f"PATH={python.parent}\n")
 
 
 def too_talkative(login):
-    (login.directory / "login.sh").write_text("head -c 1000000 /dev/zero | tr '\\0' x\n")
+    login_script(login, "/usr/bin/head -c 1000000 /dev/zero | /usr/bin/tr '\\0' x\n")
 
 
 @pytest.mark.parametrize(
