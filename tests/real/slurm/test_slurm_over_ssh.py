@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -91,6 +92,15 @@ def test_it(run):
     assert login.left() == ["runs"]
     assert far.ledgers() == []
     wait_for(lambda: not login.processes())
+
+
+def test_the_command_of_the_page_shows_what_the_login_node_has(login):
+    page = (Path(__file__).parents[3] / "docs" / "ssh.md").read_text()
+    (block,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    words = block.replace("ada@login.example.org", LOGIN)
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True)
+    found = [Path(line).name for line in done.stdout.splitlines() if line.startswith("/")]
+    assert found == ["python3", "sbatch", "squeue", "scontrol", "scancel"]
 
 
 def test_files_artifacts_builds_and_ranks_are_the_same_as_on_this_machine(far, login):
