@@ -37,7 +37,7 @@ Fields = Dict[str, Any]
 Answer = Tuple[Fields, bytes]
 
 
-class Refused(Exception):  # noqa: N818 - what happened, in the words of the flow
+class RequestRefused(Exception):  # noqa: N818 - what happened, in the words of the flow
     """A request that cannot be carried out. ``number`` is an errno, 0: none."""
 
     def __init__(self, text: str, number: int = 0) -> None:
@@ -49,11 +49,11 @@ def place(root: str, path: str) -> Path:
     """Return the absolute path of *path*, which stays below *root*.
 
     Raises:
-        Refused: it does not, or is no path.
+        RequestRefused: it does not, or is no path.
     """
     bad = "\0" in root + path or any(part in ("", ".", "..") for part in path.split("/"))
     if bad or not Path(root).is_absolute():
-        raise Refused(f"{path!r} is no path below {root!r}")
+        raise RequestRefused(f"{path!r} is no path below {root!r}")
     return Path(root, path)
 
 
@@ -63,7 +63,7 @@ def make_folder(root: str, path: str) -> None:
     The first, ``runs``, may be a group's, as *root*; what is below is this user's alone.
 
     Raises:
-        Refused: one is another user's, or a link.
+        RequestRefused: one is another user's, or a link.
         OSError: one cannot be made.
     """
     folder = Path(root)
@@ -75,9 +75,9 @@ def make_folder(root: str, path: str) -> None:
                 folder.chmod(stat.S_IMODE(Path(root).stat().st_mode))
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode):
-            raise Refused(f"{folder} is no folder")
+            raise RequestRefused(f"{folder} is no folder")
         if depth and found.st_uid != os.geteuid():
-            raise Refused(f"{folder} belongs to user {found.st_uid}, not to this user")
+            raise RequestRefused(f"{folder} belongs to user {found.st_uid}, not to this user")
         if depth and stat.S_IMODE(found.st_mode) != _FOLDER:
             folder.chmod(_FOLDER)
 
@@ -108,7 +108,7 @@ def run(request: Fields, _body: bytes) -> Answer:
     argv, path = request["argv"], environ.get("PATH", os.defpath)
     program = shutil.which(argv[0], path=path)
     if program is None:
-        raise Refused(f"the command {argv[0]!r} is not on PATH ({path})", errno.ENOENT)
+        raise RequestRefused(f"the command {argv[0]!r} is not on PATH ({path})", errno.ENOENT)
     process = subprocess.Popen(
         [program, *argv[1:]], env=environ, cwd=request["directory"] or "/", stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -118,9 +118,11 @@ def run(request: Fields, _body: bytes) -> Answer:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        raise Refused(f"no answer from {argv[0]} within {request['limit_s']:g} s", errno.ETIMEDOUT) from None
+        raise RequestRefused(
+            f"no answer from {argv[0]} within {request['limit_s']:g} s", errno.ETIMEDOUT
+        ) from None
     if len(out) > BODY_BYTES // 2:
-        raise Refused(f"{argv[0]} printed {len(out)} bytes, more than {BODY_BYTES // 2}", errno.EFBIG)
+        raise RequestRefused(f"{argv[0]} printed {len(out)} bytes, more than {BODY_BYTES // 2}", errno.EFBIG)
     return {"code": process.returncode, "out": len(out)}, out + err[: BODY_BYTES // 4]
 
 
@@ -133,7 +135,7 @@ def put(request: Fields, body: bytes) -> Answer:
     try:
         with os.fdopen(descriptor, "wb") as file:
             if os.fstat(descriptor).st_size != request["at"]:
-                raise Refused(f"{part} has not the {request['at']} bytes that precede this piece")
+                raise RequestRefused(f"{part} has not the {request['at']} bytes that precede this piece")
             file.seek(request["at"])
             file.write(body)
             file.flush()
@@ -171,7 +173,7 @@ def tree(request: Fields, _body: bytes) -> Answer:
                 about = entry.stat(follow_symlinks=False)
                 found.append([name, about.st_size, about.st_mtime_ns])
             if len(found) + len(folders) > MOST_FILES:
-                raise Refused(f"{top} has more than {MOST_FILES} files", errno.EFBIG)
+                raise RequestRefused(f"{top} has more than {MOST_FILES} files", errno.EFBIG)
     return {}, json.dumps(sorted(found)).encode("ascii")
 
 
@@ -208,7 +210,7 @@ def _piece(path: Path, offset: int, most: int) -> Tuple[Optional[List[int]], byt
     try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
-            raise Refused(f"{path} is no regular file")
+            raise RequestRefused(f"{path} is no regular file")
         piece = os.pread(descriptor, max(0, most), offset)
     finally:
         os.close(descriptor)
@@ -250,7 +252,7 @@ def carry_out(request: Fields, body: bytes) -> Answer:
         return {"error": "the request came damaged", "errno": 0, "path": ""}, b""
     try:
         return _bounded(*REQUESTS[request["do"]](request, body))
-    except Refused as error:
+    except RequestRefused as error:
         return {"error": str(error), "errno": error.number, "path": ""}, b""
     except OSError as error:
         path = str(error.filename or request.get("path", ""))
@@ -259,7 +261,7 @@ def carry_out(request: Fields, body: bytes) -> Answer:
 
 def _bounded(answer: Fields, body: bytes) -> Answer:
     if len(body) > BODY_BYTES:
-        raise Refused(f"the answer has {len(body)} bytes, more than {BODY_BYTES}", errno.EFBIG)
+        raise RequestRefused(f"the answer has {len(body)} bytes, more than {BODY_BYTES}", errno.EFBIG)
     return answer, body
 
 

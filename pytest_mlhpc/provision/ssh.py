@@ -96,8 +96,8 @@ class RemoteRefused(RemoteError):  # noqa: N818 - as above
 
 
 @dataclass(frozen=True)
-class Login:
-    """Whose login it is: uid, name, host name, and the version of its Python."""
+class RemoteAccount:
+    """The account of a connection: uid, name, host name, and the version of Python there."""
 
     uid: int
     user: str
@@ -125,12 +125,12 @@ class RemoteHost:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._channel: _Channel | None = None
-        self._login: Login | None = None
+        self._login: RemoteAccount | None = None
         self._failures = 0
         self._again_at = 0.0
         self._trouble: RemoteUnavailable | None = None
 
-    def login(self) -> Login:
+    def login(self) -> RemoteAccount:
         """Return whose login it is.
 
         Raises:
@@ -271,12 +271,12 @@ def _refusal(destination: str, error: str, answer: Mapping[str, Any]) -> RemoteR
     )
 
 
-def _login_of(about: Mapping[str, Any], destination: str) -> Login:
+def _login_of(about: Mapping[str, Any], destination: str) -> RemoteAccount:
     uid, words = about.get("uid"), [about.get(name) for name in ("user", "host", "python")]
     if not isinstance(uid, int) or not all(isinstance(word, str) for word in words):
         raise RemoteUnavailable(f"{destination} does not say whose login it is")
     user, host, python = map(str, words)
-    return Login(uid, user, host, python)
+    return RemoteAccount(uid, user, host, python)
 
 
 class _Channel:

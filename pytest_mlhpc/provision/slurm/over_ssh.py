@@ -14,7 +14,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.node import login_node
@@ -45,6 +45,7 @@ from pytest_mlhpc.provision.slurm.commands import (
     displayed_command,
 )
 from pytest_mlhpc.provision.ssh import (
+    RemoteAccount,
     RemoteError,
     RemoteHost,
     RemoteRefused,
@@ -114,7 +115,7 @@ class RemoteSlurmClient(CliClient):
     def _own_uid(self) -> str:
         return str(self._login().uid)
 
-    def _login(self) -> Any:
+    def _login(self) -> RemoteAccount:
         try:
             return self._host.login()
         except RemoteUnavailable as error:
