@@ -2,7 +2,7 @@
 
 Nothing of torch, NumPy, h5py or Pillow is imported before a set is made.
 
-Counting needs torch, which the controller never imports: :mod:`pytest_mlhpc.node.worker.workloads.describe` does it in a process of its
+Counting needs torch, which the controller never imports: :mod:`pytest_mlhpc.node.worker.workloads.catalogue` does it in a process of its
 own, with the interpreter that ``--python`` names.
 """
 
@@ -137,7 +137,7 @@ def check(system: str | None, systems_file: str | None) -> CommandReport:
 def workloads(python: str) -> CommandReport:
     """Return the table; exit code 1 where sizes could not be counted."""
     from pytest_mlhpc.builtin import make_manager
-    from pytest_mlhpc.node.worker.workloads.describe import requests
+    from pytest_mlhpc.node.worker.workloads.catalogue import requests
 
     known = [entry for group in make_manager().hook.mlhpc_workloads() for entry in group]
     rows, problem = describe_workloads(python, requests(sorted(known, key=lambda entry: entry.name)))
@@ -248,7 +248,7 @@ def describe_workloads(python: str, asked: list[dict[str, Any]]) -> tuple[list[d
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
     try:
         ended = subprocess.run(
-            [python, "-m", "pytest_mlhpc.node.worker.workloads.describe", "-"],
+            [python, "-m", "pytest_mlhpc.node.worker.workloads.catalogue", "-"],
             input=json.dumps(asked),
             capture_output=True,
             text=True,

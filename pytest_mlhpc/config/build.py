@@ -332,6 +332,7 @@ def _contradictions(
     if found.nodes is not None and 0 < (found.nodes.memory or 0) < (found.nodes.cores or 1) << 20:
         problem("nodes.memory", f"is less than 1 MiB for each of {found.nodes.cores or 1} cores")
     _check_times(found, options, problem)
+    _check_transport(found, options, problem)
     (_check_local if found.scheduler == LOCAL else _check_remote)(found, problem)
     for name, message, suggestion in _wrong_expectations(found):
         problem(f"vet.expect.{name}", message, suggestion)
@@ -345,6 +346,24 @@ def _check_times(found: PartitionModel, options: Any, problem: Callable[..., Non
     if longest is not None and found.time_limit > longest:
         text = f"is {longest:g} s, and time_limit of its runs {found.time_limit:g} s: no run would fit"
         problem(f"{found.scheduler}.max_time", text)
+
+
+def _check_transport(found: PartitionModel, options: Any, problem: Callable[[str, str], None]) -> None:
+    """Complain about a scheduler that cannot be reached by ssh, and about what that needs."""
+    if found.transport is None:
+        return
+    if found.scheduler != "slurm":
+        problem("transport", f"only Slurm's commands are run by ssh, and the scheduler is {found.scheduler}")
+        return
+    if options is None:
+        return
+    if getattr(options, "shared_directory", None) is None:
+        problem(
+            "slurm.shared_directory",
+            "is missing: with `transport` it is an absolute folder of that cluster which its nodes see",
+        )
+    if getattr(options, "client", "") == "pyslurm":
+        problem("slurm.client", "pyslurm cannot be used by ssh; leave `client` out")
 
 
 def _wrong_expectations(found: PartitionModel) -> Iterator[tuple[str, str, str]]:
@@ -422,6 +441,7 @@ def make_partition(
         maintenance=maintenance_of(found.maintenance),
         matters=found.matters,
         scheduler_options=options,
+        ssh=found.transport.ssh if found.transport else "",
     )
 
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+#: How the name of a cluster begins that is reached by ssh (:attr:`Partition.cluster`).
+BY_SSH: Final = "ssh:"
+
 #: Longest text that names an owner, in characters.
 MOST_OWNER: Final = 200
 
@@ -110,6 +113,17 @@ class Partition:
         None  #: smallest loss that fails a test, a share of the level; None: the usual one
     )
     scheduler_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  #: may hold secrets
+    ssh: str = ""  #: where the scheduler's commands are, as for ssh(1); empty: on this machine
+
+    @property
+    def apart(self) -> bool:
+        """Whether its nodes see no folder of this machine: what they need is sent, what they write is fetched."""
+        return self.scheduler == "kubernetes" or bool(self.ssh)
+
+    @property
+    def cluster(self) -> str:
+        """The name in the ledger of a cluster that is reached by ssh: ``ssh:user@login:/shared``; else empty."""
+        return f"{BY_SSH}{self.ssh}:{self.scheduler_options['shared_directory']}" if self.ssh else ""
 
     @property
     def id(self) -> str:

@@ -61,6 +61,9 @@ SYSTEMS_SCHEMA: Final = 1
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
+#: None begins with a sign that ssh could take for an option.
+_HOST = r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}"
+_DESTINATION = rf"({_HOST}|ssh://{_HOST}(:[0-9]{{1,5}})?)"
 MODULE = r"[A-Za-z0-9_][A-Za-z0-9_.+@:=~-]*(/[A-Za-z0-9_][A-Za-z0-9_.+@:=~-]*)*"
 _ENV: Final = {"type": "string", "pattern": r"\$\{"}  # any value may come from ${ENV}
 
@@ -117,10 +120,15 @@ def _level(value: object) -> object:
     return {"level": value} if isinstance(value, str) else value
 
 
+def _destination(value: object) -> str:
+    return _matching(value, _DESTINATION, "a destination of ssh: user@login, or ssh://user@login:22")
+
+
 def _schema(pattern: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": f"^{pattern}$"})
 
 
+Destination = Annotated[str, BeforeValidator(_destination), _schema(_DESTINATION)]
 Name = Annotated[str, BeforeValidator(_name), _schema(_NAME)]
 EnvName = Annotated[str, BeforeValidator(_variable), _schema(_VARIABLE)]
 EnvText = Annotated[str, BeforeValidator(_text_of_variable), WithJsonSchema({"type": ["string", "integer"]})]
@@ -280,6 +288,14 @@ class MaintenanceModel(_Closed):
         return self
 
 
+class TransportModel(_Closed):
+    """`transport:` how the scheduler's commands are reached from the machine where pytest runs."""
+
+    ssh: Destination = Field(
+        description="user@login, a name of ~/.ssh/config, or ssh://user@login:2222; by ssh's own configuration and agent"
+    )
+
+
 class PartitionModel(BaseModel):
     """One kind of node under one scheduler. Any other key is a scheduler's name, with its options."""
 
@@ -310,6 +326,9 @@ class PartitionModel(BaseModel):
     matters: Share | None = Field(
         None, description="smallest loss that fails a test here; else 5 %, on scheduler local 10 %"
     )
+    transport: TransportModel | None = Field(
+        None, description="how Slurm's commands are reached; without it they are on this machine"
+    )
 
 
 class SystemModel(_Closed):
@@ -320,6 +339,7 @@ class SystemModel(_Closed):
     as_of: AsOf | None = Field(None, description="when these facts were last checked, 2026-11 or 2026-11-21")
     owner: Owner | None = Field(None, description="of each partition that names none")
     maintenance: list[MaintenanceModel] = Field([], description="of each partition that names none")
+    transport: TransportModel | None = Field(None, description="of each partition that names none")
     partitions: dict[Name, PartitionModel] = Field(min_length=1)
     datasets: dict[Name, DatasetModel] = {}
 

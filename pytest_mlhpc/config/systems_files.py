@@ -62,7 +62,7 @@ def read_tree(path: Path, schedulers: Collection[str]) -> Tree:
     """Read *path* and all that it includes.
 
     A key with the name of a scheduler holds that scheduler's options; of those in ``defaults:`` a partition gets its
-    own scheduler's only. ``owner`` and ``maintenance`` of a system are defaults of its partitions. Nothing is validated here but includes, and systems that are defined twice.
+    own scheduler's only. ``owner``, ``maintenance`` and ``transport`` of a system are defaults of its partitions. Nothing is validated here but includes, and systems that are defined twice.
     """
     tree = Tree()
     reader = _Reader(tree)
@@ -189,7 +189,7 @@ def _sized(values: dict[str, YamlNode], like: YamlNode) -> YamlNode:
 
 
 #: Keys of a system that are defaults of its partitions.
-_OF_PARTITIONS = frozenset({"owner", "maintenance"})
+_OF_PARTITIONS = frozenset({"owner", "maintenance", "transport"})
 #: The systems file that includes all known systems.
 KNOWN: Final = Path(__file__).with_name("known.yaml")
 

@@ -152,20 +152,19 @@ def _wrong_command(spec: JobSpec) -> list[tuple[str, str]]:
         )
     if spec.cwd is not None and spec.files:
         found.append(("files", "are put into the run's own folder; leave out cwd"))
-    if spec.target.partition.scheduler == "kubernetes" and not spec.agentless:
-        found += _not_for_pods(spec)
+    if spec.target.partition.apart and not spec.agentless:
+        found += _not_apart(spec)
     return found
 
 
-def _not_for_pods(spec: JobSpec) -> list[tuple[str, str]]:
-    """Return what a pod cannot have of the runs that its program names: it finds their artifacts among its files."""
+def _not_apart(spec: JobSpec) -> list[tuple[str, str]]:
+    """Return what nodes apart cannot have of the runs that a program names: it finds their artifacts among its files."""
+    nodes = "pods" if spec.target.partition.scheduler == "kubernetes" else "nodes behind ssh"
     found = []
     for name in sorted(names_in((*spec.argv, *spec.env.values())) & spec.needs.keys()):
         if not spec.needs[name].artifacts:
-            text = (
-                "pods find its artifacts in that folder, and it has none; add artifacts=[...] to prepare(...)"
-            )
+            text = f"{nodes} find its artifacts in that folder, and it has none; add artifacts=[...] to prepare(...)"
             found.append((name, text))
         if spec.cwd is not None:
-            found.append((name, "pods find its artifacts in the run's own folder; leave out cwd"))
+            found.append((name, f"{nodes} find its artifacts in the run's own folder; leave out cwd"))
     return found

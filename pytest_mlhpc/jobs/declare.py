@@ -382,7 +382,7 @@ def _spec(
         env=env,
         modules=as_list(values["modules"]),
         image=values["image"],
-        folder="" if partition.scheduler == "kubernetes" else str(declared.folder),
+        folder="" if partition.apart else str(declared.folder),
         node=declared.target.node,
         requires=as_list(values["requires"]),
         owner=values["owner"].strip() or declared.owner or partition.owner,

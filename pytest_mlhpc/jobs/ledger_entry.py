@@ -38,7 +38,7 @@ _NOT_COUNTED = frozenset(
 )
 #: Fields of a partition that change how a job is submitted or run there. Not its limits for whole sessions.
 _PARTITION_FIELDS = (
-    "system", "name", "scheduler", "launcher", "accelerator", "nodes", "vet", "scheduler_options",
+    "system", "name", "scheduler", "launcher", "accelerator", "nodes", "vet", "scheduler_options", "ssh",
 )  # fmt: skip
 
 

@@ -67,19 +67,19 @@ def resolved_argv(spec: JobSpec) -> tuple[str, ...]:
 
 
 def folders_of(spec: JobSpec) -> dict[str, str]:
-    """Return what ``{name}`` is of each run that *spec* needs: its folder, in a pod that of the artifacts among its files."""
-    pods = spec.target.partition.scheduler == "kubernetes"
-    return {name: f"./{name}" if pods else one.folder for name, one in spec.needed.items()}
+    """Return what ``{name}`` is of each run that *spec* needs: its folder; for nodes apart, that of its artifacts among the files."""
+    apart = spec.target.partition.apart
+    return {name: f"./{name}" if apart else one.folder for name, one in spec.needed.items()}
 
 
 def with_needed(spec: JobSpec, needed: Mapping[str, FinishedRun]) -> JobSpec:
-    """Return *spec* with what the runs that it needs have left. Pods, which see no folder of ours, find the artifacts among their files.
+    """Return *spec* with what the runs that it needs have left. Nodes that see no folder of ours find the artifacts among their files.
 
     Raises:
         RunFailure: artifacts cannot be read, or are larger than what a pod gets.
     """
     found = replace(spec, needed=needed)
-    if spec.target.partition.scheduler != "kubernetes":
+    if not spec.target.partition.apart:
         return found
     files = dict(spec.files)
     try:
@@ -219,12 +219,12 @@ def working_directory(where: str, folder: Path, partition: Partition, given: str
     """Return the folder that a program starts in: one that is not a whole path is relative to the test's file.
 
     Raises:
-        SpecError: it is relative, and pods do not have the folder of the test's file.
+        SpecError: it is relative, and nodes do not have the folder of the test's file.
     """
     if given is None or given.startswith("/"):
         return given
-    if partition.scheduler == "kubernetes":
-        text = f"{given!r} is relative to the test's file, which pods do not have; write the whole path of a folder there"
+    if partition.apart:
+        text = f"{given!r} is relative to the test's file, which its nodes do not have; write the whole path of a folder there"
         raise SpecError([Problem(where, "cwd", text)])
     return os.path.normpath(folder / given)
 

@@ -72,14 +72,15 @@ def reap(
         by_scheduler[entry.scheduler].append(entry)
     found = []
     for scheduler, entries in by_scheduler.items():
-        reaper = _prepared(reapers.get(scheduler), scheduler, entries)
+        reaper = prepared(reapers.get(scheduler), scheduler, entries)
         found += [
             _one(ledger, entry, why.get(entry.id, "its lease has expired"), reaper) for entry in entries
         ]
     return found
 
 
-def _prepared(prepare: Prepare | None, scheduler: str, entries: Sequence[LedgerEntry]) -> Reaper:
+def prepared(prepare: Prepare | None, scheduler: str, entries: Sequence[LedgerEntry]) -> Reaper:
+    """Return the reaper that *prepare* makes for *entries*; one that says why where it cannot."""
     if prepare is None:
         return _refusing(f"no installed provisioner can end jobs of scheduler {scheduler!r}")
     try:

@@ -208,9 +208,9 @@ FROM_SOURCE = "source"
 
 
 def run_root(partition: Partition, state_dir: Path) -> Path:
-    """Return the folder below which runs and payloads of *partition* lie: its ``shared_directory``, or the state's."""
+    """Return the folder below which runs and payloads of *partition* lie here: its ``shared_directory``, or the state's."""
     shared = partition.scheduler_options.get("shared_directory")
-    return Path(shared) if shared else state_dir
+    return Path(shared) if shared and not partition.apart else state_dir
 
 
 def has_this_package(environment: Environment) -> bool:

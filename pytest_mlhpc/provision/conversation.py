@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_mlhpc.node.protocol.lines import Decoder, Fault, Message
@@ -22,9 +23,11 @@ class Conversation:
     Args:
         plan: the plan of the batch.
         log: the batch's own output, for the texts of failures.
+        there: the plan's directory as nodes see it, empty where that is the same: paths in messages become those here.
     """
 
-    def __init__(self, plan: Plan, log: Path) -> None:
+    def __init__(self, plan: Plan, log: Path, there: str = "") -> None:
+        self._there = there
         self.heard = False
         self.mismatch = ""
         self._plan = plan
@@ -63,6 +66,8 @@ class Conversation:
             run = self._runs.get(item.run_id) or self._runs[(unfinished or list(self._runs))[0]]
             return self._fail(run, item.outcome, f"worker lines: {item.text}")
         run = self._runs[item.run_id]
+        if self._there:
+            item = replace(item, body=self._with_paths_here(item.body))
         if item.kind == "started" and (mismatch := self._mismatch(item)):
             self.mismatch = mismatch
             return [item, *self._fail(run, "protocol_mismatch", mismatch)]
@@ -73,6 +78,15 @@ class Conversation:
             if run.workload == "command" and item.run_id not in self._failed:
                 return [self._command(run, item), item]
         return [item]
+
+    def _with_paths_here(self, body: Mapping[str, object]) -> dict[str, object]:
+        """Return *body* with the paths of files that were copied from there."""
+        return {
+            name: f"{self._plan.directory}{value[len(self._there) :]}"
+            if isinstance(value, str) and value.startswith(f"{self._there}/")
+            else value
+            for name, value in body.items()
+        }
 
     def _fail(self, run: RunPlan, outcome: str, text: str) -> list[Message]:
         """Return one failed message for the first fault of a run; others are its consequences."""

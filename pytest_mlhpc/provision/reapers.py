@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_mlhpc.config.model import BY_SSH
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, same_cluster, user_name
-from pytest_mlhpc.jobs.reaping import NotYet, Prepare, Reaper
+from pytest_mlhpc.jobs.reaping import NotYet, Prepare, Reaper, prepared
 from pytest_mlhpc.node.processes import copy_of
 from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmJob
 
@@ -30,11 +31,22 @@ KEPT = "kept"
 def our_reapers(environ: Mapping[str, str]) -> dict[str, Prepare]:
     """Return scheduler -> reaper for the schedulers of this package; *environ* says how they are reached."""
 
-    def slurm(entries: Sequence[LedgerEntry]) -> Reaper:
+    def slurm_here(entries: Sequence[LedgerEntry]) -> Reaper:
         from pytest_mlhpc.provision.slurm.commands import CliClient
 
         client = CliClient(environ)
         return slurm_reaper(client, entries, cluster=client.cluster)
+
+    def slurm(entries: Sequence[LedgerEntry]) -> Reaper:
+        clusters = sorted({_way(entry) for entry in entries})
+        makers = {
+            name: functools.partial(ssh_reaper, name, environ) if name else slurm_here for name in clusters
+        }
+        reapers = {
+            name: prepared(make, "slurm", [one for one in entries if _way(one) == name])
+            for name, make in makers.items()
+        }
+        return lambda entry: reapers[_way(entry)](entry)
 
     def kubernetes(_entries: Sequence[LedgerEntry]) -> Reaper:
         from pytest_mlhpc.provision.kubernetes.reap import kubernetes_reaper, location_connector
@@ -42,6 +54,35 @@ def our_reapers(environ: Mapping[str, str]) -> dict[str, Prepare]:
         return kubernetes_reaper(location_connector(environ))
 
     return {"local": local_reaper, "slurm": slurm, "kubernetes": kubernetes}
+
+
+def _way(entry: LedgerEntry) -> str:
+    """Return the name of the cluster of *entry* if it is reached by ssh, else an empty string."""
+    return entry.cluster if entry.cluster.startswith(BY_SSH) else ""
+
+
+def ssh_reaper(cluster: str, environ: Mapping[str, str], entries: Sequence[LedgerEntry]) -> Reaper:
+    """Cancel jobs of a cluster that is reached by ssh, and remove their folders there.
+
+    Raises:
+        SlurmError: there is no connection, or Slurm does not answer.
+    """
+    from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns, RemoteSlurmClient
+    from pytest_mlhpc.provision.ssh import host_of
+
+    destination, _, shared = cluster.removeprefix(BY_SSH).rpartition(":")
+    host = host_of(destination, environ)
+    cancel = slurm_reaper(RemoteSlurmClient(host), entries, cluster=lambda: cluster)
+
+    def reaper(entry: LedgerEntry) -> str:
+        done = cancel(entry)
+        directory = Path(entry.directory)
+        runs = RemoteRuns(host, directory.parents[2], shared)
+        runs.use(directory)
+        runs.remove([directory])
+        return done
+
+    return reaper
 
 
 def clear_retained(state_dir: Path, environ: Mapping[str, str]) -> list[OverdueDeletion]:
@@ -89,6 +130,8 @@ def reachable_with(environ: Mapping[str, str]) -> Callable[[LedgerEntry], bool]:
     def reachable(entry: LedgerEntry) -> bool:
         if entry.scheduler == "kubernetes":
             return leads_there(entry)
+        if _way(entry):
+            return True  # the entry says how
         return not entry.cluster or same_cluster(entry, cluster_name(environ))
 
     @functools.cache

@@ -241,10 +241,9 @@ def _taken(name: str, reservations: Sequence[Reservation], now_ns: int, until_ns
 
 def client_of(partition: Partition) -> SlurmClient:
     """Return the client by which *partition*'s Slurm is asked."""
-    from pytest_mlhpc.provision.slurm.options import settings_of
-    from pytest_mlhpc.provision.slurm.pyslurm import choose_client
+    from pytest_mlhpc.provision.slurm import client_of as client_and_note
 
-    return choose_client(settings_of(partition).client, os.environ)[0]
+    return client_and_note(partition, os.environ)[0]
 
 
 def refuse(settings: Any) -> None:

@@ -114,6 +114,8 @@ class LedgerWriter:
         """Return the cluster's own name; asked once, also where nobody answers."""
         if partition.scheduler != "slurm" or self._settings.here:
             return ""
+        if partition.cluster:
+            return partition.cluster
         if self._cluster is None:
             from pytest_mlhpc.provision.reapers import cluster_name
 
@@ -255,7 +257,7 @@ class LedgerWriter:
         if local and alone and spec.workload == "command" and spec.launcher == "plain" and not spec.builds:
             return ""
         ours = all(has_this_package(one.target.environment) for one in specs)
-        if spec.target.partition.scheduler == "slurm" and ours:
+        if spec.target.partition.scheduler == "slurm" and not spec.target.partition.apart and ours:
             return FROM_SOURCE  # pods have a file system of their own
         foreign = () if spec.launcher in OURS else (spec.launcher,)
         extra = (*self._workloads[spec.workload].extra_modules, *foreign)

@@ -237,13 +237,28 @@ def _refuse_unusable_slurm(specs: Sequence[JobSpec], settings: Settings) -> list
     if not slurm:
         return []
     from pytest_mlhpc.provision.slurm.client import SlurmUnusable
-    from pytest_mlhpc.provision.slurm.preflight import refuse_unusable, unused_variables
+    from pytest_mlhpc.provision.slurm.preflight import (
+        refuse_unreachable,
+        refuse_unusable,
+        unused_variables,
+    )
+    from pytest_mlhpc.session.each_node import client_of
 
-    try:
-        refuse_unusable(os.environ)
-    except SlurmUnusable as error:
-        raise UsageError(f"{slurm[0].target.partition.id}: {error}; nothing was submitted") from error
-    return [] if settings.here else unused_variables(os.environ)
+    by_ssh = {} if settings.here else {one.id: one for one in map(_partition, slurm) if one.ssh}
+    here = next((one.id for one in map(_partition, slurm) if one.id not in by_ssh), "")
+    for name in [here] * bool(here) + list(by_ssh):
+        try:
+            if name == here:
+                refuse_unusable(os.environ)
+            else:
+                refuse_unreachable(client_of(by_ssh[name]))
+        except SlurmUnusable as error:
+            raise UsageError(f"{name}: {error}; nothing was submitted") from error
+    return unused_variables(os.environ) if here and not settings.here else []
+
+
+def _partition(spec: JobSpec) -> Partition:
+    return spec.target.partition
 
 
 def _refuse_maintenance(specs: Sequence[JobSpec], settings: Settings) -> None:

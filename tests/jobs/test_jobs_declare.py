@@ -220,7 +220,9 @@ def test_pods_do_not_have_the_folder_of_a_test(declare, target, tmp_path):
     pods = replace(target, partition=replace(target.partition, scheduler="kubernetes"))
     fields = {"command": "./bench", "metrics": RATE, "folder": tmp_path, "on": pods}
     assert run_plan(declare("command", **fields), 0).argv == ("./bench",)
-    with pytest.raises(SpecError, match=r"cwd: '\.' is relative to the test's file, which pods do not have"):
+    with pytest.raises(
+        SpecError, match=r"cwd: '\.' is relative to the test's file, which its nodes do not have"
+    ):
         declare("command", cwd=".", **fields)
 
 

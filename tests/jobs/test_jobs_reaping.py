@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import ledgers
 import pytest
 from ledgers import later, left_behind, states
+from login_worlds import write_ssh
 
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.cli import reap as command
@@ -17,8 +18,15 @@ from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.ledger import Ledger, adopt
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, user_name
 from pytest_mlhpc.jobs.reaping import NotYet, reap_expired_leases
-from pytest_mlhpc.provision.reapers import UNDER_WAY_S, cluster_name, reachable_with, slurm_reaper
+from pytest_mlhpc.provision.reapers import (
+    UNDER_WAY_S,
+    cluster_name,
+    our_reapers,
+    reachable_with,
+    slurm_reaper,
+)
 from pytest_mlhpc.provision.slurm.client import SlurmJob, SlurmState, SlurmUnavailable
+from pytest_mlhpc.provision.ssh import host_of
 
 HOST, ME = os.uname().nodename, user_name()
 
@@ -256,3 +264,35 @@ def test_processes_of_a_dead_local_session_are_ended(state, capsys):
             assert orphan.poll() is not None
         finally:
             orphan.kill()
+
+
+SQUEUE = """\
+printf '%s\\n' "$@" >> {folder}/asked
+"""
+
+
+def test_a_job_behind_ssh_is_ended_there_and_one_login_that_is_away_does_not_keep_the_others(tmp_path):
+    words = """case " $* " in *away*) echo no route >&2; exit 255;; esac; exec sh -c "$last\""""
+    folder = tmp_path / "bin"
+    environ = write_ssh(folder, words)
+    (folder / "squeue").write_text(f"#!/bin/sh\n{SQUEUE.format(folder=folder)}")
+    (folder / "squeue").chmod(0o755)
+    shared = tmp_path / "shared"
+    there = shared / "runs/s/b"
+    there.mkdir(parents=True)
+    near, away = (
+        LedgerEntry(
+            id=name, partition="lab:cpu", scheduler="slurm", job_name=f"mlhpc-{name}", native_id="7",
+            directory=str(tmp_path / "state/runs/s" / name), session="s", user=ME, uid=os.getuid(),
+            cluster=f"ssh:ada@{login}:{shared}",
+        )
+        for name, login in (("b", "near"), ("c", "away"))
+    )  # fmt: skip
+    reaper = our_reapers(environ)["slurm"]([near, away])
+    assert reaper(near) == "nothing to cancel: Slurm knows no job of this name any more"
+    assert "--name=mlhpc-b" in (folder / "asked").read_text().splitlines()
+    assert not there.exists()
+    with pytest.raises(MlhpcError, match=r"ada@away: ssh ended with exit code 255 \(no route\)"):
+        reaper(away)
+    assert reachable_with(environ)(away)
+    host_of("ada@near", environ).close()

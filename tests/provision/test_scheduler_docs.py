@@ -8,13 +8,15 @@ import yaml
 from manifests import partition, workload
 from systems_files import Page, previews_of
 
+from pytest_mlhpc.provision import ssh
 from pytest_mlhpc.provision.kubernetes import schema
 from pytest_mlhpc.provision.kubernetes.schema import CustomKind
 from pytest_mlhpc.provision.kubernetes.settings import PATIENCE, builtin_kinds
+from pytest_mlhpc.provision.slurm import over_ssh
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.provision.slurm.script import FAILED_STEPS
 
-SLURM, KUBERNETES = Page("systems.md"), Page("kubernetes.md")
+SLURM, KUBERNETES, SSH = Page("systems.md"), Page("kubernetes.md"), Page("ssh.md")
 
 
 @pytest.mark.parametrize(
@@ -77,3 +79,18 @@ def test_the_entry_of_the_ten_minutes_with_kubernetes_renders(tmp_path):
     for text in rendered_entry(KUBERNETES, "mykube", tmp_path).values():
         for manifest in yaml.safe_load_all(text):
             assert manifest_schemas.complaints(manifest) == []
+
+
+def test_the_entry_of_a_system_behind_ssh_loads_and_renders(tmp_path):
+    (entry,) = SSH.examples()
+    (tmp_path / "systems.yaml").write_text(entry)
+    shown = previews_of(tmp_path / "systems.yaml")
+    assert "--chdir=/work/ada/mlhpc/runs/" in shown.found["mycluster.cpu.default"].text
+
+
+def test_the_bounds_of_the_page_about_ssh_are_those_of_the_program():
+    bounds = [over_ssh.SENT_BYTES, over_ssh.PIECE_BYTES, over_ssh.FETCHED_BYTES]
+    assert [int(size) << 20 for size in re.findall(r"\| (\d+) MiB", SSH.text)] == bounds
+    assert f"up to {ssh.BANNER_BYTES >> 10} KiB" in SSH.text
+    assert SSH.text.count(f"{ssh.PERSIST_S} seconds") == 2
+    assert f"after {ssh.FIRST_PAUSE_S:g} s to a minute" in SSH.text

@@ -66,10 +66,10 @@ def _make_accounts(daemons: Daemons) -> None:
         ["add", "cluster", CLUSTER],
         ["add", "qos", QOS, "MaxWall=00:02:00", "MaxTRESPerJob=node=2"],
         *(["add", "account", account, f"Cluster={CLUSTER}", f"QOS=normal,{QOS}"] for account in ACCOUNTS),
-        # `nobody` is the unprivileged user of tests; root is the administrator.
+        # `nobody` and that of the test sshd are the unprivileged users of tests; root is the administrator.
         *(
             ["add", "user", user, f"Account={account}", f"DefaultAccount={ACCOUNTS[0]}"]
-            for user in ("root", "nobody")
+            for user in ("root", "nobody", "mlhpc-ssh")
             for account in ACCOUNTS
         ),
     ):

@@ -44,7 +44,7 @@ MAX_DISPLAYED = 120
 
 #: Variables that set defaults of these commands (their man pages, ENVIRONMENT VARIABLES), or describe a surrounding job.
 #: Both would silently change a request.
-_DROPPED_PREFIXES = (
+DROPPED_PREFIXES = (
     "SLURM_",
     "SBATCH_",
     "SQUEUE_",
@@ -193,13 +193,13 @@ class CliClient:
         elif name_filter and not id_filter and listable(name_filter):
             listed_filter = f"--name={','.join(sorted(name_filter))}"
         if not (listed_filter or user):
-            user = str(os.getuid())  # never the whole cluster: a filter that cannot be listed means own jobs
+            user = self._own_uid()  # never the whole cluster: a filter that cannot be listed means own jobs
         users = [f"--user={user}"] if user else []
         filters = [listed_filter] if listed_filter else []
         try:
             answer = self._squeue([*argv, *users, *filters])
         except _UserUnknownError:
-            if not listed_filter or user != str(os.getuid()):
+            if not listed_filter or user != self._own_uid():
                 raise
             answer = self._squeue([*argv, *filters])  # the list suffices; a container may not know the user
         found = parse.parse_jobs(answer, mark)
@@ -318,6 +318,9 @@ class CliClient:
         """Return the nodes of a host list; needs no query."""
         return expand_or_refuse(hostlist)
 
+    def _own_uid(self) -> str:
+        return str(os.getuid())
+
     def _run(self, *argv: str) -> str:
         answer = self._call(argv)
         if answer.code != 0:
@@ -371,7 +374,7 @@ def command_environment(base: Mapping[str, str]) -> dict[str, str]:
     passed_on = {
         name: value
         for name, value in copy_of(base).items()
-        if name in PRESERVED_VARIABLES or not name.startswith(_DROPPED_PREFIXES)
+        if name in PRESERVED_VARIABLES or not name.startswith(DROPPED_PREFIXES)
     }
     return passed_on | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 

@@ -25,7 +25,7 @@ from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
 from pytest_mlhpc.node.files import read_json, read_private
 from pytest_mlhpc.node.processes import copy_of, start_in_new_session
 from pytest_mlhpc.node.protocol.plan import Plan
-from pytest_mlhpc.provision.guardian import end_processes
+from pytest_mlhpc.provision.guardian import detach, end_processes, wait_for_harness
 from pytest_mlhpc.provision.slurm.client import (
     PartitionLimits,
     QosLimits,
@@ -39,6 +39,7 @@ from pytest_mlhpc.provision.slurm.client import (
     SlurmStep,
     SlurmSubmission,
 )
+from pytest_mlhpc.provision.slurm.commands import CliClient
 from pytest_mlhpc.provision.slurm.options import settings_of
 from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner
 
@@ -355,7 +356,7 @@ class InsideJobClient:
         """Start the guardian if none runs: it ends all processes of this session if this process dies."""
         if self._guardian is not None and self._guardian.poll() is None:
             return
-        module = "pytest_mlhpc.provision.slurm.inside_job_guardian"
+        module = "pytest_mlhpc.provision.slurm.inside_job"
         try:
             self._guardian = start_in_new_session(
                 [sys.executable, "-P", "-m", module, self._session_id, self._job, str(self._runs_dir)],
@@ -423,3 +424,45 @@ class InsideJobClient:
             mine = [f"{self._job}.{step.id}" for step in left if step.name in child.run_ids]
             if mine:
                 self._real.cancel(mine)
+
+
+#: Time between SIGTERM and SIGKILL, in seconds: the batch gives its ranks 5, then waits for their job step.
+GUARDIAN_GRACE_S = 12.0
+
+#: Time limit for job steps to vanish, and the interval between two queries, in seconds.
+STEPS_LIMIT_S, CHECK_INTERVAL_S = 30.0, 1.0
+
+
+def guard(session_id: str, job_id: str, runs_dir: str) -> int:
+    """Wait until pytest ends or sends ``q``, which means that nothing is left; without that, end what it started.
+
+    A process of its own (``python -P -m pytest_mlhpc.provision.slurm.inside_job SESSION JOB RUNS_DIR``), whose standard input
+    is a pipe from pytest. It ends processes of this node by their cookie, and then job steps, which may be on other nodes, by
+    their names: the ids of the session's runs, which are the folders ``RUNS_DIR/*/*``. The allocation goes on.
+    """
+    detach()
+    if wait_for_harness():
+        return 0
+    end_processes("MLHPC_SESSION", session_id, GUARDIAN_GRACE_S)
+    end_steps(CliClient(), job_id, Path(runs_dir))
+    return 0
+
+
+def end_steps(client: SlurmClient, job_id: str, runs_dir: Path) -> bool:
+    """Cancel the job's steps that are runs of this session; return whether none is left."""
+    names = frozenset(path.name for path in runs_dir.glob("*/*") if path.is_dir())
+    deadline = time.monotonic() + STEPS_LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            left = [step.id for step in client.steps([job_id]).get(job_id, ()) if step.name in names]
+            if not left:
+                return True
+            client.cancel([f"{job_id}.{step}" for step in left], "KILL")
+        except SlurmError:
+            pass  # the next query may be answered
+        time.sleep(CHECK_INTERVAL_S)  # only another query shows a step's end
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(guard(*sys.argv[1:4]))

@@ -54,6 +54,20 @@ def refuse_unusable(environ: Mapping[str, str]) -> None:
             raise UsageError(f"{name}={environ[name]} in the environment cannot be followed: {OTHER_CLUSTER}")
 
 
+def refuse_unreachable(client: SlurmClient) -> None:
+    """Refuse a Slurm behind a login node that can never be used. One that does not answer at present is not refused.
+
+    Raises:
+        SlurmUnusable: ssh is refused, or a program is missing there.
+    """
+    try:
+        client.version()
+    except SlurmUnusable:
+        raise
+    except SlurmError:
+        return
+
+
 def _cluster_name(environ: Mapping[str, str]) -> str:
     """Return the name of the cluster, empty without an answer."""
     try:

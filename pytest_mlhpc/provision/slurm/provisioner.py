@@ -6,14 +6,16 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.ledger_entry import job_name
-from pytest_mlhpc.jobs.provisioner import Event, Handle, MonotonicClock, StateChanged
+from pytest_mlhpc.jobs.provisioner import AllocationEnded, Event, Handle, MonotonicClock, StateChanged
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.conversation import Conversation
+from pytest_mlhpc.provision.payload import cannot_write, make_session_directory
 from pytest_mlhpc.provision.slurm.allocation import (
     READ_INTERVAL_S,
     BatchFiles,
@@ -42,6 +44,10 @@ from pytest_mlhpc.provision.slurm.submit import (
     lines_directory,
     write_job,
 )
+from pytest_mlhpc.provision.ssh import RemoteError
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns
 
 #: Shortest pause of :meth:`SlurmProvisioner.events`, in seconds.
 ROUND_S = 0.05
@@ -53,7 +59,8 @@ class SlurmProvisioner:
     Args:
         partition: the partition of systems.yaml.
         client: how Slurm is reached.
-        payload: sha256 -> path of the zip on the nodes; None where a plan needs none.
+        payload: sha256 -> path of the zip; None where a plan needs none.
+        runs: copies the folders of runs to nodes that do not see them; None: they do.
     """
 
     def __init__(
@@ -62,8 +69,11 @@ class SlurmProvisioner:
         client: SlurmClient,
         payload: Callable[[str], Path | None],
         clock: MonotonicClock | None = None,
+        runs: RemoteRuns | None = None,
     ) -> None:
         self._partition = partition
+        self._runs = runs
+        self._over: set[Path] = set()  #: folders of allocations of which nothing is left
         self._settings: SlurmSettings = settings_of(partition)
         self._client = client
         self._payload = payload
@@ -103,13 +113,26 @@ class SlurmProvisioner:
             ProvisionError: ``rejected`` with Slurm's own message, or ``disk_full``.
         """
         allocation = self._follow(plan, "")
-        write_job(plan, self._partition, self._payload(plan.payload_sha256))
+        self._write(plan)
         self._active.events += self._submitter.submit(allocation)
         self._active.allocations[plan.allocation_id] = allocation
         return allocation.handle
 
+    def _write(self, plan: Plan) -> None:
+        payload = self._payload(plan.payload_sha256)
+        if payload is not None and self._runs is not None:
+            session = Path(plan.directory).parent
+            try:
+                make_session_directory(session)
+                payload = self._runs.copy_payload(payload, session)
+            except OSError as error:
+                raise cannot_write(error, session) from error
+        write_job(plan, self._partition, payload, self._runs)
+
     def adopt(self, plan: Plan, native_id: str) -> Handle:
         """Take over the job of an earlier session; all lines of its batch are read again."""
+        if self._runs is not None:
+            self._runs.use(Path(plan.directory))
         allocation = self._follow(plan, native_id)
         if not native_id:  # it is looked for by name before it is submitted
             allocation.submit_tries = 1
@@ -130,12 +153,18 @@ class SlurmProvisioner:
                 self._call_slurm()
             now = self._now()
             if self._active.events or woken or now >= until:
-                return self._active.take_events()
+                return self._noted(self._active.take_events())
             next_read = min(
                 (one.next_read for one in self._active.allocations.values()), default=now + READ_INTERVAL_S
             )
             pause = min(max(next_read - now, ROUND_S), READ_INTERVAL_S)
             self._clock.wait(self._awake, max(0.0, min(pause, until - now)))
+
+    def _noted(self, events: list[Event]) -> list[Event]:
+        """Note which allocations are over, and return *events*."""
+        ended = (one for one in events if isinstance(one, AllocationEnded) and not one.unsure)
+        self._over |= {one.handle.directory for one in ended}
+        return events
 
     def _call_slurm(self) -> None:
         """Submit, cancel and poll what is due. After a call without an answer, which may take its time limit, the rest waits."""
@@ -153,8 +182,11 @@ class SlurmProvisioner:
         """Leave a file that the batch checks before it starts a run."""
         for run_id in run_ids:
             try:
-                (handle.directory / f"{run_id}.skip").touch()
-            except OSError:
+                path = handle.directory / f"{run_id}.skip"
+                path.touch()
+                if self._runs is not None:
+                    self._runs.put(path)
+            except (OSError, RemoteError):
                 return  # only an optimisation: the run is made in vain
 
     def cancel(self, handles: Sequence[Handle]) -> list[Handle]:
@@ -173,12 +205,16 @@ class SlurmProvisioner:
         unsure = cancel_jobs(self._client, names, silent_s)
         left = {one.handle.id: one for one in known if one.name in unsure or self._active.under_way(one)}
         self._unsure |= left
+        self._over |= {one.handle.directory for one in known if one.handle.id not in left}
         return [one.handle for one in left.values()]
 
     def close(self) -> None:
         """Wait until jobs whose batch has ended are gone; the others continue."""
         ended, self._active.ended_jobs = self._active.ended_jobs, []
         confirm_ended(self._client, ended)
+        if self._runs is not None:
+            self._runs.remove(sorted(self._over))
+            self._runs.close()
 
     def _follow(self, plan: Plan, native_id: str) -> SlurmAllocation:
         directory, folder = Path(plan.directory), lines_directory(plan)
@@ -187,8 +223,10 @@ class SlurmProvisioner:
             name=job_name(plan.allocation_id),
             since=self._now(),
             folder=folder,
-            files=BatchFiles(folder, plan.allocation_id),
-            conversation=Conversation(plan, directory / "slurm.out"),
+            files=self._runs.files(plan) if self._runs else BatchFiles(folder, plan.allocation_id),
+            conversation=Conversation(
+                plan, directory / "slurm.out", self._runs.there(directory) if self._runs else ""
+            ),
             awaits_energy=self._settings.energy,
         )
 
@@ -211,7 +249,8 @@ class SlurmProvisioner:
     def _read_results(self, *, every: bool) -> None:
         now = self._now()
         due = [one for one in self._active.allocations.values() if every or now >= one.next_read]
-        written = {folder: list_batch_files(folder) for folder in {one.folder for one in due}}
+        names = self._runs.names if self._runs is not None else list_batch_files
+        written = {folder: names(folder) for folder in {one.folder for one in due}}
         for allocation in due:
             found = written[allocation.folder].get(allocation.handle.id, set())
             if not (found or allocation.started):

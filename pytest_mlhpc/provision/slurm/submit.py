@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import ProvisionError
@@ -47,6 +48,9 @@ from pytest_mlhpc.provision.slurm.script import (
     without_software,
 )
 
+if TYPE_CHECKING:
+    from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns
+
 #: How long a submission is retried while Slurm does not answer, in seconds.
 SUBMIT_LIMIT_S = 600.0
 #: How long cancelling is retried while Slurm does not answer, in seconds; then a later session cancels.
@@ -60,8 +64,12 @@ def lines_directory(plan: Plan) -> Path:
     return Path(plan.directory).parent / "lines"
 
 
-def write_job(plan: Plan, partition: Partition, payload: Path | None) -> SlurmSubmission:
+def write_job(
+    plan: Plan, partition: Partition, payload: Path | None, runs: RemoteRuns | None = None
+) -> SlurmSubmission:
     """Write plan and job script into the plan's directory, and return the submission.
+
+    Where *runs* copies them to another file system, they name paths as nodes see them; the plan's directory is the one here.
 
     Raises:
         ProvisionError: ``disk_full`` or ``not_writable``, they cannot be written; ``unsafe_directory``, another user could change them.
@@ -72,6 +80,10 @@ def write_job(plan: Plan, partition: Partition, payload: Path | None) -> SlurmSu
         partition, scheduler_options={**partition.scheduler_options, **plan.scheduler_options}
     )
     environment = environment_of(plan, partition)
+    staged, zipped = plan, payload
+    if runs is not None:
+        plan = runs.plan(plan)
+        payload = Path(runs.there(payload)) if payload else None
     plan = with_launch_options(plan, partition, payload)
     if differing_software(plan, partition):
         environment = without_software(environment)  # each run has its own
@@ -85,12 +97,12 @@ def write_job(plan: Plan, partition: Partition, payload: Path | None) -> SlurmSu
     )
     try:
         make_directory(directory, *(run.run_id for run in plan.runs))
-        make_private(lines_directory(plan))
-        stage(plan)
-        write_private(directory / "plan.json", json.dumps(to_json(plan)))
+        make_private(lines_directory(staged))
+        stage(staged)
+        write_private(directory / "plan.json", json.dumps(to_json(replace(plan, directory=staged.directory))))
         write_private(directory / "job.sh", script)
-        if payload:
-            check_private(payload)
+        if zipped:
+            check_private(zipped)
     except OSError as error:
         raise cannot_write(error, directory) from error
     return SlurmSubmission(name, directory / "job.sh", directory)

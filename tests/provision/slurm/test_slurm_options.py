@@ -180,3 +180,89 @@ def test_what_goes_beyond_a_limit_is_refused_by_the_limit_that_says_so(spec, lim
 def test_the_longest_allocation_is_the_least_of_what_is_known():
     assert longest_allocation_s(SlurmSettings(), None, None) is None
     assert longest_allocation_s(SlurmSettings(max_time_s=9.0), part(max_time_s=7), QosLimits("q", 8)) == 7
+
+
+# --- by ssh
+
+BEHIND = """\
+systems:
+  mine:
+    transport: {{ssh: {destination}}}
+    partitions:
+      one:
+        scheduler: slurm
+        launcher: srun
+        nodes: {{cores: 4, memory: 8GiB}}
+        environments: {{default: {{python: /usr/bin/python3}}}}
+        slurm: {{{options}}}
+      two:
+        scheduler: slurm
+        launcher: srun
+        nodes: {{cores: 4, memory: 8GiB}}
+        environments: {{default: {{python: /usr/bin/python3}}}}
+        slurm: {{shared_directory: /work}}
+        transport: {{ssh: other}}
+"""
+
+
+def behind_ssh(folder, destination="ada@login", options="shared_directory: /work"):
+    (folder / "systems.yaml").write_text(BEHIND.format(destination=destination, options=options))
+    schedulers = {"slurm": SlurmOptions, "local": None}
+    targets = load_systems(folder / "systems.yaml", schedulers=schedulers, environ={}).select("mine")
+    return {target.partition.name: target.partition for target in targets}
+
+
+@pytest.mark.parametrize(
+    "destination", ["ada@login", "login", "a.b_c@login-1.example.org", "ssh://ada@login:2222"]
+)
+def test_a_system_says_how_its_partitions_are_reached_and_a_partition_says_otherwise(tmp_path, destination):
+    found = behind_ssh(tmp_path, destination)
+    assert {name: partition.ssh for name, partition in found.items()} == {"one": destination, "two": "other"}
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [
+        "-oProxyCommand=x",
+        '"a b"',
+        '"ada@login;id"',
+        '"$(id)"',
+        '"@login"',
+        '"login:22"',
+        "ada@-login",
+        '"login:port"',
+        '""',
+        "7",
+        "[a]",
+        '"a\\nb"',
+    ],
+)
+def test_what_ssh_could_take_for_anything_but_a_host_is_refused(tmp_path, destination):
+    with pytest.raises(ConfigError, match="is not a destination of ssh: user@login, or ssh://user@login:22"):
+        behind_ssh(tmp_path, destination)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            "partition: cpu",
+            "slurm.shared_directory: is missing: with `transport` it is an absolute folder of that cluster",
+        ),
+        (
+            "shared_directory: /work, client: pyslurm",
+            "slurm.client: pyslurm cannot be used by ssh; leave `client` out",
+        ),
+    ],
+)
+def test_what_a_system_behind_ssh_needs_is_said(tmp_path, options, text):
+    with pytest.raises(ConfigError) as caught:
+        behind_ssh(tmp_path, options=options)
+    assert text in str(caught.value)
+
+
+def test_only_slurm_is_reached_by_ssh(tmp_path):
+    text = "systems: {mine: {transport: {ssh: login}, partitions: {cpu: {scheduler: local}}}}"
+    (tmp_path / "systems.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="only Slurm's commands are run by ssh, and the scheduler is local"):
+        load_systems(tmp_path / "systems.yaml", schedulers={"local": None}, environ={})

@@ -11,7 +11,7 @@ from tables import table
 
 from pytest_mlhpc.cli import data as listing
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.node.worker.workloads import describe
+from pytest_mlhpc.node.worker.workloads import catalogue
 from pytest_mlhpc.node.worker.workloads.catalogue import VARIANTS, WORKLOADS
 from pytest_mlhpc.node.worker.workloads.fields import arithmetic, compiled_devices, parallel
 from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
@@ -113,8 +113,8 @@ def test_all_contradictions_are_listed_at_once():
 
 def test_a_workload_that_cannot_be_built_does_not_hide_the_others(monkeypatch, capsys):
     row = {"workload": "x", "module": "no_such_module", "preset": "smoke", "parameters": {}}
-    monkeypatch.setattr(describe, "requests", lambda: [row, row])
-    assert describe.main([]) == 0
+    monkeypatch.setattr(catalogue, "requests", lambda: [row, row])
+    assert catalogue.main([]) == 0
     described = {**row, "error": "ModuleNotFoundError: No module named 'no_such_module'"}
     assert json.loads(capsys.readouterr().out) == [described, described]
 
@@ -122,7 +122,7 @@ def test_a_workload_that_cannot_be_built_does_not_hide_the_others(monkeypatch, c
 @pytest.fixture(scope="module")
 def rows():
     """Return what an interpreter that has torch counts."""
-    rows, problem = listing.describe_workloads(sys.executable, describe.requests())
+    rows, problem = listing.describe_workloads(sys.executable, catalogue.requests())
     assert problem == ""
     return rows
 
