@@ -108,8 +108,8 @@ def add_short(parser: pytest.Parser, args: Sequence[str]) -> None:
         _group(parser).addoption(SHORT, action="append", dest="mlhpc_system", help=_SYSTEM_HELP)
 
 
-def _has_short(words: Sequence[str]) -> bool:
-    return any(word.partition("=")[0] == SHORT for word in words)
+def _has_short(arguments: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] == SHORT for word in arguments)
 
 
 def without_names(paths: Sequence[str], args: Sequence[str], here: Path) -> list[str]:
@@ -244,10 +244,10 @@ def _check_root(config: pytest.Config) -> None:
 
     Benchmarks would get other names there, and their baselines would not be found.
     """
-    here, words = config.invocation_params.dir, config.invocation_params.args
+    here, arguments = config.invocation_params.dir, config.invocation_params.args
     if config.inipath is not None or config.rootpath not in here.parents:
         return
-    for option, value in itertools.pairwise(map(str, words)):
+    for option, value in itertools.pairwise(map(str, arguments)):
         path = (here / value).resolve()
         if option == "--mlhpc-state" and path.exists() and not path.is_relative_to(here):
             raise pytest.UsageError(
@@ -276,10 +276,10 @@ def state_and_baselines(settings: Settings, default_baselines: Path) -> tuple[st
 
 def options_of_target(settings: Settings, target: Target) -> tuple[str, ...]:
     """Return the options of pytest that say where in its partition a test runs."""
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     if len(target.partition.environments) > 1 or settings.environment:
-        words += ("--mlhpc-environment", target.environment.name)
-    return (*words, f"--mlhpc-each-node={target.node}") if target.node else words
+        arguments += ("--mlhpc-environment", target.environment.name)
+    return (*arguments, f"--mlhpc-each-node={target.node}") if target.node else arguments
 
 
 def repeated_options(settings: Settings, root: Path) -> tuple[str, ...]:
@@ -287,18 +287,20 @@ def repeated_options(settings: Settings, root: Path) -> tuple[str, ...]:
 
     A folder is one word with its option: pytest takes one that is a word of its own for a path of tests.
     """
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     if settings.preset:
-        words += ("--mlhpc-preset", settings.preset)
-    words += tuple(f"--mlhpc-set={name}={value}" for name, value in settings.overrides.items())
-    words += tuple(f"--mlhpc-against={word}" for word in settings.against.values) if settings.against else ()
+        arguments += ("--mlhpc-preset", settings.preset)
+    arguments += tuple(f"--mlhpc-set={name}={value}" for name, value in settings.overrides.items())
+    arguments += (
+        tuple(f"--mlhpc-against={word}" for word in settings.against.values) if settings.against else ()
+    )
     if settings.state_dir != default_state_dir(os.environ):
-        words += (f"--mlhpc-state={settings.state_dir}",)
+        arguments += (f"--mlhpc-state={settings.state_dir}",)
     if settings.systems_file:
-        words += ("-o", f"mlhpc_systems_file={settings.systems_file}")
+        arguments += ("-o", f"mlhpc_systems_file={settings.systems_file}")
     if settings.baselines_dir != root / "baselines":
-        words += ("-o", f"mlhpc_baselines_dir={settings.baselines_dir}")
-    return (*words, "-o", "mlhpc_here=true") if settings.here else words
+        arguments += ("-o", f"mlhpc_baselines_dir={settings.baselines_dir}")
+    return (*arguments, "-o", "mlhpc_here=true") if settings.here else arguments
 
 
 def _history(text: str) -> str:

@@ -233,11 +233,11 @@ def _defect(name: str, error: Exception) -> str:
 
 def _without(book: Book, message_id: str, name: str) -> Book:
     """Return the book without one channel of one message."""
-    kept = []
+    unsent = []
     for pending in book.outbox:
         waiting = tuple(
             other for other in pending.waiting if pending.message.id != message_id or other != name
         )
         if waiting:
-            kept.append(replace(pending, waiting=waiting))
-    return replace(book, outbox=tuple(kept))
+            unsent.append(replace(pending, waiting=waiting))
+    return replace(book, outbox=tuple(unsent))

@@ -168,7 +168,7 @@ class _Reader:
             one.name: (hints[one.name], _default(one)) for one in dataclasses.fields(cls)
         }
         model = create_model(cls.__name__, __config__=ConfigDict(extra="forbid"), **fields)
-        found, problems = validate(model, dataclasses.replace(node, value=rest), extra_words=common)
+        found, problems = validate(model, dataclasses.replace(node, value=rest), extra_keys=common)
         self.problems += [_hidden(problem, rest, cls) for problem in problems]
         if found is None:
             return None

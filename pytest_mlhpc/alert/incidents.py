@@ -244,29 +244,29 @@ def nothing_more(_bads: Sequence[Bad]) -> Sequence[Bad]:
 
 
 def advance(
-    book: Book, seen: Observation, companions: Companions = nothing_more
+    book: Book, observed: Observation, companions: Companions = nothing_more
 ) -> tuple[Book, tuple[IncidentChange, ...]]:
     """Return the book after tonight and the changes to tell, oldest incident first.
 
     Advancing twice with one observation changes nothing the second time. A book that was never advanced announces nothing
     that began more than a night ago, but keeps it as known.
     """
-    now_ns = seen.now_ns
-    incidents = [_stepped(incident, seen) for incident in book.incidents]
+    now_ns = observed.now_ns
+    incidents = [_stepped(incident, observed) for incident in book.incidents]
     known = {member.now.subject for incident in incidents for member in incident.members if member.open}
-    new = [bad for subject, bad in sorted(seen.bad.items()) if subject not in known]
+    new = [bad for subject, bad in sorted(observed.bad.items()) if subject not in known]
     expected, new = _split_known(new, book, incidents, now_ns)
     incidents, rest = _joined(incidents, new)
-    more = [bad for bad in companions(rest) if bad.subject not in known and bad.subject not in seen.bad]
+    more = [bad for bad in companions(rest) if bad.subject not in known and bad.subject not in observed.bad]
     taken = {*book.closed, *(incident.id for incident in incidents)}
-    for group in groups([*rest, *more], seen.measured, seen.losses_a_night):
-        if begun := _begun(group, seen, taken, now_ns):
+    for group in groups([*rest, *more], observed.measured, observed.losses_a_night):
+        if begun := _begun(group, observed, taken, now_ns):
             taken.add(begun.id)
             old = book.last_ns == 0 and begun.last_ns < now_ns - NIGHT_NS
             incidents.append(replace(begun, announced=True, state=IncidentState.CONTINUING) if old else begun)
     for issue, bads in expected:
-        for group in groups(bads, seen.measured, seen.losses_a_night):
-            if begun := _begun(group, seen, taken, now_ns):
+        for group in groups(bads, observed.measured, observed.losses_a_night):
+            if begun := _begun(group, observed, taken, now_ns):
                 taken.add(begun.id)
                 incidents.append(
                     replace(
@@ -277,7 +277,7 @@ def advance(
                         ticket=issue.ticket,
                     )
                 )
-    kept: list[Incident] = []
+    remaining: list[Incident] = []
     changes: list[IncidentChange] = []
     closed = {name: at_ns for name, at_ns in book.closed.items() if at_ns > now_ns - REMEMBERED_NS}
     recovered = [one for one in book.recovered if one.changed_ns > now_ns - NIGHT_NS]
@@ -286,7 +286,7 @@ def advance(
         if state is not None:
             changes.append(IncidentChange(after, state))
         if after.open:
-            kept.append(after)
+            remaining.append(after)
         else:
             closed[after.id] = now_ns
             recovered += [after] if after.announced else []
@@ -295,26 +295,26 @@ def advance(
     issues = tuple(one for one in book.issues if one.ack.until_ns > now_ns)
     last_ns = max(now_ns, book.last_ns)
     after_tonight = replace(
-        book, incidents=tuple(kept), recovered=tuple(recovered), closed=closed, accepted=accepted, mutes=mutes,
+        book, incidents=tuple(remaining), recovered=tuple(recovered), closed=closed, accepted=accepted, mutes=mutes,
         issues=issues, last_ns=last_ns,
     )  # fmt: skip
     return after_tonight, tuple(changes)
 
 
-def _stepped(incident: Incident, seen: Observation) -> Incident:
+def _stepped(incident: Incident, observed: Observation) -> Incident:
     """Return the incident with what tonight says of its members."""
-    return replace(incident, members=tuple(_step(member, seen) for member in incident.members))
+    return replace(incident, members=tuple(_step(member, observed) for member in incident.members))
 
 
-def _step(member: Member, seen: Observation) -> Member:
+def _step(member: Member, observed: Observation) -> Member:
     subject = member.now.subject
     if not member.open:
         return member
-    if bad := seen.bad.get(subject):
+    if bad := observed.bad.get(subject):
         return replace(member, now=replace(bad, first_ns=member.told.first_ns, last_ns=member.told.last_ns))
-    if subject in seen.gone:
-        return replace(member, open=False, reason=seen.gone[subject])
-    return replace(member, open=False) if subject in seen.known else member
+    if subject in observed.gone:
+        return replace(member, open=False, reason=observed.gone[subject])
+    return replace(member, open=False) if subject in observed.known else member
 
 
 def _split_known(
@@ -353,9 +353,9 @@ def _had(incident: Incident, bad: Bad) -> bool:
     return any(member.now.subject == bad.subject for member in incident.members)
 
 
-def _begun(group: IncidentGroup, seen: Observation, taken: Iterable[str], now_ns: int) -> Incident | None:
+def _begun(group: IncidentGroup, observed: Observation, taken: Iterable[str], now_ns: int) -> Incident | None:
     """Return the incident of a group; None where all of it is weak evidence."""
-    members = tuple(Member(bad, bad) for bad in group.bads if bad.subject in seen.bad)
+    members = tuple(Member(bad, bad) for bad in group.bads if bad.subject in observed.bad)
     if not members:
         return None
     # The same weak sign on another system is what tells the code from this one.
@@ -373,7 +373,7 @@ def _begun(group: IncidentGroup, seen: Observation, taken: Iterable[str], now_ns
         created_ns=now_ns,
         members=members,
         told=benchmarks(member.now for member in members),
-        measured=sum(len(seen.measured.get(system, ())) for system in systems),
+        measured=sum(len(observed.measured.get(system, ())) for system in systems),
         chance=group.chance,
         labels=_labels(group, systems, members),
     )

@@ -74,17 +74,17 @@ def nightly(nights: Iterable[Night], default_branch: str) -> dict[Subject, Night
     return found
 
 
-def stale(seen: dict[Subject, NightlyRecords], now_ns: int, limit_ns: int = NIGHT_NS) -> Missing:
+def stale(latest: dict[Subject, NightlyRecords], now_ns: int, limit_ns: int = NIGHT_NS) -> Missing:
     """Return the benchmarks of which nothing was recorded for *limit_ns*, or only that they did not run.
 
     Where nothing at all was recorded of a partition, all its benchmarks are stale together as soon as the newest is.
     """
     newest: dict[tuple[str, str], int] = {}
-    for subject, one in seen.items():
+    for subject, one in latest.items():
         place = subject.system, subject.partition
         newest[place] = max(newest.get(place, 0), one.newest.created_ns)
     bad, gone = {}, {}
-    expected = {subject: one for subject, one in seen.items() if one.expected}
+    expected = {subject: one for subject, one in latest.items() if one.expected}
     for subject, one in expected.items():
         silent = newest[subject.system, subject.partition] < now_ns - limit_ns
         if not silent and one.newest.created_ns < now_ns - RETIRED_NS:
@@ -107,21 +107,21 @@ def explanation(events: Sequence[Event], newest: Night, now_ns: int) -> Event | 
     return maintenance_of(events, newest.system, newest.partition, due_ns)
 
 
-def unexplained(missing: Missing, seen: Mapping[Subject, NightlyRecords], question: Question) -> Missing:
+def unexplained(missing: Missing, latest: Mapping[Subject, NightlyRecords], question: Question) -> Missing:
     """Return *missing* without what a maintenance explains: of that nothing is known tonight."""
     explained = {
         subject
         for subject in missing.bad
-        if explanation(question.events, seen[subject].newest, question.now_ns)
+        if explanation(question.events, latest[subject].newest, question.now_ns)
     }
     bad = {subject: one for subject, one in missing.bad.items() if subject not in explained}
     return replace(missing, bad=bad, known=missing.known - explained)
 
 
-def broken(seen: dict[Subject, NightlyRecords]) -> Missing:
+def broken(latest: dict[Subject, NightlyRecords]) -> Missing:
     """Return the benchmarks whose newest record is of a run that broke; those that did not run say nothing new."""
     bad, known = {}, set()
-    for one in seen.values():
+    for one in latest.values():
         ran = [night for night in one.nights if did_run(night)]
         if not ran:
             continue
@@ -270,11 +270,11 @@ def observe(source: Source, book: Book, question: Question) -> Observed:
         UsageError: a package is missing.
     """
     now_ns = question.now_ns
-    look = NightlyQuery(
+    query = NightlyQuery(
         since_ns=now_ns - WINDOW_NS, until_ns=now_ns + 1, default_branch=question.branch, judged_only=True
     )
     tee = _Tee(source, question.branch)
-    watched = tuple(watch(tee, look, question.events, question.cache))
+    watched = tuple(watch(tee, query, question.events, question.cache))
     opened = {subject: bad for subject, bad in open_subjects(book).items() if subject.kind is Kind.REGRESSION}
     accepted = {one.subject: one.since_ns for one in book.accepted}
     known = KnownIncidents(opened, accepted, fresh=book.last_ns == 0)
@@ -282,10 +282,10 @@ def observe(source: Source, book: Book, question: Question) -> Observed:
     subjects = {subject_of(one.series.key) for one in watched}
     gone = {**_gone(watched, opened, now_ns), **_of_earlier_epochs(watched, opened)}
     nights = tuple(source.nights(now_ns - RECENT_NS, now_ns + 1))
-    seen = nightly(nights, question.branch)
-    parts = [broken(seen), unfit(nights, now_ns)]
+    latest = nightly(nights, question.branch)
+    parts = [broken(latest), unfit(nights, now_ns)]
     if question.expect:
-        parts.append(unexplained(stale(seen, now_ns, question.stale_ns), seen, question))
+        parts.append(unexplained(stale(latest, now_ns, question.stale_ns), latest, question))
     for part in parts:
         bad.update(part.bad)
         gone.update(part.gone)
@@ -295,7 +295,7 @@ def observe(source: Source, book: Book, question: Question) -> Observed:
             gone[one.subject] = f"accepted by {one.by}: {one.reason}"
     owners = _Owners(nights, question.branch)
     bad = {subject: owners.named(one) for subject, one in bad.items() if subject not in gone}
-    measured = _measured(watched, seen, now_ns)
+    measured = _measured(watched, latest, now_ns)
     observation = Observation(now_ns, bad, frozenset(subjects), gone, measured, _losses_a_night(watched))
 
     def companions(bads: Sequence[Bad]) -> Sequence[Bad]:
@@ -340,7 +340,7 @@ def _of_earlier_epochs(watched: Sequence[WatchedSeries], known: Mapping[Subject,
 
 
 def _measured(
-    watched: Sequence[WatchedSeries], seen: Mapping[Subject, NightlyRecords], now_ns: int
+    watched: Sequence[WatchedSeries], latest: Mapping[Subject, NightlyRecords], now_ns: int
 ) -> Mapping[str, frozenset[str]]:
     """Return the benchmarks of each system, each with its partition; not those that were given up."""
     found: dict[str, set[str]] = {}
@@ -348,7 +348,7 @@ def _measured(
         if one.series.points[-1].night.created_ns >= now_ns - RETIRED_NS:
             key = one.series.key
             found.setdefault(key.system, set()).add(f"{key.partition}:{key.benchmark}")
-    for subject, nights in seen.items():
+    for subject, nights in latest.items():
         if nights.newest.created_ns >= now_ns - RETIRED_NS:
             found.setdefault(subject.system, set()).add(f"{subject.partition}:{subject.benchmark}")
     return {system: frozenset(names) for system, names in found.items()}

@@ -279,15 +279,15 @@ def openmetrics(records: Iterable[Record]) -> str:
         for metric in record.measurement.metrics if record.measurement else ():
             unit = _UNITS.get(metric.unit, "")
             name = "_".join(word for word in ("mlhpc", metric.name, unit) if word)
-            told = f"better: {metric.better}" + ("; judged" if metric.name in record.judged else "")
-            samples = families.setdefault(name, (unit, told, {}))[2]
+            annotation = f"better: {metric.better}" + ("; judged" if metric.name in record.judged else "")
+            samples = families.setdefault(name, (unit, annotation, {}))[2]
             samples[_labels(labels)] = f"{_labels(labels)} {metric.value!r}"
     lines = []
-    for name, (unit, told, samples) in sorted(families.items()):
+    for name, (unit, annotation, samples) in sorted(families.items()):
         lines.append(f"# TYPE {name} gauge")
         if unit:
             lines.append(f"# UNIT {name} {unit}")
-        lines.append(f"# HELP {name} {_escaped(told)}")
+        lines.append(f"# HELP {name} {_escaped(annotation)}")
         lines.extend(f"{name}{sample}" for sample in samples.values())
     return "".join(f"{line}\n" for line in [*lines, "# EOF"])
 

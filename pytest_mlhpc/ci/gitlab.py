@@ -238,7 +238,7 @@ def _push(git: _Git, proposal: Proposal, commit: str) -> None:
         f"merge_request.target={proposal.target}",
         "merge_request.remove_source_branch",
     )
-    words = ["push", *(word for option in options for word in ("-o", option)), remote, f"{commit}:{name}"]
+    arguments = ["push", *(word for option in options for word in ("-o", option)), remote, f"{commit}:{name}"]
     for _ in range(_MOST_PUSHES):
         there = _branch_head(git, remote, name)
         if there == commit:
@@ -248,7 +248,7 @@ def _push(git: _Git, proposal: Proposal, commit: str) -> None:
                 f"git push: {proposal.branch} is at {there[:12]} on {remote}, and the new values do not follow it: "
                 "choose another --branch, or delete that one"
             )
-        done = git.answer(*words)
+        done = git.answer(*arguments)
         if done.returncode not in _BROKEN_PIPE:
             git.check("push", done)
             return
@@ -319,14 +319,14 @@ class _Git:
             configured |= {f"GIT_CONFIG_KEY_{at}": key, f"GIT_CONFIG_VALUE_{at}": value}
         self._environment = {**os.environ, **configured, **variables, "GIT_TERMINAL_PROMPT": "0"}
 
-    def __call__(self, *words: str, given: str = "", more: Mapping[str, str] | None = None) -> str:
+    def __call__(self, *arguments: str, given: str = "", more: Mapping[str, str] | None = None) -> str:
         """Return what git prints. *more* are variables for this call.
 
         Raises:
             GitError: It refused.
         """
-        done = self.answer(*words, given=given, more=more)
-        self.check(words[0], done)
+        done = self.answer(*arguments, given=given, more=more)
+        self.check(arguments[0], done)
         return done.stdout.decode(errors="surrogateescape")
 
     def check(self, verb: str, done: subprocess.CompletedProcess[bytes]) -> None:
@@ -341,7 +341,7 @@ class _Git:
             raise GitError(f"git {verb}: {self._hidden(said) or ended}")
 
     def answer(
-        self, *words: str, given: str = "", more: Mapping[str, str] | None = None
+        self, *arguments: str, given: str = "", more: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[bytes]:
         """Return what became of one call.
 
@@ -350,12 +350,12 @@ class _Git:
         """
         try:
             return subprocess.run(
-                ["git", "-C", str(self._root), *words], input=given.encode(),
+                ["git", "-C", str(self._root), *arguments], input=given.encode(),
                 env={**self._environment, **(more or {})},
                 capture_output=True, timeout=_LIMIT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise GitError(f"git {words[0]}: no end within {_LIMIT_S:g} s") from None
+            raise GitError(f"git {arguments[0]}: no end within {_LIMIT_S:g} s") from None
         except OSError as error:
             raise GitError(f"git: {error.strerror}") from error
 

@@ -64,8 +64,10 @@ class NounGroup(click.Group):
         """Put the default verb before what is no verb, unless it is a word and the default verb takes none."""
         if self.default and args[:1] != ["--help"] and not {*args[:1]} & {*self.list_commands(ctx)}:
             default = self.get_command(ctx, self.default)
-            takes_words = any(isinstance(one, click.Argument) for one in default.params) if default else False
-            if takes_words or not args or args[0].startswith("-"):
+            takes_arguments = (
+                any(isinstance(one, click.Argument) for one in default.params) if default else False
+            )
+            if takes_arguments or not args or args[0].startswith("-"):
                 args = [self.default, *args]
         return super().parse_args(ctx, args)
 

@@ -66,11 +66,11 @@ def command(
         if not everything:
             return nothing_recorded(state_dir, {**about, "columns": [], "rows": [], "notes": []})
         columns = choose(machines, everything, ACCEPTED)
-        chosen, seen = benchmarks_of(benchmark, columns, everything)
+        chosen, counts = benchmarks_of(benchmark, columns, everything)
         found = newest(index, columns, chosen, since_ns, runs)
     # What nearest ones are named from is all that was recorded, whatever --benchmark says.
     table = compare(
-        columns, found, seen, benchmarks=chosen, metrics=list(dict.fromkeys(metrics)), per_device=per_device
+        columns, found, counts, benchmarks=chosen, metrics=list(dict.fromkeys(metrics)), per_device=per_device
     )
     if not table.compares:
         tell(f"nothing to compare: no benchmark has figures in two columns since {minutes(since_ns)}")

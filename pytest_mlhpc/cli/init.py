@@ -25,20 +25,20 @@ class InitCommand(DataCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give ``--from-reframe SETTINGS`` the suite that it lacks: click's options take a fixed number of values."""
-        words = [
+        given = [
             part
             for one in args
             for part in (one.split("=", 1) if one.startswith("--from-reframe=") else [one])
         ]
-        if "--from-reframe" in words:
-            place = words.index("--from-reframe") + 2
-            if not [one for one in words[place - 1 : place] if one and not one.startswith("-")]:
+        if "--from-reframe" in given:
+            place = given.index("--from-reframe") + 2
+            if not [one for one in given[place - 1 : place] if one and not one.startswith("-")]:
                 ctx.fail(
                     "--from-reframe takes SETTINGS, a settings file of ReFrame, and SUITE if its tests are wanted"
                 )
-            if place == len(words) or words[place].startswith("-"):
-                words.insert(place, "")
-        return super().parse_args(ctx, words)
+            if place == len(given) or given[place].startswith("-"):
+                given.insert(place, "")
+        return super().parse_args(ctx, given)
 
 
 @click.command(

@@ -103,12 +103,12 @@ def tables(
         if not everything:
             return nothing_recorded(state_dir, {**about, "parity": parity, "tables": {}, "refused": []})
         columns = choose(machines, everything, ACCEPTED)
-        chosen, seen = benchmarks_of(benchmark, columns, everything)
+        chosen, counts = benchmarks_of(benchmark, columns, everything)
         newest_runs = newest(index, columns, chosen, since_ns, runs)
     found = tables_of(
         columns,
         newest_runs,
-        [one for one in seen if one.benchmark in chosen],
+        [one for one in counts if one.benchmark in chosen],
         parity=parity,
         published=() if no_published else PUBLISHED,
     )

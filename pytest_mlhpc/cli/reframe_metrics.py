@@ -66,8 +66,8 @@ def metrics(test: ReframeTest, systems: Sequence[str]) -> tuple[list[str], str, 
         name = name if name not in names else f"{name}_{len(names)}"
         names.add(name)
         values = promised.get(figure.name, {})
-        words, better, asked = _metric(name, figure, values)
-        made.append(f"Metric({', '.join(words)})")
+        arguments, better, asked = _metric(name, figure, values)
+        made.append(f"Metric({', '.join(arguments)})")
         places, asked_of_places = _places(name, values, better, systems)
         reference |= {name: places} if places else {}
         questions += asked + asked_of_places
@@ -125,7 +125,7 @@ def _metric(
     declared = figure.unit or next((str(value[3]) for value in tuples if len(value) > 3), "")
     unit = _unit(declared)
     found = _find(figure.found)
-    words = [source(name)]
+    arguments = [source(name)]
     if isinstance(found, str):
         questions.append(
             OpenQuestion(
@@ -134,12 +134,12 @@ def _metric(
             )
         )
     else:
-        words.append(source(found.pattern))
-    words.append(f"unit={source(unit or '1')}" if len(words) == 1 else source(unit or "1"))
+        arguments.append(source(found.pattern))
+    arguments.append(f"unit={source(unit or '1')}" if len(arguments) == 1 else source(unit or "1"))
     better = better_of(base_unit(unit or "1")[0]) or ""
     if not better:
         better = _direction(tuples)
-        words.append(f"better={source(better)}")
+        arguments.append(f"better={source(better)}")
     if declared and not unit:
         text = f"{name} is in {declared!r}, which is no unit here: it is a plain number"
         questions.append(OpenQuestion("metric", text, hint=better != "none"))
@@ -148,8 +148,11 @@ def _metric(
             OpenQuestion("metric", f"{name}: is higher or lower better? No unit and no bound says it")
         )
     if not isinstance(found, str):
-        words += [f"reduce={source(found.reduce)}", *([f"file={source(found.file)}"] if found.file else [])]
-    return words, better, questions
+        arguments += [
+            f"reduce={source(found.reduce)}",
+            *([f"file={source(found.file)}"] if found.file else []),
+        ]
+    return arguments, better, questions
 
 
 def _direction(values: Sequence[Any]) -> str:

@@ -172,12 +172,12 @@ def _build(stub: Stub, folder: Path) -> None:
     for name in ("prebuild_cmds", "postbuild_cmds"):
         if lines := texts(given.get(name)):
             stub.ask("build", f"{name} are lines of a shell: {lines}")
-    words = ["make", *([Path(path).with_suffix("").as_posix()] if single else []), *_make_options(stub)]
+    arguments = ["make", *([Path(path).with_suffix("").as_posix()] if single else []), *_make_options(stub)]
     if not sources:
         return
-    stub.build = f"{stub.name}_build = build({source(words)}, files={source(sources)})"
+    stub.build = f"{stub.name}_build = build({source(arguments)}, files={source(sources)})"
     if not given.get("executable"):
-        stub.command = [f"{{{stub.name}_build}}/{words[1] if single else stub.test.name}"]
+        stub.command = [f"{{{stub.name}_build}}/{arguments[1] if single else stub.test.name}"]
         if not single and stub.test.kind != "build":
             stub.ask("command", "ReFrame calls the built program like the test; write its name")
 
@@ -185,18 +185,18 @@ def _build(stub: Stub, folder: Path) -> None:
 def _make_options(stub: Stub) -> list[str]:
     """Return the words that follow ``make`` for the attributes of a test's build system."""
     given = stub.test.attributes
-    words: list[str] = []
+    arguments: list[str] = []
     for name, option in (("makefile", "-f"), ("srcdir", "-C")):
         if (value := given.get(f"build_system.{name}")) and stub.known("build", name, value):
-            words += [option, str(value)]
+            arguments += [option, str(value)]
     options = [str(one) for one in texts(given.get("build_system.options"))]
     if stub.known("build", "build_system.options", options):
-        words += [word for one in options for word in _split(stub, "build", one)]
+        arguments += [word for one in options for word in _split(stub, "build", one)]
     for name, variable in _FLAGS.items():
         flags = [str(one) for one in texts(given.get(f"build_system.{name}"))]
         if flags and stub.known("build", name, flags):
-            words.append(f"{variable}={' '.join(flags)}")
-    return words
+            arguments.append(f"{variable}={' '.join(flags)}")
+    return arguments
 
 
 def _sources(stub: Stub, folder: Path) -> list[str]:
@@ -235,12 +235,12 @@ def _command(stub: Stub) -> None:
         stub.ask("command", "its executable is set by no statement that was followed")
         stub.command = ["⟨executable⟩"]
     stub.known("command", "the command", lines)
-    words = [word for line in lines if line is not None for word in _split(stub, "command", str(line))]
-    if words and (words[0] in _OF_SHELL or words[0].startswith("-")):
-        stub.ask("command", f"`{words[0]}` is no program: ReFrame writes it into a script of bash")
-    if stub.build and words and words[0].startswith("./"):
-        words[0] = f"{{{stub.name}_build}}/{words[0][2:]}"
-    stub.command = [*stub.command, *words] if stub.test.kind != "build" else stub.command
+    arguments = [word for line in lines if line is not None for word in _split(stub, "command", str(line))]
+    if arguments and (arguments[0] in _OF_SHELL or arguments[0].startswith("-")):
+        stub.ask("command", f"`{arguments[0]}` is no program: ReFrame writes it into a script of bash")
+    if stub.build and arguments and arguments[0].startswith("./"):
+        arguments[0] = f"{{{stub.name}_build}}/{arguments[0][2:]}"
+    stub.command = [*stub.command, *arguments] if stub.test.kind != "build" else stub.command
     for name in ("prerun_cmds", "postrun_cmds"):
         if cmds := texts(given.get(name)):
             stub.ask("command", f"{name} are lines of a shell: {cmds}")
@@ -408,11 +408,11 @@ def _file(path: Path, stubs: Sequence[Stub]) -> str:
 
 def _distinct(stubs: Sequence[Stub]) -> list[tuple[str, Stub]]:
     """Return each stub with a name that no other of the file has."""
-    seen: Counter[str] = Counter()
+    times: Counter[str] = Counter()
     found = []
     for stub in stubs:
-        seen[stub.name] += 1
-        found.append((f"{stub.name}_{seen[stub.name]}" if seen[stub.name] > 1 else stub.name, stub))
+        times[stub.name] += 1
+        found.append((f"{stub.name}_{times[stub.name]}" if times[stub.name] > 1 else stub.name, stub))
     return found
 
 

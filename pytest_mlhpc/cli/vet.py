@@ -249,14 +249,14 @@ def settings_of(args: SimpleNamespace) -> VetSettings:
     )
 
 
-def expected(words: Sequence[str]) -> dict[str, str]:
-    """Return what *words* say, by name.
+def expected(assignments: Sequence[str]) -> dict[str, str]:
+    """Return what *assignments* say, by name.
 
     Raises:
         UsageError: one is not NAME=VALUE, has a name that no check reads, or a value that no node can have.
     """
     found: dict[str, str] = {}
-    for word in words:
+    for word in assignments:
         name, between, value = (part.strip() for part in word.partition("="))
         if not (name and between and value):
             raise UsageError(f"--expect {word!r}: write it as NAME=VALUE, such as cores=64")
@@ -397,11 +397,11 @@ def text_of(bad: Sequence[Offender], good: int, out: set[tuple[str, str, str]], 
             minutes(node.last_ns), "kept out" if _key(node) in out else "", checks, one_line(node.last_reason, MOST_REASON),
         ))  # fmt: skip
     rest = f"{good} other {'node was' if good == 1 else 'nodes were'} never unfit\n"
-    meant = _meaning_of_kept_out() if any(_key(node) in out for node in bad) else ""
+    meant = _meaning_of_left_out() if any(_key(node) in out for node in bad) else ""
     return f"since {minutes(since_ns)}\n{table(rows)}{meant}{rest}"
 
 
-def _meaning_of_kept_out() -> str:
+def _meaning_of_left_out() -> str:
     """Return what "kept out" means: descriptions of partitions are not read here."""
     from pytest_mlhpc.vetting.history import EXCLUDE_S
 

@@ -219,12 +219,12 @@ def _next(trail: tuple[str, ...], key: str) -> tuple[str, ...]:
     return (*trail[-2:], key)
 
 
-def split_options(partition: YamlNode, words: InstalledTypes) -> tuple[YamlNode, dict[str, YamlNode]]:
+def split_options(partition: YamlNode, types: InstalledTypes) -> tuple[YamlNode, dict[str, YamlNode]]:
     """Return *partition* without the options of schedulers, and those."""
     if not isinstance(partition.value, dict):
         return partition, {}
     # A scheduler called `nodes` changes nothing.
-    names = {*words.schedulers, scheduler_of(partition)} - set(PartitionModel.model_fields)
+    names = {*types.schedulers, scheduler_of(partition)} - set(PartitionModel.model_fields)
     options = {key: child for key, child in partition.items() if key in names}
     rest = {key: child for key, child in partition.items() if key not in names}
     return YamlNode(rest, partition.where, partition.key, partition.size), options
@@ -232,7 +232,7 @@ def split_options(partition: YamlNode, words: InstalledTypes) -> tuple[YamlNode,
 
 def check_partition(
     node: YamlNode,
-    words: InstalledTypes,
+    types: InstalledTypes,
     findings: Findings,
     *,
     archived: bool = False,
@@ -243,18 +243,18 @@ def check_partition(
     Returns the validated partition and its scheduler's validated options; None for the partition if either is wrong, or needs
     variables that are not set.
     """
-    rest, options = split_options(node, words)
-    found, problems = validate(PartitionModel, rest, extra_words=words.schedulers, lenient=lenient)
+    rest, options = split_options(node, types)
+    found, problems = validate(PartitionModel, rest, extra_keys=types.schedulers, lenient=lenient)
     findings.problems.extend(problems)
     name = scheduler_of(node)
     checked: Mapping[str, Any] | None = {}
     model = None
     if name and not holds_variable(name):
         checked, model = _check_options(
-            name, node, options, words, findings, archived=archived, lenient=lenient
+            name, node, options, types, findings, archived=archived, lenient=lenient
         )
     if isinstance(found, PartitionModel):
-        findings.problems.extend(_contradictions(node, found, words, model))
+        findings.problems.extend(_contradictions(node, found, types, model))
     return (found, checked) if isinstance(found, PartitionModel) and checked is not None else (None, {})
 
 
@@ -262,7 +262,7 @@ def _check_options(
     name: str,
     node: YamlNode,
     options: Mapping[str, YamlNode],
-    words: InstalledTypes,
+    types: InstalledTypes,
     findings: Findings,
     *,
     archived: bool,
@@ -278,10 +278,10 @@ def _check_options(
         if other != name:
             problem(child, f"these are options of {other}, but the scheduler is {name}")
     own = options.get(name)
-    if name not in words.schedulers:
+    if name not in types.schedulers:
         if not archived:
-            known = ", ".join(sorted(words.schedulers))
-            suggestion = nearest(name, words.schedulers)
+            known = ", ".join(sorted(types.schedulers))
+            suggestion = nearest(name, types.schedulers)
             problem(
                 node.get("scheduler"),
                 f"no installed package serves scheduler {name!r}; known: {known}",
@@ -290,7 +290,7 @@ def _check_options(
         elif own is not None and not isinstance(own.value, dict):
             problem(own, "should be a mapping")
         return (own.plain() if own is not None and isinstance(own.value, dict) else {}), None
-    model = words.schedulers[name]
+    model = types.schedulers[name]
     if model is None:
         if own is not None:
             problem(own, f"scheduler {name} takes no options")
@@ -304,7 +304,7 @@ def _check_options(
 
 
 def _contradictions(
-    node: YamlNode, found: PartitionModel, words: InstalledTypes, options: Any = None
+    node: YamlNode, found: PartitionModel, types: InstalledTypes, options: Any = None
 ) -> list[Problem]:
     """Return what is well-formed but cannot be; *options* are those of the scheduler, which may have a say in it."""
     problems: list[Problem] = []
@@ -321,13 +321,13 @@ def _contradictions(
         problem(
             "environments.all", "`all` means every environment after --mlhpc-environment; choose another name"
         )
-    if words.launchers is not None and found.launcher not in {None, "auto", *words.launchers}:
-        known = ", ".join(sorted(words.launchers))
+    if types.launchers is not None and found.launcher not in {None, "auto", *types.launchers}:
+        known = ", ".join(sorted(types.launchers))
         text = f"no installed package has a launcher {found.launcher!r}; known: {known}"
-        problem("launcher", text, nearest(str(found.launcher), words.launchers))
+        problem("launcher", text, nearest(str(found.launcher), types.launchers))
     devices = found.nodes.devices if found.nodes is not None else None
-    told = {"auto", "cpu"} if found.scheduler != LOCAL else {"auto", "cpu", "cuda", "rocm", "xpu"}
-    if found.accelerator not in told and not devices:
+    accelerators = {"auto", "cpu"} if found.scheduler != LOCAL else {"auto", "cpu", "cuda", "rocm", "xpu"}
+    if found.accelerator not in accelerators and not devices:
         problem("nodes.devices", f"is missing: how many {found.accelerator} devices does a node have?")
     if found.nodes is not None and 0 < (found.nodes.memory or 0) < (found.nodes.cores or 1) << 20:
         problem("nodes.memory", f"is less than 1 MiB for each of {found.nodes.cores or 1} cores")

@@ -213,8 +213,8 @@ def _validated(
 
 
 def _choice(error: Any, value: str) -> str:
-    words = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
-    return nearest(value, words)
+    expected = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
+    return nearest(value, expected)
 
 
 def _value(annotation: Any, text: str) -> Any:

@@ -186,9 +186,9 @@ def trouble(name: str, value: str, known: Collection[str] = PROPERTIES) -> tuple
         return f"no check reads {name!r}; there are {', '.join(known)}", nearest(name, known)
     if name in _WHOLE and not _is_count(value, least=int(name == "cores")):
         return f"{value} is no number of {name}", ""
-    words = _WORDS.get(name)
-    if words and value.lower() not in words:
-        return f"{value!r} is none of {', '.join(words)}", nearest(value.lower(), words)
+    allowed = _WORDS.get(name)
+    if allowed and value.lower() not in allowed:
+        return f"{value!r} is none of {', '.join(allowed)}", nearest(value.lower(), allowed)
     if name == "memory":
         try:
             parse_memory(value)

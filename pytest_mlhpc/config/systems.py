@@ -83,7 +83,7 @@ class Systems:
 
     path: Path
     entries: Mapping[str, SystemEntry]
-    words: InstalledTypes
+    types: InstalledTypes
     environ: Mapping[str, str] = field(repr=False)
     state_dir: Path | None = None
     machine: Callable[[], LocalMachine] = read_machine
@@ -243,7 +243,7 @@ class Systems:
         for name in names:
             node = put_variables(entry.partitions[name], self.environ, findings, secrets=not display)
             found, options = check_partition(
-                node, self.words, findings, archived=entry.archived, lenient=bool(findings.missing)
+                node, self.types, findings, archived=entry.archived, lenient=bool(findings.missing)
             )
             checked.append((name, node, found, options))
         datasets = self._datasets(entry, findings)
@@ -292,11 +292,11 @@ class Systems:
         if partition.accelerator in {"auto", "cuda", "rocm", "xpu"}:
             first, *others = partition.environments
             asked_of = next((other for other in others if other.name == environment), first)
-            seen = self._probe(asked_of.python)
-            if reason := _not_here(partition.accelerator, seen, nodes.devices):
+            probed = self._probe(asked_of.python)
+            if reason := _not_here(partition.accelerator, probed, nodes.devices):
                 return LivePartition(name, None, reason)
-            nodes = replace(nodes, devices=nodes.devices or len(seen.models), device_model=seen.model)
-            partition = replace(partition, accelerator=seen.kind, nodes=nodes)
+            nodes = replace(nodes, devices=nodes.devices or len(probed.models), device_model=probed.model)
+            partition = replace(partition, accelerator=probed.kind, nodes=nodes)
         return LivePartition(name, partition, fingerprint=fingerprint(machine, nodes))
 
     def _probe(self, python: str) -> Accelerators:
@@ -336,14 +336,14 @@ def _beyond(machine: LocalMachine, node: YamlNode, found: PartitionModel) -> lis
     return problems
 
 
-def _not_here(wanted: str, seen: Accelerators, devices: int) -> str:
+def _not_here(wanted: str, probed: Accelerators, devices: int) -> str:
     """Return why a local partition with accelerators is not live, or an empty text."""
-    if not seen.kind:
-        return f"this machine has no accelerator: {seen.reason}"
-    if wanted not in {"auto", seen.kind}:
-        return f"this machine has {seen.kind} devices, not {wanted}"
-    if devices > len(seen.models):
-        return f"this machine has {len(seen.models)} devices, not {devices}"
+    if not probed.kind:
+        return f"this machine has no accelerator: {probed.reason}"
+    if wanted not in {"auto", probed.kind}:
+        return f"this machine has {probed.kind} devices, not {wanted}"
+    if devices > len(probed.models):
+        return f"this machine has {len(probed.models)} devices, not {devices}"
     return ""
 
 
@@ -371,7 +371,7 @@ def load_systems(
     Raises:
         ConfigError: with every problem of all files; nothing was written or started.
     """
-    words = InstalledTypes(schedulers, launchers)
+    types = InstalledTypes(schedulers, launchers)
     tree = read_tree(path, schedulers)
     problems = list(tree.problems)
     rates: list[float] = []  # of the file itself before those of included ones
@@ -388,13 +388,13 @@ def load_systems(
         problems.append(Problem(str(path), "systems", "no system is defined"))
     entries = _entries(tree)
     for entry in entries.values():
-        problems.extend(_problems_of(entry, words))
+        problems.extend(_problems_of(entry, types))
     if problems:
         raise ConfigError(sorted_problems(problems))
     others = _entries(read_tree(BUILT_IN, schedulers))
     built_in = {name: entry for name, entry in others.items() if name not in entries}
     return Systems(
-        path, entries, words, environ, state_dir, built_in=built_in, false_alarms=next(iter(rates), 1.0)
+        path, entries, types, environ, state_dir, built_in=built_in, false_alarms=next(iter(rates), 1.0)
     )
 
 
@@ -405,21 +405,21 @@ def _entries(tree: Tree) -> dict[str, SystemEntry]:
     }
 
 
-def _problems_of(entry: SystemEntry, words: InstalledTypes) -> list[Problem]:
+def _problems_of(entry: SystemEntry, types: InstalledTypes) -> list[Problem]:
     """Return what is wrong with a system whatever its variables will be."""
     findings = Findings()
     node = put_variables(entry.node, {}, findings)
     partitions = node.get("partitions")
     stripped = node
     if partitions is not None and isinstance(partitions.value, dict):
-        bare = {key: split_options(part, words)[0] for key, part in partitions.items()}
+        bare = {key: split_options(part, types)[0] for key, part in partitions.items()}
         stripped = YamlNode(
             {**node.value, "partitions": YamlNode(bare, partitions.where, partitions.key)},
             node.where,
             node.key,
         )
     root = YamlNode({"systems": YamlNode({entry.name: stripped}, node.where, "systems")}, node.where)
-    findings.problems.extend(validate(SystemsFile, root, extra_words=words.schedulers, lenient=True)[1])
+    findings.problems.extend(validate(SystemsFile, root, extra_keys=types.schedulers, lenient=True)[1])
     for _, part in partitions.items() if partitions is not None else ():
-        check_partition(part, words, findings, archived=entry.archived, lenient=True)
+        check_partition(part, types, findings, archived=entry.archived, lenient=True)
     return findings.problems

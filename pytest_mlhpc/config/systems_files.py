@@ -93,7 +93,7 @@ class _Reader:
     found: dict[str, tuple[YamlNode, YamlNode, str]] = field(
         default_factory=dict
     )  #: system -> node, defaults, file
-    seen: dict[Path, str] = field(default_factory=dict)
+    texts: dict[Path, str] = field(default_factory=dict)
 
     def read(self, path: Path, defaults: YamlNode, chain: tuple[Path, ...]) -> None:
         try:
@@ -130,15 +130,15 @@ class _Reader:
         if real in chain:
             loop = " -> ".join(part.name for part in (*chain[chain.index(real) :], real))
             self.tree.problems.append(Problem(item.where, item.key, f"includes go round in a circle: {loop}"))
-        elif real in self.seen:
-            message = f"{item.value!r} is included twice, first at {self.seen[real]}"
+        elif real in self.texts:
+            message = f"{item.value!r} is included twice, first at {self.texts[real]}"
             self.tree.problems.append(Problem(item.where, item.key, message))
-        elif len(self.seen) >= _MAX_FILES:
+        elif len(self.texts) >= _MAX_FILES:
             self.tree.problems.append(Problem(item.where, item.key, f"more than {_MAX_FILES} included files"))
         elif not _exists(path):
             self.tree.problems.append(Problem(item.where, item.key, f"there is no file {str(path)[:500]!r}"))
         else:
-            self.seen[real] = item.where
+            self.texts[real] = item.where
             self.read(path, defaults, chain)
 
 
@@ -163,8 +163,8 @@ def _with_defaults(partition: YamlNode, defaults: YamlNode, foreign: frozenset[s
         return partition
     merged = merge(partition, defaults)
     inherited = foreign - set(partition.value) - {scheduler_of(merged)}
-    kept = {key: child for key, child in merged.items() if key not in inherited}
-    return _sized(kept, merged)
+    own = {key: child for key, child in merged.items() if key not in inherited}
+    return _sized(own, merged)
 
 
 def merge(over: YamlNode, under: YamlNode) -> YamlNode:

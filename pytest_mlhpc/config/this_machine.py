@@ -113,12 +113,12 @@ def _unescape(text: str) -> str:
 def _quota(folder: Path, version: int) -> float:
     """Return the cores that the bandwidth limit of *folder* allows, infinite where there is none."""
     if version == 2:
-        words = _read(folder / "cpu.max").split()
+        fields = _read(folder / "cpu.max").split()
     else:
-        words = [*_read(folder / "cpu.cfs_quota_us").split(), *_read(folder / "cpu.cfs_period_us").split()]
-    if len(words) != 2 or not all(word.isdigit() for word in words) or int(words[1]) == 0:
+        fields = [*_read(folder / "cpu.cfs_quota_us").split(), *_read(folder / "cpu.cfs_period_us").split()]
+    if len(fields) != 2 or not all(word.isdigit() for word in fields) or int(fields[1]) == 0:
         return float("inf")  # "max", -1, or no such controller
-    return int(words[0]) / int(words[1])
+    return int(fields[0]) / int(fields[1])
 
 
 def _memory_limit(folder: Path, version: int) -> float:

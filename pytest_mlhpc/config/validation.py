@@ -33,14 +33,14 @@ def validate(
     model: type[BaseModel],
     node: YamlNode,
     *,
-    extra_words: Collection[str] = (),
+    extra_keys: Collection[str] = (),
     lenient: bool = False,
     leave_out: bool = False,
     folder: Path | None = None,
 ) -> tuple[Any, list[Problem]]:
     """Return *node* as an instance of *model*, or None, and what is wrong with it.
 
-    ``extra_words`` are valid keys that the model does not list. ``lenient`` says nothing of a value that still holds a
+    ``extra_keys`` are valid keys that the model does not list. ``lenient`` says nothing of a value that still holds a
     ``${`` and is not valid for it (it is checked when the variable is put in): None comes with no problem then, or with
     ``leave_out`` an instance that has the default in place of such a value. *folder* is the one to which names of files are
     relative, without it that of the node's file; the model's validators find it in their context.
@@ -56,7 +56,7 @@ def validate(
         real = [item for item in found if item["loc"] not in {*awaiting, *left_out}]
         removed = {place for loc in awaiting if leave_out and (place := _place(data, loc)) != ()}
         if real or not removed:
-            return None, [_problem(model, node, item, extra_words) for item in real]
+            return None, [_problem(model, node, item, extra_keys) for item in real]
         for place in sorted(removed, key=str, reverse=True):  # from the end: items of lists keep their places
             _remove(data, place)
         left_out |= removed
@@ -93,29 +93,29 @@ def _remove(data: Any, way: Sequence[Any]) -> None:
     del data[way[-1]]
 
 
-def _problem(model: type[BaseModel], root: YamlNode, item: Any, extra_words: Collection[str]) -> Problem:
+def _problem(model: type[BaseModel], root: YamlNode, item: Any, extra_keys: Collection[str]) -> Problem:
     loc = [part for part in item["loc"] if part != "[key]"]
     node, rest = _walk(root, loc)
     key = ".".join([part for part in (node.key, *map(str, rest)) if part])
     kind, context = item["type"], item.get("ctx", {})
     if kind == "extra_forbidden":
-        words = [*_fields(_model_at(model, loc[:-1])), *extra_words]
-        return Problem(node.where, key, "unknown key", nearest(str(loc[-1]), words))
+        known = [*_fields(_model_at(model, loc[:-1])), *extra_keys]
+        return Problem(node.where, key, "unknown key", nearest(str(loc[-1]), known))
     if kind == "missing":
         return Problem(node.where, key, "is missing")
     value = item["input"]
     # What a variable holds may be a secret, so that no message repeats it.
     given = f"the value of {node.written!r:.80}" if node.written else f"{value!r:.80}"
     if kind == "literal_error":
-        words = re.findall(r"'([^']*)'", context["expected"])
+        known = re.findall(r"'([^']*)'", context["expected"])
         message = f"{given} is not one of {context['expected']}"
-        return Problem(node.where, key, message, nearest(str(value), words))
+        return Problem(node.where, key, message, nearest(str(value), known))
     if kind == "value_error":
         message = str(context["error"])
         if node.written:
             without = message.replace(f"{value!r:.80}", "")
-            told = without != message and str(value)[:8] not in without
-            message = message.replace(f"{value!r:.80}", given) if told else f"{given} is not valid here"
+            quoted = without != message and str(value)[:8] not in without
+            message = message.replace(f"{value!r:.80}", given) if quoted else f"{given} is not valid here"
         return Problem(node.where, key, message)
     sentence = _SENTENCES.get(kind, item["msg"][:1].lower() + item["msg"][1:])
     if value is None:

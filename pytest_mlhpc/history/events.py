@@ -93,26 +93,26 @@ def new_event(
     Raises:
         UsageError: it names no system or says nothing, or more than a line, or ends before it begins.
     """
-    words = " ".join(text.split())
-    if not words or not system:
+    one_text = " ".join(text.split())
+    if not one_text or not system:
         raise UsageError(
             "an event needs a system and a text: mlhpc history event add --system NAME 'driver 570 to 580'"
         )
-    if len(words) > _MOST_TEXT:
+    if len(one_text) > _MOST_TEXT:
         raise UsageError(
-            f"the text has {len(words)} characters, more than {_MOST_TEXT}: an event is one line"
+            f"the text has {len(one_text)} characters, more than {_MOST_TEXT}: an event is one line"
         )
     if 0 < until_ns <= at_ns:
         raise UsageError("a maintenance ends after it began: --until is not after --on")
-    return Event(secrets.token_hex(4), system, words, at_ns, partition, by, now_ns, until_ns)
+    return Event(secrets.token_hex(4), system, one_text, at_ns, partition, by, now_ns, until_ns)
 
 
 def planned(system: str, partition: str, reason: str, at_ns: int, until_ns: int, *, by: str) -> Event:
     """Return a maintenance that a scheduler or systems.yaml announces; its id stays where only its end changes."""
-    words = " ".join(reason.split())[:_MOST_TEXT]
-    content = "\0".join((system, partition, words, str(at_ns)))
+    one_text = " ".join(reason.split())[:_MOST_TEXT]
+    content = "\0".join((system, partition, one_text, str(at_ns)))
     name = hashlib.sha256(content.encode()).hexdigest()[:8]
-    return Event(name, system, words, at_ns, partition, by, at_ns, until_ns)
+    return Event(name, system, one_text, at_ns, partition, by, at_ns, until_ns)
 
 
 def record_planned(state_dir: Path, found: Iterable[Event], now_ns: int) -> None:

@@ -185,18 +185,18 @@ def _perflog(path: Path, names: ForeignNames) -> Found:
     """Read one perflog. Its first line names the columns, and so does each later one where they changed."""
     columns: list[str] = []
     for number, line in _lines(path):
-        words = line.decode("utf-8", "replace").rstrip("\n").split("|")
-        if "job_completion_time" in words or "job_completion_time_unix" in words:
-            columns = words
+        fields = line.decode("utf-8", "replace").rstrip("\n").split("|")
+        if "job_completion_time" in fields or "job_completion_time_unix" in fields:
+            columns = fields
             continue
         where = f"{path}:{number}"
         if not columns:
             yield UnreadableRun(where, "no line before it names the columns (ReFrame 4 writes one)")
-        elif len(words) != len(columns):
-            yield UnreadableRun(where, f"has {len(words)} columns, the header {len(columns)}")
+        elif len(fields) != len(columns):
+            yield UnreadableRun(where, f"has {len(fields)} columns, the header {len(columns)}")
         else:
             try:
-                yield _of_perflog(dict(zip(columns, words, strict=True)), names)
+                yield _of_perflog(dict(zip(columns, fields, strict=True)), names)
             except (ValueError, KeyError, OverflowError) as error:
                 yield UnreadableRun(where, _why(error))
 
@@ -304,9 +304,9 @@ def _metric(names: ForeignNames, given: str, value: Any, unit: str, better: str)
         return f"{given} is {str(value)[:40]!r}, which is no finite number"
     try:
         base, factor = base_unit(names.units.get(given) or names.units.get(name) or unit)
-        told = names.better.get(given) or names.better.get(name) or better or better_of(base) or "none"
+        direction = names.better.get(given) or names.better.get(name) or better or better_of(base) or "none"
         return MetricValue(
-            name, number * factor, base, told, (number * factor,), number * factor, number * factor
+            name, number * factor, base, direction, (number * factor,), number * factor, number * factor
         )
     except (SchemaError, ValueError) as error:
         return f"{given}: {error}" + (f"; say --unit {given}=UNIT" if "unit" in str(error) else "")

@@ -287,23 +287,23 @@ class NightlyQuery:
 
 
 def watch(
-    source: Source, look: NightlyQuery | None = None, events: Sequence[Event] = (), cache: Path | None = None
+    source: Source, query: NightlyQuery | None = None, events: Sequence[Event] = (), cache: Path | None = None
 ) -> Iterator[WatchedSeries]:
-    """Yield all series that *look* asks for, by key, with their shifts. Those without a watched night are left out.
+    """Yield all series that *query* asks for, by key, with their shifts. Those without a watched night are left out.
 
     With *cache*, a file, what was computed is kept there for the next pass; it may be lost or damaged at any time.
 
     Raises:
         StoreError: the history cannot be read.
     """
-    chosen = look or NightlyQuery()
+    chosen = query or NightlyQuery()
     found = source.series(chosen.since_ns, chosen.until_ns, system=chosen.system, benchmark=chosen.benchmark)
     wanted = (one for one in found if one.judged or not chosen.judged_only)
     parts = (watched_part(one, chosen.default_branch) for one in wanted)
-    kept = (one for one in parts if one.series.points)
+    nonempty = (one for one in parts if one.series.points)
     store = None
     try:
-        for portion in _portions(kept, PORTION):
+        for portion in _portions(nonempty, PORTION):
             store = store or (Cache(cache, chosen.detector) if cache else None)
             series = [one.series for one in portion]
             for one, changes in zip(portion, _changes(series, chosen.detector, store), strict=True):

@@ -23,8 +23,8 @@ _LEAST_SPAN = 0.1
 
 def line(text: str, width: int = 240) -> str:
     """Return *text* as one line of output, its indentation kept, safe to print, cut to *width* characters."""
-    words = clean(text).rstrip().replace("\n", " ")
-    return (words if len(words) <= width else f"{words[: width - 3]}...") + "\n"
+    flat = clean(text).rstrip().replace("\n", " ")
+    return (flat if len(flat) <= width else f"{flat[: width - 3]}...") + "\n"
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:

@@ -82,7 +82,7 @@ class InfluxConnection:
             StoreError: no answer, an error, or an answer that ends too early; names the server and says why.
         """
         database, _, policy = self._server.bucket.partition("/")
-        words = {
+        clauses = {
             "db": database,
             "q": question,
             "epoch": "ns",
@@ -90,9 +90,9 @@ class InfluxConnection:
             "chunk_size": str(CHUNK_ROWS),
         }
         if policy:
-            words["rp"] = policy
+            clauses["rp"] = policy
         try:
-            yield from self._blocks(self._send(f"{self._server.url}/query?{urllib.parse.urlencode(words)}"))
+            yield from self._blocks(self._send(f"{self._server.url}/query?{urllib.parse.urlencode(clauses)}"))
         except (OSError, HTTPError, HTTPException, *_NOT_ROWS) as error:
             self.close()
             said = self._server.hide(system_message(error))
@@ -106,7 +106,7 @@ class InfluxConnection:
         headers = {"Accept": "application/json", "User-Agent": "pytest-mlhpc"}
         if self._server.authorization:
             headers["Authorization"] = self._server.authorization
-        kept = self._pool is not None
+        pooled = self._pool is not None
         while True:
             self._pool = self._pool or open_pool(self._server.url, self._server.ca)
             try:
@@ -120,9 +120,9 @@ class InfluxConnection:
                 )
             except ProtocolError:
                 self.close()
-                if not kept:
+                if not pooled:
                     raise
-                kept = False
+                pooled = False
 
     def _blocks(self, answer: BaseHTTPResponse) -> Iterator[ResultBlock]:
         if answer.status != 200:
@@ -335,11 +335,11 @@ _OF_NIGHTS = f"\"purpose\" != '{AGAINST}'"
 
 
 def _where(span: tuple[int, int | None], values: Mapping[str, str]) -> str:
-    words = [_OF_NIGHTS, f"time >= {span[0]}"]
+    clauses = [_OF_NIGHTS, f"time >= {span[0]}"]
     if span[1] is not None:
-        words.append(f"time < {span[1]}")
-    words += [f'"{name}" = {literal(tag_of(text))}' for name, text in values.items()]
-    return " AND ".join(words)
+        clauses.append(f"time < {span[1]}")
+    clauses += [f'"{name}" = {literal(tag_of(text))}' for name, text in values.items()]
+    return " AND ".join(clauses)
 
 
 def _names(names: tuple[str, ...]) -> str:

@@ -428,9 +428,9 @@ def _found_by_functions(
     conditions = conditions_of(values["sanity"])
     checks = any(one.startswith(FUNCTION) for one in conditions)
     called = {"sanity": checks, "metrics": any(rule.get("extract") for rule in metrics.values())}
-    if held := [name for name, has in called.items() if has and name in declared.parametrized]:
+    if parametrized := [name for name, has in called.items() if has and name in declared.parametrized]:
         text = "a function stands in the test's decorator, where it is found again; a parameter can hold none"
-        raise SpecError([Problem(declared.where, held[0], text)])
+        raise SpecError([Problem(declared.where, parametrized[0], text)])
     file, _, test = declared.node_id.partition("::")
     place = f"{declared.folder.absolute() / Path(file).name}::{test.partition('[')[0]}"
     return {

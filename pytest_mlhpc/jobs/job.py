@@ -50,7 +50,7 @@ class Outcome:
     record_id: str = ""
     directory: str = ""
     vetting: VetVerdict | None = None  #: instead of a measurement: what was found of the nodes
-    held: GrantedNodes | None = None  #: instead of a measurement: nodes that are the test's while it runs
+    granted: GrantedNodes | None = None  #: instead of a measurement: nodes that are the test's while it runs
     artifacts: tuple[str, ...] = ()  #: names or globs of files in the run's folder that the test may read
     needed: Mapping[str, FinishedRun] = field(default_factory=dict)  #: what the runs that it needed have left
     comparison: tuple[Any, ...] = ()  #: of A against B: a result for each metric (``session/against.py``)
@@ -315,7 +315,7 @@ class Job:
     @property
     def granted(self) -> bool:
         """Whether its test was granted nodes, which it holds until its end."""
-        return self.outcome is not None and self.outcome.held is not None
+        return self.outcome is not None and self.outcome.granted is not None
 
     def become(self, state: JobState) -> None:
         """Set the state; ``since`` changes only with it."""
@@ -439,7 +439,7 @@ def grant_nodes(job: Job, attempt: Attempt, started: Message) -> None:
     named = started.body.get("nodes")
     nodes = tuple(map(str, named)) if isinstance(named, list) else attempt.nodes
     attempt.nodes = nodes or attempt.nodes
-    held = GrantedNodes(
+    granted = GrantedNodes(
         id=attempt.job_id or attempt.run.run_id,
         nodes=nodes,
         partition=job.spec.target.partition.name,
@@ -454,7 +454,7 @@ def grant_nodes(job: Job, attempt: Attempt, started: Message) -> None:
             attempts=len(job.attempts),
             record_id=attempt.run.run_id,
             directory=attempt.directory,
-            held=held,
+            granted=granted,
         )
     )
     job.become(JobState.RUNNING)

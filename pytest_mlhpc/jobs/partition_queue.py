@@ -461,11 +461,11 @@ class PartitionQueue:
 
     def leave(self) -> None:
         """Leave all allocations to a later session, but cancel those that only hold nodes for a test."""
-        held = [
+        waiting = [
             one for one in self._active.values() if any(job.spec.holds_nodes for job, _ in one.runs.values())
         ]
-        unsure = {handle.id for handle in self._provisioner.cancel([one.handle for one in held])}
-        for allocation in held:
+        unsure = {handle.id for handle in self._provisioner.cancel([one.handle for one in waiting])}
+        for allocation in waiting:
             self._end_test_nodes(allocation, Failure("cancelled", "the session left its jobs to a later one"))
             if allocation.handle.id not in unsure:
                 self._ended[allocation.handle.id] = self._active.pop(allocation.handle.id)

@@ -133,8 +133,8 @@ def check_size(files: Mapping[str, str], partition: Partition) -> None:
             "files", f"{text}; say where this machine sees a volume of {partition.id}: {example}"
         )
     if not os.path.isdir(volumes[0]["here"]):  # noqa: PTH112 - Path's raises for a closed folder
-        seen = f"the volume {volumes[0]['name']} of {partition.id} is not seen in {volumes[0]['here']}"
-        raise SoftwareError("files", f"{text}, and {seen}, which is no folder here")
+        problem = f"the volume {volumes[0]['name']} of {partition.id} is not seen in {volumes[0]['here']}"
+        raise SoftwareError("files", f"{text}, and {problem}, which is no folder here")
 
 
 def _sources(pattern: str, folder: Path) -> Iterator[Path]:

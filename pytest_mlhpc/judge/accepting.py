@@ -242,18 +242,20 @@ def recorded_line(
     if not waiting:
         return ""
     new, provisional = counts[BaselineStanding.NEW], counts[BaselineStanding.PROVISIONAL]
-    words = [f"{new} new series recorded"] * bool(new)
+    summaries = [f"{new} new series recorded"] * bool(new)
     if changed := counts[BaselineStanding.CHANGED]:
         begin = "begins" if changed == 1 else "begin"
-        words.append(
+        summaries.append(
             f"{changed} series {begin} a new epoch, not compared with earlier ones ({_changes(epochs)})"
         )
-    words += [f"{provisional} series judged by provisional baselines of this machine"] * bool(provisional)
+    summaries += [f"{provisional} series judged by provisional baselines of this machine"] * bool(provisional)
     if settled := counts[BaselineStanding.SETTLED]:
-        words.append(f"{settled} series judged by the level of their first {NIGHTS} nights, not in git yet")
+        summaries.append(
+            f"{settled} series judged by the level of their first {NIGHTS} nights, not in git yet"
+        )
     # A test by its name is accepted as its last run measured it; a session takes what its nights have settled.
     target = waiting[0] if len(set(waiting)) == 1 and not counts[BaselineStanding.SETTLED] else session
-    return ", ".join(words) + ("" if apart else f"; to accept: {accept_command(target, options)}")
+    return ", ".join(summaries) + ("" if apart else f"; to accept: {accept_command(target, options)}")
 
 
 def _changes(epochs: Mapping[str, str]) -> str:
@@ -261,12 +263,12 @@ def _changes(epochs: Mapping[str, str]) -> str:
     tests: dict[str, list[str]] = {}
     for node_id, what in epochs.items():
         tests.setdefault(what, []).append(node_id)
-    told = [
+    shown = [
         f"{nodes[0].rpartition('::')[2] if len(nodes) == 1 else f'{len(nodes)} tests'}: {what}"
         for what, nodes in tests.items()
     ]
-    more = len(told) - _SHOWN_CHANGES
-    return "; ".join(told[:_SHOWN_CHANGES]) + (f"; and {more} more changes" if more > 0 else "")
+    more = len(shown) - _SHOWN_CHANGES
+    return "; ".join(shown[:_SHOWN_CHANGES]) + (f"; and {more} more changes" if more > 0 else "")
 
 
 def written_line(standings: Standings, epochs: Mapping[str, str], files: Sequence[str]) -> str:

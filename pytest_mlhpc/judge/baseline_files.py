@@ -259,7 +259,7 @@ class _Reader:
         self.system = system
         self.problems: list[Problem] = []
         self.entries: dict[SeriesKey, Entry] = {}
-        self._seen: set[int] = set()
+        self._visited: set[int] = set()
         self._lines: dict[str, int] = {}  #: path of a key -> its line, from 0
         self._spans: list[
             tuple[int, int, tuple[str, ...]]
@@ -363,10 +363,10 @@ class _Reader:
         if node.id != "mapping":
             self._problem(node, where, "must be a mapping")
             return {}
-        if id(node) in self._seen:
+        if id(node) in self._visited:
             self._problem(node, where, "aliases are not allowed here")
             return {}
-        self._seen.add(id(node))
+        self._visited.add(id(node))
         found: dict[str, Any] = {}
         for key_node, value in node.value:
             key = self._text(key_node, where)

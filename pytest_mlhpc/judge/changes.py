@@ -54,9 +54,9 @@ def find_all(series: Iterable[Sequence[float]], settings: Detector | None = None
     where = [[i for i, value in enumerate(values) if math.isfinite(value)] for values in every]
     found: list[tuple[Change, ...]] = [()] * len(every)
     lengths: dict[int, list[int]] = {}
-    for row, kept in enumerate(where):
-        if len(kept) >= 2 * chosen.shortest:
-            lengths.setdefault(len(kept), []).append(row)
+    for row, places in enumerate(where):
+        if len(places) >= 2 * chosen.shortest:
+            lengths.setdefault(len(places), []).append(row)
     for rows in lengths.values():
         for begin in range(0, len(rows), BATCH):
             batch = rows[begin : begin + BATCH]

@@ -335,7 +335,7 @@ def _rerun_drops(case: Case) -> tuple[list[float], int]:
 
 
 def _contention(case: Case) -> str:
-    return next((words for attempt in case.attempts[1:] if (words := busy(attempt))), "metric not reported")
+    return next((load for attempt in case.attempts[1:] if (load := busy(attempt))), "metric not reported")
 
 
 def _excused_drop(case: Case, attempt: Measurement) -> float | None:

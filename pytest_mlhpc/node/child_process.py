@@ -66,7 +66,7 @@ class ChildProcess:
         self.idle()
         self._in, self._out, self._tail = bytearray(), bytearray(), b""
         self.answers, answering = os.pipe()
-        self.words, printing = os.pipe()
+        self.printed, printing = os.pipe()
         lifeline, self._lifeline = os.pipe()
         environment = dict(environ)
         root = environment.get(PAYLOAD, "") if python else ""
@@ -94,14 +94,14 @@ class ChildProcess:
                 bufsize=0,
             )
         except OSError:
-            for fd in (self.answers, self.words, self._lifeline):
+            for fd in (self.answers, self.printed, self._lifeline):
                 os.close(fd)
             raise
         finally:
             for fd in (answering, printing, lifeline):
                 os.close(fd)
         self.pid = self._process.pid
-        for fd in (self.answers, self.words, self._stdin):
+        for fd in (self.answers, self.printed, self._stdin):
             os.set_blocking(fd, False)
 
     @property
@@ -110,7 +110,7 @@ class ChildProcess:
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Have *selector* wait for what it says, and for room where an order waits to be sent."""
-        for fd in (self.answers, self.words):
+        for fd in (self.answers, self.printed):
             selector.register(fd, selectors.EVENT_READ)
         if self._out:
             selector.register(self._stdin, selectors.EVENT_WRITE)
@@ -160,7 +160,7 @@ class ChildProcess:
         return found
 
     def _listen(self) -> None:
-        for data in _arrived(self.words):
+        for data in _arrived(self.printed):
             self._tail = (self._tail + data)[-TAIL_BYTES:]
 
     @property
@@ -207,10 +207,10 @@ class ChildProcess:
     def close(self) -> None:
         """Kill it and give back what it took here; ``ended`` still tells whether it is gone."""
         self.kill()
-        for fd in (self.answers, self.words, self._lifeline):
+        for fd in (self.answers, self.printed, self._lifeline):
             with contextlib.suppress(OSError):
                 os.close(fd)
-        self.answers = self.words = self._lifeline = -1
+        self.answers = self.printed = self._lifeline = -1
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()

@@ -127,9 +127,9 @@ def _ticks(cores: Iterable[str], stat: Path) -> Dict[str, Tuple[int, int]]:
     try:
         lines = stat.read_text(encoding="ascii").splitlines()
         for line in lines:
-            name, *words = line.split()
+            name, *fields = line.split()
             if name in cores:
-                ticks = [int(word) for word in words[:8]]
+                ticks = [int(word) for word in fields[:8]]
                 found[name] = (sum(ticks) - ticks[3] - ticks[4], sum(ticks))
     except (OSError, ValueError, IndexError):
         return {}

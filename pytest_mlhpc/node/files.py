@@ -259,10 +259,10 @@ def file_system(path: Path, mounts: Path) -> str:
     target, best, found = path.resolve(), -1, ""
     for line in lines:
         head, _, tail = line.partition(" - ")
-        words = head.split()
-        if len(words) < 5 or not tail:
+        fields = head.split()
+        if len(fields) < 5 or not tail:
             continue
-        mount = Path(words[4].replace("\\040", " "))
+        mount = Path(fields[4].replace("\\040", " "))
         if len(mount.parts) >= best and target.is_relative_to(mount):
             best, found = len(mount.parts), tail.split()[0].partition(".")[0]
     return found

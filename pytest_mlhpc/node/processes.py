@@ -399,8 +399,8 @@ def _call(*argv: str) -> Optional[str]:
         done = run_to_end(argv, CALL_LIMIT_S)
         if done.returncode == 0:
             return done.stdout.decode("utf-8", "replace")
-        words = done.stderr.decode("utf-8", "replace").strip()[-300:]
-        say(f"{' '.join(argv)} ended with exit code {done.returncode}: {words}")
+        message = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        say(f"{' '.join(argv)} ended with exit code {done.returncode}: {message}")
         return None
     say(f"{' '.join(argv)} could not be started, or did not answer within {CALL_LIMIT_S:g} s")
     return None

@@ -45,9 +45,9 @@ class SharedTerms:
     def without(self, shared: Mapping[str, str]) -> str:
         """Return it for people who know of the fields in *shared* already."""
         said = [f"{name}={value}" for name, value in self.fields if name not in shared]
-        told = [f"{self.data_kind} data"] if self.data_kind not in ("", "none") else []
-        told += [f"{self.cache} cache"] if self.cache not in ("", "unknown") else []
-        return ", ".join([" ".join([self.workload, *said]), *told])
+        remarks = [f"{self.data_kind} data"] if self.data_kind not in ("", "none") else []
+        remarks += [f"{self.cache} cache"] if self.cache not in ("", "unknown") else []
+        return ", ".join([" ".join([self.workload, *said]), *remarks])
 
     def sort_key(self) -> list[tuple[int, int, str]]:
         """Return what puts 4 before 16."""

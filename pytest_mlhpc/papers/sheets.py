@@ -166,17 +166,17 @@ def _refused(tables: Tables) -> Iterator[str]:
 def explained(tables: Tables) -> list[str]:
     """Return what a reader has to know of the columns."""
     lines = [line for section in tables.sections for line in section.lines]
-    told = [
+    remark = [
         f"interval: holds the median in {100 * CONFIDENCE:.0f} of 100 cases from {_FEWEST} runs on; of fewer runs it is their range.",
     ]
     if any(line.energy_of == JOB for line in lines):
-        told.append(
+        remark.append(
             "/joule: samples by joule of the devices' own counters; with *, of the whole run as the scheduler"
             " accounts it, start and warm-up included. The two are not comparable."
         )
     elif any(line.efficiency for line in lines):
-        told.append("/joule: samples by joule of the devices' own counters.")
-    return told
+        remark.append("/joule: samples by joule of the devices' own counters.")
+    return remark
 
 
 def rows_of(tables: Tables) -> Iterator[tuple[Section, ThroughputLine, str]]:
@@ -215,8 +215,8 @@ def markdown_of(tables: Tables, head: Sequence[str]) -> str:
             apart = f" (apart from the first: {block.apart})" if block.apart else ""
             lines.append(f"| **{escaped(block.heading + apart)}** " + "| " * (len(sheet.headings) - 1) + "|")
             lines += [markdown_row(map(escaped, row)) for row in block.rows]
-    for heading, told in remarks(tables):
-        lines += ["", f"{escaped(heading)}:", "", *(f"* {escaped(line)}" for line in told)]
+    for heading, remark in remarks(tables):
+        lines += ["", f"{escaped(heading)}:", "", *(f"* {escaped(line)}" for line in remark)]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -225,11 +225,11 @@ def latex_of(tables: Tables, head: Sequence[str]) -> str:
     lines = [f"% {_comment(sentence)}" for sentence in head]
     for sheet in sheets(tables):
         lines += _tabular(sheet)
-    for heading, told in [("parameters", common(tables)), *remarks(tables)]:
-        if not told:  # an empty list is an error to LaTeX
+    for heading, remark in [("parameters", common(tables)), *remarks(tables)]:
+        if not remark:  # an empty list is an error to LaTeX
             continue
         lines += [rf"\noindent {_tex(heading)}:", r"\begin{itemize}"]
-        lines += [rf"  \item {{}}{_tex(line)}" for line in told]
+        lines += [rf"  \item {{}}{_tex(line)}" for line in remark]
         lines.append(r"\end{itemize}")
     return "".join(f"{line}\n" for line in lines)
 
@@ -343,9 +343,9 @@ def text_of(tables: Tables, head: Sequence[str]) -> str:
     lines += [line for sentence in common(tables) for line in wrapped(sentence, "  ")]
     for sheet in sheets(tables):
         lines += ["", *wrapped(sheet.title, "  "), *_table(sheet)]
-    for heading, told in remarks(tables):
+    for heading, remark in remarks(tables):
         lines += ["", f"{heading}:"]
-        for line in told:
+        for line in remark:
             lines += [f"  {part}" for part in wrapped(line, "  ", WIDTH - 2)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 

@@ -26,7 +26,7 @@ class Refusal:
 
 def of_machines(
     columns: Sequence[MachineColumn],
-    seen: Sequence[VerdictCount],
+    counts: Sequence[VerdictCount],
     shown: Sequence[SharedTerms],
     measured: Collection[tuple[int, str]],
 ) -> list[Refusal]:
@@ -35,12 +35,14 @@ def of_machines(
     for workload in dict.fromkeys(terms.workload for terms in shown):
         for place, column in enumerate(columns):
             if (place, workload) not in measured:
-                found.setdefault((workload, _why(column, workload, seen)), []).append(column.name)
+                found.setdefault((workload, _why(column, workload, counts)), []).append(column.name)
     return [Refusal(workload, tuple(who), why) for (workload, why), who in found.items()]
 
 
-def _why(column: MachineColumn, workload: str, seen: Sequence[VerdictCount]) -> str:
-    own = [one for one in seen if one.machine in column.sources | column.also and _workload(one) == workload]
+def _why(column: MachineColumn, workload: str, counts: Sequence[VerdictCount]) -> str:
+    own = [
+        one for one in counts if one.machine in column.sources | column.also and _workload(one) == workload
+    ]
     recent = [one for one in own if one.recent]
     failed = [one for one in recent if one.verdict not in ACCEPTED]
     if len(failed) < len(recent):
@@ -152,7 +154,7 @@ class Tables:
 def tables_of(
     columns: Sequence[MachineColumn],
     runs: Runs,
-    seen: Sequence[VerdictCount],
+    counts: Sequence[VerdictCount],
     *,
     parity: str,
     published: Sequence[Published] = PUBLISHED,
@@ -162,7 +164,7 @@ def tables_of(
     Args:
         columns: the machines, in the order in which they are shown.
         runs: (place of the column, benchmark) -> accepted runs, newest first.
-        seen: all that was recorded on these columns; says why a machine has no figure.
+        counts: all that was recorded on these columns; says why a machine has no figure.
         parity: ``same`` or ``best``.
         published: what may stand beside.
     """
@@ -190,7 +192,7 @@ def tables_of(
             sections.append(Section(terms, (*ours[terms], *beside), apart))
     shown = [section.terms for section in sections]
     measured = {(place, terms.workload) for terms, group in found.items() for place, _, _ in group}
-    refused = [*of_machines(columns, seen, shown, measured), *of_published(published, shown, parity)]
+    refused = [*of_machines(columns, counts, shown, measured), *of_published(published, shown, parity)]
     return Tables(parity, tuple(sections), tuple(refused))
 
 

@@ -272,10 +272,10 @@ def _refusal(destination: str, error: str, answer: Mapping[str, Any]) -> RemoteR
 
 
 def _login_of(about: Mapping[str, Any], destination: str) -> RemoteAccount:
-    uid, words = about.get("uid"), [about.get(name) for name in ("user", "host", "python")]
-    if not isinstance(uid, int) or not all(isinstance(word, str) for word in words):
+    uid, texts = about.get("uid"), [about.get(name) for name in ("user", "host", "python")]
+    if not isinstance(uid, int) or not all(isinstance(word, str) for word in texts):
         raise RemoteUnavailable(f"{destination} does not say whose login it is")
-    user, host, python = map(str, words)
+    user, host, python = map(str, texts)
     return RemoteAccount(uid, user, host, python)
 
 

@@ -56,14 +56,14 @@ class History:
     near: dict[tuple[int, str, str], dict[keys.Benchmark, keys.Key]] = field(default_factory=dict)
 
 
-def history_of(columns: Sequence[MachineColumn], seen: Sequence[VerdictCount]) -> History:
-    """Return *seen* by column."""
+def history_of(columns: Sequence[MachineColumn], counts: Sequence[VerdictCount]) -> History:
+    """Return *counts* by column."""
     history = History()
     places: dict[object, list[int]] = {}
     for place, column in enumerate(columns):
         for machine in column.sources | column.also:
             places.setdefault(machine, []).append(place)
-    for one in seen:
+    for one in counts:
         for place in places.get(one.machine, ()):
             key = place, one.benchmark
             history.past[key] = _added(history.past.get(key, RecordedRuns()), one)
@@ -136,10 +136,10 @@ def _nearest(
         return ""
     there = near.get((place, wanted.workload, wanted.name), {})
     candidates = list(there.values())[-_MOST_NEAR:]
-    told = [keys.differences(wanted, other) for other in candidates]
-    if not told:
+    differences = [keys.differences(wanted, other) for other in candidates]
+    if not differences:
         return ""
-    best = min(told, key=lambda one: (len(one), [keys.natural(text) for text in one]))
+    best = min(differences, key=lambda one: (len(one), [keys.natural(text) for text in one]))
     more = f" and {len(best) - _MOST_FIELDS} more" if len(best) > _MOST_FIELDS else ""
     return f"only with {', '.join(best[:_MOST_FIELDS])}{more}"
 
@@ -147,7 +147,7 @@ def _nearest(
 def compare(
     columns: Sequence[MachineColumn],
     runs: Runs,
-    seen: Sequence[VerdictCount],
+    counts: Sequence[VerdictCount],
     *,
     benchmarks: Collection[Benchmark],
     metrics: Sequence[str] = (),
@@ -158,7 +158,7 @@ def compare(
     Args:
         columns: the machines, the first one being what the others are compared with.
         runs: (place of the column, benchmark) -> accepted runs, newest first.
-        seen: all that was recorded on these columns; what is nearest to a missing benchmark is named from it.
+        counts: all that was recorded on these columns; what is nearest to a missing benchmark is named from it.
         benchmarks: those that are compared.
         metrics: the metrics to show; none: those that each benchmark judges.
         per_device: divide work per time by the number of devices, and set runs of other scales beside each other.
@@ -174,7 +174,7 @@ def compare(
     series = gather(runs, metrics, per_device=per_device)
     if per_device:
         series = nearest_scales(series)
-    history = history_of(columns, seen)
+    history = history_of(columns, counts)
     rows = []
     for key, found in series.items():
         cells = _explained(key, cells_of(found, len(columns)), runs, history, per_device=per_device)

@@ -106,10 +106,10 @@ def counted(table: Table) -> str:
 
 
 def _missing(table: Table, labels: dict[Benchmark, str]) -> Lines:
-    told = counted(table)
-    if not told:
+    counts = counted(table)
+    if not counts:
         return []
-    lines = ["", *textwrap.wrap(told, WIDTH)]
+    lines = ["", *textwrap.wrap(counts, WIDTH)]
     reasons = empty_cells(table)
     for columns, benchmark, text in reasons[:MOST_LINES]:
         lines += wrapped(f"  {one_line(labels[benchmark], 200)}: {columns}: {one_line(text, 400)}", "  ")
@@ -214,8 +214,8 @@ def markdown_of(table: Table, head: Sequence[str]) -> str:
     if rows:
         head_row = ["benchmark", "metric", *(column.name for column in table.columns)]
         lines += ["", *markdown_table(head_row, rows)]
-    if told := counted(table):
-        lines += ["", escaped(told), ""]
+    if counts := counted(table):
+        lines += ["", escaped(counts), ""]
         lines += [f"* {escaped(f'{labels[b]}: {columns}: {why}')}" for columns, b, why in empty_cells(table)]
     return "".join(f"{line}\n" for line in lines)
 

@@ -58,17 +58,17 @@ class MachineColumn:
 
 
 def choose(
-    words: Sequence[str], seen: Sequence[VerdictCount], accepted: Sequence[str]
+    names: Sequence[str], counts: Sequence[VerdictCount], accepted: Sequence[str]
 ) -> tuple[MachineColumn, ...]:
-    """Return the columns in the order of *words*; each ``SYSTEM`` or ``SYSTEM:PARTITION``.
+    """Return the columns in the order of *names*; each ``SYSTEM`` or ``SYSTEM:PARTITION``.
 
     Raises:
         UsageError: a word comes twice, or nothing was ever recorded under it; with the nearest that was.
     """
-    known = sorted({(one.machine.system, one.machine.partition) for one in seen})
+    known = sorted({(one.machine.system, one.machine.partition) for one in counts})
     chosen: list[tuple[str, str]] = []
-    for place, word in enumerate(words):
-        if word in words[:place]:
+    for place, word in enumerate(names):
+        if word in names[:place]:
             raise UsageError(f"{word!r} is named twice; a machine is compared with another one")
         system, colon, partition = word.partition(":")
         found = [one for one in known if one[0] == system and (not colon or one[1] == partition)]
@@ -76,7 +76,7 @@ def choose(
             raise _unknown(word, known)
         chosen += [one for one in found if one not in chosen]
     by_place: dict[tuple[str, str], list[VerdictCount]] = {one: [] for one in chosen}
-    for one in seen:
+    for one in counts:
         if (one.machine.system, one.machine.partition) in by_place:
             by_place[one.machine.system, one.machine.partition].append(one)
     machines = {place: _machines(found, accepted) for place, found in by_place.items()}
@@ -95,11 +95,11 @@ def _unknown(word: str, known: Sequence[tuple[str, str]]) -> UsageError:
     return UsageError(f"nothing is recorded for {word!r}{meant}; there are records of {shown}")
 
 
-def _machines(seen: Iterable[VerdictCount], accepted: Sequence[str]) -> list[MachineColumn]:
+def _machines(counts: Iterable[VerdictCount], accepted: Sequence[str]) -> list[MachineColumn]:
     """Return the columns of one partition: one for each environment and device model, those with figures first."""
-    recent = {one.machine for one in seen if one.recent}
-    good = {one.machine for one in seen if one.recent and one.verdict in accepted}
-    everything = {one.machine for one in seen}
+    recent = {one.machine for one in counts if one.recent}
+    good = {one.machine for one in counts if one.recent and one.verdict in accepted}
+    everything = {one.machine for one in counts}
     if not recent:
         place = next(iter(everything))
         return [MachineColumn(MeasuredMachine(place.system, place.partition), also=frozenset(everything))]
@@ -148,11 +148,11 @@ def benchmarks_of(
         UsageError: none holds it; names the nearest test or workload.
     """
     machines = frozenset().union(*(column.sources | column.also for column in columns))
-    seen = [one for one in everything if one.machine in machines]
-    known = {one.benchmark for one in seen}
+    counts = [one for one in everything if one.machine in machines]
+    known = {one.benchmark for one in counts}
     chosen = frozenset(one for one in known if one.holds(text))
     if known and not chosen:
         parsed = [key for one in sorted(known) if (key := parse(one)) is not None]
         meant = did_you_mean(text, dict.fromkeys(word for key in parsed for word in (key.name, key.workload)))
         raise UsageError(f"no benchmark of these machines holds {text!r}{meant}")
-    return chosen, seen
+    return chosen, counts

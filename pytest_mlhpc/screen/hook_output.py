@@ -210,7 +210,7 @@ def _one(path: Path) -> TrainingTrace | None:
     ranks = [line["rank"] for line in lines if isinstance(line.get("rank"), int)]
     notes = [str(line[key]) for line in lines for key in ("lacks", "profile") if key in line]
     profiled = next((line for line in lines if "profiled" in line), None)
-    profile, words = _profile(path.with_suffix(".trace.json"))
+    profile, remarks = _profile(path.with_suffix(".trace.json"))
     return TrainingTrace(
         pid=int(path.stem),
         host=str(lines[0].get("host", "")) if lines else "",
@@ -220,7 +220,7 @@ def _one(path: Path) -> TrainingTrace | None:
         profiled=_pair(profiled),
         profile_cost_s=_cost(profiled),
         profile=profile,
-        notes=(*notes, *words, *(() if whole else (CUT,))),
+        notes=(*notes, *remarks, *(() if whole else (CUT,))),
     )
 
 

@@ -54,10 +54,10 @@ FULL, LEAST_GROWTH, GROWTH_IN_AN_HOUR = 0.95, 1 << 20, 0.25
 QUEUEING = 0.3
 
 
-def memory(seen: ProgramEvidence) -> list[ProgramFinding]:
+def memory(evidence: ProgramEvidence) -> list[ProgramFinding]:
     """Memory that grows without end, or is full."""
     found = []
-    for node in seen.nodes:
+    for node in evidence.nodes:
         total, free = node.memory_bytes, node.free_bytes
         if total and free is not None and free < (1 - FULL) * total:
             text = f"{node.host} has {bytes_text(free)} of {bytes_text(total)} free"
@@ -77,7 +77,7 @@ def memory(seen: ProgramEvidence) -> list[ProgramFinding]:
                     "look for what is never freed: losses with their graph, lists of results, caches",
                 )
             )
-    for device in seen.devices:
+    for device in evidence.devices:
         if device.memory is not None and device.memory >= 0.98:
             text = f"GPU {device.index} of {device.host} uses {percent(device.memory)} of its memory: the allocator may search and wait"
             found.append(
@@ -88,19 +88,19 @@ def memory(seen: ProgramEvidence) -> list[ProgramFinding]:
     return found[:2]
 
 
-def throttled(seen: ProgramEvidence) -> list[ProgramFinding]:
+def throttled(evidence: ProgramEvidence) -> list[ProgramFinding]:
     """Clocks that power or heat holds down, by NVML's reasons, while there is work."""
     found = []
     for kind, bits in (("thermal limit", HEAT_BITS), ("power limit", POWER_BITS)):
-        held = [(max(one.held.get(bit, 0.0) for bit in bits), one) for one in seen.devices]
-        share, device = max(held, key=lambda one: one[0], default=(0.0, None))
+        shares = [(max(one.throttled.get(bit, 0.0) for bit in bits), one) for one in evidence.devices]
+        share, device = max(shares, key=lambda one: one[0], default=(0.0, None))
         if device is None or share < LEAST:
             continue
-        why = next(name for bit, name in bits.items() if device.held.get(bit, 0.0) == share)
+        why = next(name for bit, name in bits.items() if device.throttled.get(bit, 0.0) == share)
         lost = share * (1.0 - device.clock) if device.clock is not None else 0.0
-        others = sum(part >= LEAST for part, _ in held)
+        others = sum(part >= LEAST for part, _ in shares)
         text = f"GPU {device.index} of {device.host} is held by {why} in {percent(share)} of samples ({_state(device)})"
-        text += f"; {others} of {len(held)} GPUs are" if others > 1 else ""
+        text += f"; {others} of {len(shares)} GPUs are" if others > 1 else ""
         advice = (
             "cooling, or another node"
             if kind == "thermal limit"
@@ -111,25 +111,25 @@ def throttled(seen: ProgramEvidence) -> list[ProgramFinding]:
 
 
 def _state(device: DeviceUsage) -> str:
-    words = []
+    clauses = []
     if device.power_w is not None:
-        words.append(
+        clauses.append(
             f"{device.power_w:.0f}" + (f" of {device.power_limit_w:.0f} W" if device.power_limit_w else " W")
         )
     if device.celsius is not None:
-        words.append(f"up to {device.celsius:.0f} C")
+        clauses.append(f"up to {device.celsius:.0f} C")
     if device.clock is not None:
-        words.append(f"clock at {percent(device.clock)}")
-    return ", ".join(words) or "no more is known"
+        clauses.append(f"clock at {percent(device.clock)}")
+    return ", ".join(clauses) or "no more is known"
 
 
-def cores(seen: ProgramEvidence) -> list[ProgramFinding]:
+def cores(evidence: ProgramEvidence) -> list[ProgramFinding]:
     """Cores: a quota that is used up, or other programs on them. A program that wants none is not limited by either."""
     found = []
-    for node in seen.nodes:
+    for node in evidence.nodes:
         own = [
             one
-            for rank in seen.ranks
+            for rank in evidence.ranks
             if rank.host == node.host and rank.own is not None
             for one in (rank.own, *rank.helpers)
         ]
@@ -150,7 +150,9 @@ def cores(seen: ProgramEvidence) -> list[ProgramFinding]:
             ProgramFinding("cores", share, text, "a node of its own, or fewer threads", certain=False)
         )
     ready = [
-        (one.number, one.own) for one in seen.ranks if one.own is not None and one.own.queueing >= QUEUEING
+        (one.number, one.own)
+        for one in evidence.ranks
+        if one.own is not None and one.own.queueing >= QUEUEING
     ]
     found += [_queueing(number, own) for number, own in ready]
     return found[:1]
@@ -171,28 +173,28 @@ def _queueing(number: int, own: ProcessUsage) -> ProgramFinding:
     return ProgramFinding("cores", own.queueing, text, advice, certain=False)
 
 
-def data(seen: ProgramEvidence) -> list[ProgramFinding]:
+def data(evidence: ProgramEvidence) -> list[ProgramFinding]:
     """Waiting for data: told by the hook, else seen in what the first threads and the helpers do."""
-    waits = {rank.number: waiting(rank) for rank in seen.ranks}
+    waits = {rank.number: waiting(rank) for rank in evidence.ranks}
     known = {number: wait for number, wait in waits.items() if wait is not None}
     if known:
         worst = max(known, key=lambda number: known[number][0])
         share, wait_s, step_s = known[worst]
-        rank = next(one for one in seen.ranks if one.number == worst)
+        rank = next(one for one in evidence.ranks if one.number == worst)
         if share < LEAST:
             return []
-        where = f"rank {worst} waits" if len(seen.ranks) > 1 else "waits"
+        where = f"rank {worst} waits" if len(evidence.ranks) > 1 else "waits"
         text = (
             f"{where} {percent(share)} of a step in the DataLoader ({seconds_text(wait_s)} of {seconds_text(step_s)}, "
-            f"{many(len(rank.told.steps()) if rank.told else 0, 'step')}); {_helpers(rank)}"
+            f"{many(len(rank.trace.steps()) if rank.trace else 0, 'step')}); {_helpers(rank)}"
         )
         return [ProgramFinding("waiting for data", share, text, _loader_advice(rank))]
-    return [one for rank in seen.ranks for one in _outside(rank)][:1]
+    return [one for rank in evidence.ranks for one in _outside(rank)][:1]
 
 
 def waiting(rank: RankProcess) -> tuple[float, float, float] | None:
     """Return (share, wait, step) of a rank that told of steps; seconds are means."""
-    steps = rank.told.steps() if rank.told is not None else []
+    steps = rank.trace.steps() if rank.trace is not None else []
     if not steps:
         return None
     step_s, wait_s = fmean(step for step, _ in steps), fmean(wait for _, wait in steps)
@@ -252,21 +254,23 @@ def _outside(rank: RankProcess) -> list[ProgramFinding]:
     return []
 
 
-def communication(seen: ProgramEvidence) -> list[ProgramFinding]:
+def communication(evidence: ProgramEvidence) -> list[ProgramFinding]:
     """Exchange itself: what the rank pays that waits for nobody, the one with the least of it."""
     shares = [
-        (rank.told.profile.exposed_s / rank.told.profile.seconds, rank)
-        for rank in seen.ranks
-        if rank.told is not None and rank.told.profile is not None and rank.told.profile.communicating_s > 0
+        (rank.trace.profile.exposed_s / rank.trace.profile.seconds, rank)
+        for rank in evidence.ranks
+        if rank.trace is not None
+        and rank.trace.profile is not None
+        and rank.trace.profile.communicating_s > 0
     ]
     if not shares:
         return []
     share, rank = min(shares, key=lambda one: one[0])
-    if share < LEAST or rank.told is None or rank.told.profile is None:
+    if share < LEAST or rank.trace is None or rank.trace.profile is None:
         return []
-    told = rank.told.profile
+    trace = rank.trace.profile
     text = (
-        f"collectives are under way {percent(told.communicating_s / told.seconds)} of the profiled time, "
+        f"collectives are under way {percent(trace.communicating_s / trace.seconds)} of the profiled time, "
         f"{percent(share)} with nothing computed beside them (rank {rank.number}, which waits least)"
     )
     return [
@@ -279,21 +283,21 @@ def communication(seen: ProgramEvidence) -> list[ProgramFinding]:
     ]
 
 
-def host(seen: ProgramEvidence) -> list[ProgramFinding]:
+def host(evidence: ProgramEvidence) -> list[ProgramFinding]:
     """Gaps in which nothing computes, nothing is exchanged and nothing waited for: Python prepares the next operation."""
     profiles = [
-        (rank, rank.told.profile)
-        for rank in seen.ranks
-        if rank.told is not None and rank.told.profile is not None
+        (rank, rank.trace.profile)
+        for rank in evidence.ranks
+        if rank.trace is not None and rank.trace.profile is not None
     ]
     if profiles:
-        rank, told = max(profiles, key=lambda one: one[1].host_s / one[1].seconds)
-        share = told.host_s / told.seconds
+        rank, trace = max(profiles, key=lambda one: one[1].host_s / one[1].seconds)
+        share = trace.host_s / trace.seconds
         if share < LEAST or (rank.own is not None and rank.own.main < 0.5 * share):
             return []
-        if told.on_device:
-            each = 1e6 * told.computing_s / max(told.launches, 1)
-            text = f"no kernel runs in {percent(share)} of the profiled time; {told.launches} kernels of {each:.0f} us each"
+        if trace.on_device:
+            each = 1e6 * trace.computing_s / max(trace.launches, 1)
+            text = f"no kernel runs in {percent(share)} of the profiled time; {trace.launches} kernels of {each:.0f} us each"
             return [
                 ProgramFinding(
                     "host-bound launch gaps",
@@ -308,15 +312,15 @@ def host(seen: ProgramEvidence) -> list[ProgramFinding]:
                 "host-bound", share, text, "larger batches, fewer and larger operations, torch.compile"
             )
         ]
-    return _host_by_device(seen)
+    return _host_by_device(evidence)
 
 
-def _host_by_device(seen: ProgramEvidence) -> list[ProgramFinding]:
-    for rank in seen.ranks:
+def _host_by_device(evidence: ProgramEvidence) -> list[ProgramFinding]:
+    for rank in evidence.ranks:
         if rank.own is None:
             continue
         device = next(
-            (one for one in seen.devices if one.host == rank.host and rank.own.pid in one.pids), None
+            (one for one in evidence.devices if one.host == rank.host and rank.own.pid in one.pids), None
         )
         if device is None or device.busy is None or device.busy > 0.7 or rank.own.main < 0.8:
             continue
@@ -329,10 +333,12 @@ def _host_by_device(seen: ProgramEvidence) -> list[ProgramFinding]:
     return []
 
 
-def computing(seen: ProgramEvidence) -> list[ProgramFinding]:
+def computing(evidence: ProgramEvidence) -> list[ProgramFinding]:
     """The work itself."""
     profiles = [
-        rank.told.profile for rank in seen.ranks if rank.told is not None and rank.told.profile is not None
+        rank.trace.profile
+        for rank in evidence.ranks
+        if rank.trace is not None and rank.trace.profile is not None
     ]
     if profiles:
         share = median(one.computing_s / one.seconds for one in profiles)
@@ -343,13 +349,13 @@ def computing(seen: ProgramEvidence) -> list[ProgramFinding]:
             else "operations run"
         )
         return [ProgramFinding("computing", share, text)] if share >= LEAST else []
-    busy = [one.busy for one in seen.devices if one.busy is not None]
+    busy = [one.busy for one in evidence.devices if one.busy is not None]
     if busy and fmean(busy) >= LEAST:
         text = f"{many(len(busy), 'GPU')} busy {percent(fmean(busy))} of the time"
         return [ProgramFinding("computing", fmean(busy), text, certain=False)]
-    mains: Sequence[float] = [rank.own.main for rank in seen.ranks if rank.own is not None]
+    mains: Sequence[float] = [rank.own.main for rank in evidence.ranks if rank.own is not None]
     if mains and fmean(mains) >= LEAST:
-        used = sum(rank.cores for rank in seen.ranks)
+        used = sum(rank.cores for rank in evidence.ranks)
         text = f"{_first_threads(len(mains))} ran {percent(fmean(mains))} of the time; {used:.1f} cores were busy in all"
         return [ProgramFinding("computing", fmean(mains), text, certain=False)]
     return []
@@ -359,24 +365,24 @@ def _first_threads(count: int) -> str:
     return "its first thread" if count == 1 else f"the first threads of {count} ranks"
 
 
-def judge(seen: ProgramEvidence) -> tuple[ProgramFinding, ...]:
+def judge(evidence: ProgramEvidence) -> tuple[ProgramFinding, ...]:
     """Return what limits, the largest share first."""
     found = [
-        *data(seen),
-        *slow_rank(seen),
-        *communication(seen),
-        *host(seen),
-        *memory(seen),
-        *throttled(seen),
-        *cores(seen),
+        *data(evidence),
+        *slow_rank(evidence),
+        *communication(evidence),
+        *host(evidence),
+        *memory(evidence),
+        *throttled(evidence),
+        *cores(evidence),
     ]
-    found += computing(seen)
+    found += computing(evidence)
     return tuple(sorted(found, key=lambda one: -one.share))
 
 
-def slow_rank(seen: ProgramEvidence) -> list[ProgramFinding]:
+def slow_rank(evidence: ProgramEvidence) -> list[ProgramFinding]:
     """One rank that keeps the others waiting."""
-    found = find_slow_rank(seen.ranks, seen.devices)
+    found = find_slow_rank(evidence.ranks, evidence.devices)
     if found is None:
         return []
     return [ProgramFinding("one slow rank", found.share, found.text, found.advice, found.certain)]

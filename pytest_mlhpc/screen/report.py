@@ -41,23 +41,23 @@ class Chart:
 One = TypeVar("One")
 
 
-def charts(samples: Sequence[Sample], told: Sequence[TrainingTrace]) -> tuple[Chart, ...]:
+def charts(samples: Sequence[Sample], trace: Sequence[TrainingTrace]) -> tuple[Chart, ...]:
     """Return the charts that have something to show, all over the same time. All samples' times are of one clock."""
     if not samples:
         return ()
     begin = min(sample.time_s for sample in samples)
-    made = [*_steps(told, samples, begin), *_processes(samples, begin), *_devices(samples, begin)]
+    made = [*_steps(trace, samples, begin), *_processes(samples, begin), *_devices(samples, begin)]
     shown = [(title, unit, curves) for title, unit, curves in made if any(curves.values())]
     times = [sample.time_s - begin for sample in samples]
     times += [time for _, _, curves in shown for curve in curves.values() for time in curve]
     return tuple(_aligned(title, unit, curves, (min(times), max(times))) for title, unit, curves in shown)
 
 
-def _steps(told: Sequence[TrainingTrace], samples: Sequence[Sample], begin: float) -> list[_Found]:
+def _steps(trace: Sequence[TrainingTrace], samples: Sequence[Sample], begin: float) -> list[_Found]:
     hosts = {sample.node.host for sample in samples}
     steps: _Curves = {}
     waits: _Curves = {}
-    for place, one in enumerate(told[:MOST_CURVES]):
+    for place, one in enumerate(trace[:MOST_CURVES]):
         name = f"rank {place if one.rank is None else one.rank}"
         zero = begin if one.host in hosts else one.ends[0] if one.ends else 0.0  # another node's clock
         for before, after, wait in zip(one.ends, one.ends[1:], one.waits[1:], strict=False):
@@ -70,13 +70,13 @@ def _processes(samples: Sequence[Sample], begin: float) -> list[_Found]:
     names = _names(samples)
     cores: _Curves = {}
     for host in {sample.node.host: None for sample in samples}:
-        looks = [sample for sample in samples if sample.node.host == host]
-        for before, after in pairwise(looks):
+        of_host = [sample for sample in samples if sample.node.host == host]
+        for before, after in pairwise(of_host):
             old = {(one.pid, one.start_ticks): one for one in before.processes}
             for one in after.processes:
-                name, seen = names.get((host, one.pid)), old.get((one.pid, one.start_ticks))
-                if name is not None and seen is not None:
-                    used = max(0.0, one.cpu_s - seen.cpu_s) / max(after.time_s - before.time_s, 1e-9)
+                name, evidence = names.get((host, one.pid)), old.get((one.pid, one.start_ticks))
+                if name is not None and evidence is not None:
+                    used = max(0.0, one.cpu_s - evidence.cpu_s) / max(after.time_s - before.time_s, 1e-9)
                     cores.setdefault(name, {})[after.time_s - begin] = used
     memory = _levels(samples, begin, lambda sample: sample.processes, lambda one, host: names.get((host, one.pid)),
                      lambda one: one.rss_bytes / GIB)  # fmt: skip
@@ -169,11 +169,11 @@ _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 def html_of(lines: Sequence[str], charts: Iterable[Chart]) -> str:
     """Return the file's text, which is ASCII; *lines* are those of the report, its first the heading."""
-    seen = {
+    evidence = {
         "title": escape(lines[0]),
         "lines": "\n".join(f"<li>{escape(line)}</li>" for line in lines[1:]),
     }
-    body = page.filled(page.read(_OWN, "parts/curves.html"), seen)
+    body = page.filled(page.read(_OWN, "parts/curves.html"), evidence)
     styles = (page.read(_REPORT, "parts/page.css"), page.read(_OWN, "parts/curves.css"))
     scripts = (page.read(_REPORT, "parts/dom.js"), page.read(_OWN, "parts/curves.js"))
     return page.document_of(lines[0], body, styles, scripts, encode(charts))
@@ -202,52 +202,52 @@ LINES = 10
 
 
 def report_lines(
-    what: str, seen: ProgramEvidence, findings: Sequence[ProgramFinding], missing: Sequence[str]
+    what: str, evidence: ProgramEvidence, findings: Sequence[ProgramFinding], missing: Sequence[str]
 ) -> list[str]:
     """Return the report: what was looked at; what limits it, the largest share first; what could not be seen."""
-    told = [_line(number, one) for number, one in enumerate(findings[: LINES - 2], 1)]
-    if not told:
-        told = ["nothing stands out: no share of the time above 10 % could be laid on any one thing"]
+    trace = [_line(number, one) for number, one in enumerate(findings[: LINES - 2], 1)]
+    if not trace:
+        trace = ["nothing stands out: no share of the time above 10 % could be laid on any one thing"]
     last = [f"not seen: {'; '.join(missing)}"] if missing else []
-    return [f"screened {_scale(what, seen)}", *told, *last]
+    return [f"screened {_scale(what, evidence)}", *trace, *last]
 
 
 def report_data(
-    what: str, seen: ProgramEvidence | None, findings: Sequence[ProgramFinding], missing: Sequence[str]
+    what: str, evidence: ProgramEvidence | None, findings: Sequence[ProgramFinding], missing: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the report for programs; times are in seconds, shares of 1. Without *seen*, nothing was found out."""
-    steps = _step_times(seen) if seen else []
+    """Return the report for programs; times are in seconds, shares of 1. Without *evidence*, nothing was found out."""
+    steps = _step_times(evidence) if evidence else []
     return {
         "what": what,
-        "seconds": seen.seconds if seen else 0.0,
-        "ranks": len(seen.ranks) if seen else 0,
-        "nodes": len(seen.nodes) if seen else 0,
-        "devices": [one.model for one in seen.devices] if seen else [],
+        "seconds": evidence.seconds if evidence else 0.0,
+        "ranks": len(evidence.ranks) if evidence else 0,
+        "nodes": len(evidence.nodes) if evidence else 0,
+        "devices": [one.model for one in evidence.devices] if evidence else [],
         "step_s": sum(steps) / len(steps) if steps else None,
-        "looking": _cost(seen) if seen else 0.0,
+        "looking": _cost(evidence) if evidence else 0.0,
         "findings": [vars(one) for one in findings],
         "not_seen": list(missing),
     }
 
 
-def _step_times(seen: ProgramEvidence) -> list[float]:
-    return [step for rank in seen.ranks if rank.told is not None for step, _ in rank.told.steps()]
+def _step_times(evidence: ProgramEvidence) -> list[float]:
+    return [step for rank in evidence.ranks if rank.trace is not None for step, _ in rank.trace.steps()]
 
 
-def _cost(seen: ProgramEvidence) -> float:
+def _cost(evidence: ProgramEvidence) -> float:
     """Return what looking took, of one core."""
-    return max((node.cost for node in seen.nodes), default=0.0)
+    return max((node.cost for node in evidence.nodes), default=0.0)
 
 
-def _scale(what: str, seen: ProgramEvidence) -> str:
-    words = [many(len(seen.ranks), "rank"), "on", many(len(seen.nodes), "node")]
-    steps = _step_times(seen)
-    text = f"{what} for {seconds_text(seen.seconds)}: {' '.join(words)}"
-    if seen.devices:
-        text += f", {len(seen.devices)} x {seen.devices[0].model}"
+def _scale(what: str, evidence: ProgramEvidence) -> str:
+    summary = [many(len(evidence.ranks), "rank"), "on", many(len(evidence.nodes), "node")]
+    steps = _step_times(evidence)
+    text = f"{what} for {seconds_text(evidence.seconds)}: {' '.join(summary)}"
+    if evidence.devices:
+        text += f", {len(evidence.devices)} x {evidence.devices[0].model}"
     if steps:
         text += f", {seconds_text(sum(steps) / len(steps))} a step"
-    return f"{text}; screening took {100 * _cost(seen):.1f} % of a core"
+    return f"{text}; screening took {100 * _cost(evidence):.1f} % of a core"
 
 
 def _line(number: int, finding: ProgramFinding) -> str:

@@ -62,9 +62,7 @@ def screen_program(options: Options, program: Sequence[str]) -> int:
             return run.NOT_EXECUTABLE
         try:
             ended = wrapped.watch(options.seconds)
-            missing = (
-                [] if wrapped.samples and wrapped.samples[-1].devices else [f"devices ({devices.words})"]
-            )
+            missing = [] if wrapped.samples and wrapped.samples[-1].devices else [f"devices ({devices.text})"]
             what = Path(program[0]).name if len(program) == 1 else " ".join(program)
             try:
                 _report(options, _short(what), wrapped.samples, hook_output.read_traces(folder), missing)
@@ -146,12 +144,12 @@ def _report(
         if options.as_json:
             _print(report_data(what, None, (), [*missing, f"what limits it: it {why}"]))
         return
-    seen = see(samples, spoken)
-    findings = judge(seen)
+    evidence = see(samples, spoken)
+    findings = judge(evidence)
     missing = [*missing, *not_reported(options, spoken)]
-    lines = report_lines(what, seen, findings, missing)
+    lines = report_lines(what, evidence, findings, missing)
     if options.as_json:
-        _print(report_data(what, seen, findings, missing))
+        _print(report_data(what, evidence, findings, missing))
     else:
         for line in lines:
             say(line)

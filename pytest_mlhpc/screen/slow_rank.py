@@ -44,9 +44,11 @@ def find_slow_rank(ranks: Sequence[RankProcess], devices: Sequence[DeviceUsage])
 def by_collectives(ranks: Sequence[RankProcess]) -> Slow | None:
     """Compare how long collectives last on each rank: the last to come waits for nobody."""
     profiles = {
-        rank.number: rank.told.profile
+        rank.number: rank.trace.profile
         for rank in ranks
-        if rank.told is not None and rank.told.profile is not None and rank.told.profile.communicating_s > 0
+        if rank.trace is not None
+        and rank.trace.profile is not None
+        and rank.trace.profile.communicating_s > 0
     }
     if len(profiles) < 2:
         return None
@@ -156,7 +158,7 @@ def _cause(ranks: Sequence[RankProcess], number: int) -> str:
     """Say what the slow rank does more of than the others."""
     waits = {}
     for rank in ranks:
-        steps = rank.told.steps() if rank.told is not None else []
+        steps = rank.trace.steps() if rank.trace is not None else []
         if steps:
             waits[rank.number] = sum(wait for _, wait in steps) / sum(step for step, _ in steps)
     found = _outlier(waits, LATE)

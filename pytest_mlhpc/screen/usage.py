@@ -68,7 +68,7 @@ class NodeUsage:
 
 @dataclass(frozen=True)
 class DeviceUsage:
-    """One device: means over looks. ``held`` is, for each bit of NVML's clock reasons, the share of busy looks with it."""
+    """One device: means over looks. ``throttled`` is, for each bit of NVML's clock reasons, the share of busy looks with it."""
 
     host: str
     index: int
@@ -80,7 +80,7 @@ class DeviceUsage:
     power_limit_w: float | None
     celsius: float | None  #: highest
     clock: float | None  #: share of its highest clock, while busy
-    held: dict[int, float]
+    throttled: dict[int, float]
     pids: frozenset[int]
 
 
@@ -92,15 +92,15 @@ def within(samples: Sequence[Sample], since_s: float | None) -> list[Sample]:
 
 def processes(samples: Sequence[Sample]) -> dict[Key, ProcessUsage]:
     """Return the course of each process that was seen at least twice."""
-    seen: dict[Key, list[tuple[float, ProcessSample]]] = {}
+    by_key: dict[Key, list[tuple[float, ProcessSample]]] = {}
     for sample in samples:
         for one in sample.processes:
-            seen.setdefault((sample.node.host, one.pid, one.start_ticks), []).append((sample.time_s, one))
-    return {key: _usage_of(key, looks) for key, looks in seen.items() if len(looks) > 1}
+            by_key.setdefault((sample.node.host, one.pid, one.start_ticks), []).append((sample.time_s, one))
+    return {key: _usage_of(key, taken) for key, taken in by_key.items() if len(taken) > 1}
 
 
-def _usage_of(key: Key, looks: Sequence[tuple[float, ProcessSample]]) -> ProcessUsage:
-    (begin, first), (end, last) = looks[0], looks[-1]
+def _usage_of(key: Key, taken: Sequence[tuple[float, ProcessSample]]) -> ProcessUsage:
+    (begin, first), (end, last) = taken[0], taken[-1]
     seconds = max(end - begin, 1e-9)
     return ProcessUsage(
         host=key[0],
@@ -111,9 +111,9 @@ def _usage_of(key: Key, looks: Sequence[tuple[float, ProcessSample]]) -> Process
         seconds=seconds,
         cores=max(0.0, last.cpu_s - first.cpu_s) / seconds,
         main=min(1.0, max(0.0, last.main_cpu_s - first.main_cpu_s) / seconds),
-        running=fmean(one.main_state == "R" for _, one in looks),
-        ready=fmean(one.running > 0 for _, one in looks),
-        disk=fmean(one.main_state == "D" for _, one in looks),
+        running=fmean(one.main_state == "R" for _, one in taken),
+        ready=fmean(one.running > 0 for _, one in taken),
+        disk=fmean(one.main_state == "D" for _, one in taken),
         rss_bytes=last.rss_bytes,
         switched=_rate(first.involuntary, last.involuntary, seconds),
         read_rate=_rate(first.read_bytes, last.read_bytes, seconds),
@@ -153,26 +153,26 @@ def nodes(samples: Sequence[Sample], last_step_s: float | None = None) -> tuple[
     """
     made = []
     for host in sorted({sample.node.host for sample in samples}):
-        looks = [sample for sample in samples if sample.node.host == host]
-        made.append(_node(host, looks, last_step_s))
+        taken = [sample for sample in samples if sample.node.host == host]
+        made.append(_node(host, taken, last_step_s))
     return tuple(made)
 
 
-def _memory(looks: Sequence[Sample], last_step_s: float | None) -> list[tuple[float, float]]:
+def _memory(taken: Sequence[Sample], last_step_s: float | None) -> list[tuple[float, float]]:
     """Return (time, bytes of all processes) of the looks that may show growth: none of start-up, or of the end."""
-    memory = [(look.time_s, float(sum(one.rss_bytes for one in look.processes))) for look in looks]
+    memory = [(sample.time_s, float(sum(one.rss_bytes for one in sample.processes))) for sample in taken]
     if last_step_s is not None:
         trained = [point for point in memory if point[0] <= last_step_s]
         return trained if len(trained) >= LEAST_POINTS else memory
-    begun = [one.start_ticks / _TICKS_PER_S for look in looks for one in look.processes]
-    since = min([looks[0].time_s, *begun])
+    begun = [one.start_ticks / _TICKS_PER_S for sample in taken for one in sample.processes]
+    since = min([taken[0].time_s, *begun])
     return [point for point in memory if point[0] - since >= STARTUP_S]
 
 
-def _node(host: str, looks: Sequence[Sample], last_step_s: float | None) -> NodeUsage:
-    first, last = looks[0], looks[-1]
+def _node(host: str, taken: Sequence[Sample], last_step_s: float | None) -> NodeUsage:
+    first, last = taken[0], taken[-1]
     seconds = max(last.time_s - first.time_s, 1e-9)
-    free = [look.node.memory_free_bytes for look in looks if look.node.memory_free_bytes is not None]
+    free = [sample.node.memory_free_bytes for sample in taken if sample.node.memory_free_bytes is not None]
     return NodeUsage(
         host=host,
         cores=last.node.cores,
@@ -181,46 +181,46 @@ def _node(host: str, looks: Sequence[Sample], last_step_s: float | None) -> Node
         throttled=_rate(first.node.throttled_s, last.node.throttled_s, seconds),
         memory_bytes=last.node.memory_bytes,
         free_bytes=min(free) if free else None,
-        growth=slope(_memory(looks, last_step_s)),
-        cost=sum(look.cost_s for look in looks[1:]) / seconds,
+        growth=slope(_memory(taken, last_step_s)),
+        cost=sum(sample.cost_s for sample in taken[1:]) / seconds,
     )
 
 
 def devices(samples: Sequence[Sample]) -> tuple[DeviceUsage, ...]:
     """Return the course of each device."""
-    seen: dict[tuple[str, int], list[DeviceSample]] = {}
+    by_key: dict[tuple[str, int], list[DeviceSample]] = {}
     for sample in samples:
         for one in sample.devices:
-            seen.setdefault((sample.node.host, one.index), []).append(one)
-    return tuple(_device(host, looks) for (host, _), looks in sorted(seen.items()))
+            by_key.setdefault((sample.node.host, one.index), []).append(one)
+    return tuple(_device(host, taken) for (host, _), taken in sorted(by_key.items()))
 
 
-def _device(host: str, looks: Sequence[DeviceSample]) -> DeviceUsage:
-    last = looks[-1]
-    busy = [one for one in looks if one.busy is None or one.busy > 0.05]
+def _device(host: str, taken: Sequence[DeviceSample]) -> DeviceUsage:
+    last = taken[-1]
+    busy = [one for one in taken if one.busy is None or one.busy > 0.05]
     known = [one.reasons for one in busy if one.reasons is not None]
     bits = {1 << place for reasons in known for place in range(reasons.bit_length()) if reasons >> place & 1}
     full = [
         one.memory_used_bytes / one.memory_bytes
-        for one in looks
+        for one in taken
         if one.memory_used_bytes is not None and one.memory_bytes
     ]
     return DeviceUsage(
         host=host,
         index=last.index,
         model=last.model,
-        busy=mean(one.busy for one in looks),
-        memory_busy=mean(one.memory_busy for one in looks),
+        busy=mean(one.busy for one in taken),
+        memory_busy=mean(one.memory_busy for one in taken),
         memory=max(full, default=None),
         power_w=mean(one.power_w for one in busy),
         power_limit_w=last.power_limit_w,
-        celsius=max((one.celsius for one in looks if one.celsius is not None), default=None),
+        celsius=max((one.celsius for one in taken if one.celsius is not None), default=None),
         clock=mean(
             one.clock_hz / one.highest_clock_hz if one.clock_hz and one.highest_clock_hz else None
             for one in busy
         ),
-        held={bit: fmean(bool(reasons & bit) for reasons in known) for bit in sorted(bits)},
-        pids=frozenset(pid for one in looks for pid in one.pids),
+        throttled={bit: fmean(bool(reasons & bit) for reasons in known) for bit in sorted(bits)},
+        pids=frozenset(pid for one in taken for pid in one.pids),
     )
 
 
@@ -248,7 +248,7 @@ class RankProcess:
     host: str
     own: ProcessUsage | None
     helpers: tuple[ProcessUsage, ...] = ()
-    told: TrainingTrace | None = None
+    trace: TrainingTrace | None = None
 
     @property
     def cores(self) -> float:
@@ -256,19 +256,19 @@ class RankProcess:
         return 0.0 if self.own is None else self.own.cores
 
 
-def find_ranks(found: dict[Key, ProcessUsage], told: Sequence[TrainingTrace]) -> tuple[RankProcess, ...]:
+def find_ranks(found: dict[Key, ProcessUsage], trace: Sequence[TrainingTrace]) -> tuple[RankProcess, ...]:
     """Return the ranks, in order.
 
     They are the processes that told of steps, else those with a rank in their environment, else the highest process of the tree
     that is no launcher.
     """
-    courses = list(found.values())
+    usages = list(found.values())
     mains: list[tuple[ProcessUsage | None, TrainingTrace | None]] = [
-        (next((own for own in courses if (own.host, own.pid) == (one.host, one.pid)), None), one)
-        for one in told
+        (next((own for own in usages if (own.host, own.pid) == (one.host, one.pid)), None), one)
+        for one in trace
         if one.ends
     ]
-    mains = mains or [(own, None) for own in _ranked(courses)] or [(own, None) for own in _highest(courses)]
+    mains = mains or [(own, None) for own in _ranked(usages)] or [(own, None) for own in _highest(usages)]
     taken = {own.pid for own, _ in mains if own is not None}
     made = []
     for place, (own, one) in enumerate(mains):
@@ -276,51 +276,51 @@ def find_ranks(found: dict[Key, ProcessUsage], told: Sequence[TrainingTrace]) ->
             one.rank if one is not None and one.rank is not None else own.rank if own is not None else None
         )
         host = own.host if own is not None else one.host if one is not None else ""
-        helpers = () if own is None else tuple(_below(own, courses, taken))
+        helpers = () if own is None else tuple(_below(own, usages, taken))
         made.append(RankProcess(place if number is None else number, host, own, helpers, one))
     return tuple(sorted(made, key=lambda rank: (rank.number, rank.host)))
 
 
-def _ranked(courses: Sequence[ProcessUsage]) -> list[ProcessUsage]:
+def _ranked(usages: Sequence[ProcessUsage]) -> list[ProcessUsage]:
     """Return one process for each rank: the highest with that rank, shells and launchers left aside.
 
     Of several trees with one rank (a batch script has that of its first task) the one that works most has it.
     """
-    by_pid = {(one.host, one.pid): one for one in courses}
+    by_pid = {(one.host, one.pid): one for one in usages}
     best: dict[int, tuple[float, ProcessUsage]] = {}
-    for one in courses:
+    for one in usages:
         above = by_pid.get((one.host, one.parent))
         if one.rank is None or (above is not None and above.rank == one.rank):
             continue
-        work = one.cores + sum(other.cores for other in _below(one, courses, set()))
+        work = one.cores + sum(other.cores for other in _below(one, usages, set()))
         if one.rank not in best or work > best[one.rank][0]:
             best[one.rank] = (work, one)
-    return [_working(one, courses) for _, one in best.values()]
+    return [_working(one, usages) for _, one in best.values()]
 
 
-def _highest(courses: Sequence[ProcessUsage]) -> list[ProcessUsage]:
+def _highest(usages: Sequence[ProcessUsage]) -> list[ProcessUsage]:
     """Return the highest process that is no launcher; of several the one that works most."""
-    pids = {(one.host, one.pid) for one in courses}
-    tops = [_working(one, courses) for one in courses if (one.host, one.parent) not in pids]
+    pids = {(one.host, one.pid) for one in usages}
+    tops = [_working(one, usages) for one in usages if (one.host, one.parent) not in pids]
     return [max(tops, key=lambda one: one.cores)] if tops else []
 
 
-def _working(top: ProcessUsage, courses: Sequence[ProcessUsage]) -> ProcessUsage:
+def _working(top: ProcessUsage, usages: Sequence[ProcessUsage]) -> ProcessUsage:
     """Return the process that a launcher started, itself if it is none."""
     while top.name in LAUNCHERS:
-        children = [one for one in courses if one.host == top.host and one.parent == top.pid]
+        children = [one for one in usages if one.host == top.host and one.parent == top.pid]
         if not children:
             break
         top = max(children, key=lambda one: (one.name not in LAUNCHERS, one.cores))
     return top
 
 
-def _below(own: ProcessUsage, courses: Sequence[ProcessUsage], taken: set[int]) -> list[ProcessUsage]:
+def _below(own: ProcessUsage, usages: Sequence[ProcessUsage], taken: set[int]) -> list[ProcessUsage]:
     found: list[ProcessUsage] = []
     todo = {own.pid}
     while todo:
         level = [
-            one for one in courses if one.host == own.host and one.parent in todo and one.pid not in taken
+            one for one in usages if one.host == own.host and one.parent in todo and one.pid not in taken
         ]
         level = [one for one in level if one not in found and one.pid != own.pid]
         found += level

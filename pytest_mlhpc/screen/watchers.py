@@ -139,7 +139,7 @@ LOGGED = re.compile(r"[IWEF]\d{4} ")
 class Assembly:
     """Puts lines together again; what is not a watcher's or is damaged is counted and left out."""
 
-    kept: SampleBuffer = field(default_factory=SampleBuffer)
+    buffer: SampleBuffer = field(default_factory=SampleBuffer)
     damaged: int = 0
     _open: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
     _behind_s: dict[str, float] = field(
@@ -149,15 +149,15 @@ class Assembly:
     def on_our_clock(self) -> list[Sample]:
         """Return the samples with times of this machine's monotonic clock: clocks of nodes have no common zero."""
         return [
-            replace(one, time_s=one.time_s + self._behind_s[one.node.host]) for one in self.kept.samples()
+            replace(one, time_s=one.time_s + self._behind_s[one.node.host]) for one in self.buffer.samples()
         ]
 
     def feed(self, line: str) -> None:
         """Take one line in, as it comes."""
-        words = line.split()
-        if len(words) != 6 or words[0] != MARK:
+        fields = line.split()
+        if len(fields) != 6 or fields[0] != MARK:
             return
-        host, number, place, count, text = words[1:]
+        host, number, place, count, text = fields[1:]
         if not (place.isdigit() and count.isdigit()) or not int(place) < int(count) <= MOST_PIECES:
             self.damaged += 1
             return
@@ -174,7 +174,7 @@ class Assembly:
         except (ValueError, zlib.error, SchemaError):
             self.damaged += 1
             return
-        self.kept.add(sample)
+        self.buffer.add(sample)
         host, behind_s = sample.node.host, time.monotonic() - sample.time_s
         self._behind_s[host] = min(behind_s, self._behind_s.get(host, behind_s))
 
@@ -201,7 +201,7 @@ def watch(
     finally:
         _close(every)
     samples = [sample for one in every for sample in one.assembly.on_our_clock()]
-    return samples, [words for one in every for words in one.problems()]
+    return samples, [fields for one in every for fields in one.problems()]
 
 
 def _close(every: Sequence[_Watcher]) -> None:
@@ -268,8 +268,10 @@ class _Watcher:
         if self._late:
             said.append(f"{self._name} was ended, as it had not come to its own end")
         elif self._process.returncode != 0:
-            told = [line for line in self._complaints if not LOGGED.match(line)] or self._complaints
-            said.append(f"{self._name} ended with {self._process.returncode}: {' '.join(told[-3:])[:300]}")
+            complaints = [line for line in self._complaints if not LOGGED.match(line)] or self._complaints
+            said.append(
+                f"{self._name} ended with {self._process.returncode}: {' '.join(complaints[-3:])[:300]}"
+            )
         if self.assembly.damaged:
             said.append(f"{self.assembly.damaged} samples arrived damaged")
         return said

@@ -90,12 +90,12 @@ class Allocation:
         lost: tells why they are gone, None while they are there.
     """
 
-    def __init__(self, held: GrantedNodes, lost: Callable[[], Failure | None]) -> None:
-        self.id = held.id  #: the scheduler's id of the job; of `local`, which has none, our own
-        self.nodes = held.nodes
-        self.partition = held.partition
-        self.directory = Path(held.directory)  #: where programs start, and keep their output
-        self._cores = held.cores_per_node
+    def __init__(self, granted: GrantedNodes, lost: Callable[[], Failure | None]) -> None:
+        self.id = granted.id  #: the scheduler's id of the job; of `local`, which has none, our own
+        self.nodes = granted.nodes
+        self.partition = granted.partition
+        self.directory = Path(granted.directory)  #: where programs start, and keep their output
+        self._cores = granted.cores_per_node
         self._lost = lost
         self._closed = False
         self._one_at_a_time = threading.Lock()
@@ -292,12 +292,12 @@ class Allocation:
 def _argv(argv: Sequence[Any]) -> list[str]:
     if isinstance(argv, (str, bytes)) or not argv:
         raise TypeError(f"argv={argv!r}: give program and arguments as a list, such as ['hostname', '-f']")
-    words = []
+    texts = []
     for word in argv:
         if isinstance(word, bool) or not isinstance(word, (str, int, float, os.PathLike)):
             raise TypeError(f"argv: {word!r} is neither text nor a number or a path")
-        words.append(os.fspath(word) if isinstance(word, os.PathLike) else str(word))
-    return _without_nul("argv", words)
+        texts.append(os.fspath(word) if isinstance(word, os.PathLike) else str(word))
+    return _without_nul("argv", texts)
 
 
 def _variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -308,10 +308,10 @@ def _variables(env: Mapping[str, str]) -> dict[str, str]:
     return dict(env)
 
 
-def _without_nul(what: str, words: list[str]) -> list[str]:
-    if any("\0" in word for word in words):
+def _without_nul(what: str, texts: list[str]) -> list[str]:
+    if any("\0" in word for word in texts):
         raise ValueError(f"{what} holds a NUL character")
-    return words
+    return texts
 
 
 def _at_least_one(name: str, value: int) -> int:

@@ -167,13 +167,13 @@ def _data(measurement: Measurement, run: RunPlan) -> _Found:
 
 def _timed(measurement: Measurement, run: RunPlan) -> _Found:
     """Look at operations that ranks repeated: each by all ranks that it is for, as often as asked, in a time above zero."""
-    told: dict[str, dict[int, TimedOperation]] = {}
+    timed: dict[str, dict[int, TimedOperation]] = {}
     for rank in measurement.per_rank:
         for one in rank.timed:
-            if rank.rank in told.setdefault(one.name, {}):
+            if rank.rank in timed.setdefault(one.name, {}):
                 yield "duplicate_result", f"rank {rank.rank} timed {one.name} twice"
-            told[one.name][rank.rank] = one
-    for name, by_rank in told.items():
+            timed[one.name][rank.rank] = one
+    for name, by_rank in timed.items():
         wanted = set(next(iter(by_rank.values())).ranks) or set(range(run.ranks))
         if missing := sorted(wanted - set(by_rank)):
             who = ", ".join(map(str, missing[:8]))

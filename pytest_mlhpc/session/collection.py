@@ -133,7 +133,7 @@ def declare(session: pytest.Session, bench: Bench) -> list[JobSpec]:
     Items that will be skipped are resolved too, as their mistakes count, but not returned. What is wrong with an item is
     added to ``bench.faults``.
     """
-    kept, gone, items = [], [], {}
+    selected, gone, items = [], [], {}
     for item in session.items:
         declared, spec, reason = declared_of(item), None, ""
         if declared is not None and not (
@@ -147,13 +147,13 @@ def declare(session: pytest.Session, bench: Bench) -> list[JobSpec]:
             if (line := f"{_without_node(item)}: {reason}") not in bench.deselected:
                 bench.deselected.append(line)
             continue
-        kept.append(item)
+        selected.append(item)
         if spec is not None:
             bench.specs[item.nodeid] = spec
             items[item.nodeid] = item
     _compare(items, bench)
     if gone:
-        session.items[:] = kept
+        session.items[:] = selected
         session.config.hook.pytest_deselected(items=gone)
     return [spec for node_id, spec in bench.specs.items() if will_run(items[node_id])]
 

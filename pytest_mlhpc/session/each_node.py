@@ -85,9 +85,9 @@ def expand(
         for node, reason in choice.left_out
     )
     if not found:
-        words = "; ".join(f"{one.node}: {one.reason}" for one in left_out[:10])
+        reasons = "; ".join(f"{one.node}: {one.reason}" for one in left_out[:10])
         raise NothingToMeasureError(
-            f"--mlhpc-each-node={which}: no node can be measured now: {words or 'there is none'}"
+            f"--mlhpc-each-node={which}: no node can be measured now: {reasons or 'there is none'}"
         )
     reservation = next((choice.reservation for _, choice in choices.values()), "")
     nodes = {name: choice.nodes for name, (_, choice) in choices.items()}
@@ -217,14 +217,14 @@ def _named(
 
 def _unfit(node: SlurmNode, *, mine: bool, idle: bool) -> str:
     """Return why a job cannot start on *node*, in Slurm's words; *mine*: our reservation holds it."""
-    seen = replace(node, flags=node.flags - {"maintenance", "reserved"}) if mine else node
+    usable = replace(node, flags=node.flags - {"maintenance", "reserved"}) if mine else node
     base = "idle" if mine and node.state in {"maint", "reserved", "resv"} else node.state
-    seen = replace(seen, state=base)
-    words = "+".join([node.state, *sorted(node.flags)]) + (f": {node.reason}" if node.reason else "")
-    if not seen.usable:
-        return words
-    if idle and (base != "idle" or seen.flags & {"completing"}):
-        return f"busy: {words}"
+    usable = replace(usable, state=base)
+    reasons = "+".join([node.state, *sorted(node.flags)]) + (f": {node.reason}" if node.reason else "")
+    if not usable.usable:
+        return reasons
+    if idle and (base != "idle" or usable.flags & {"completing"}):
+        return f"busy: {reasons}"
     return ""
 
 
@@ -396,9 +396,9 @@ def not_measured(sweep: Sweep, jobs: Iterable[Job]) -> tuple[NotMeasured, ...]:
         failure = job.outcome.failure if job.outcome else None
         sound = job.outcome is not None and failure is None  # nodes were held, for the test to use
         if not _figures(job) and not sound:
-            words = one_line(f"{failure.outcome}: {failure.text}") if failure else "no result"
+            reasons = one_line(f"{failure.outcome}: {failure.text}") if failure else "no result"
             failed.append(
-                NotMeasured(job.spec.target.partition.id, job.spec.node, f"{job.spec.name}: {words}")
+                NotMeasured(job.spec.target.partition.id, job.spec.node, f"{job.spec.name}: {reasons}")
             )
     return (*sweep.left_out, *failed)
 

@@ -73,9 +73,9 @@ def allocation(request: pytest.FixtureRequest) -> Iterator[Allocation]:
     outcome = take(request.node, bench)
     if outcome.failure is not None:
         raise RunFailure(outcome.failure.outcome, outcome.failure.text)
-    assert outcome.held is not None and bench.source is not None  # noqa: S101, PT018 - as such an outcome is made
+    assert outcome.granted is not None and bench.source is not None  # noqa: S101, PT018 - as such an outcome is made
     source = bench.source
-    mine = Allocation(outcome.held, lambda: source.lost(node_id))
+    mine = Allocation(outcome.granted, lambda: source.lost(node_id))
     yield mine
     mine.close()
 

@@ -179,16 +179,16 @@ class LedgerWriter:
         self._trouble += [str(one) for one in reaped if not (one.ended or one.later)]
         self._trouble += adoption.notes
         self._trouble += [f"{name}: {why}; it stays in the ledger" for name, why in recovered.unseen.items()]
-        told = [
+        messages = [
             f"{'reaped' if one.ended else 'not yet reaped:'} {clean(str(one))}"
             for one in reaped
             if (one.ended or one.later) and one.entry.scheduler != "local"
         ]
-        told += [clean(str(one)) for one in clear_retained(self._settings.state_dir, os.environ)]
+        messages += [clean(str(one)) for one in clear_retained(self._settings.state_dir, os.environ)]
         state_dir = self._settings.state_dir
         roots = {state_dir, *(run_root(job.spec.target.partition, state_dir) for job in jobs)}
         self._trouble += remove_left(sorted(roots), state_dir, self._session_id)
-        return recovered, told
+        return recovered, messages
 
     def _recorded(self, entries: Sequence[LedgerEntry]) -> Callable[[str], bool]:
         """Return the question whether a run was recorded; the store is opened only where there is something to ask."""
@@ -222,15 +222,15 @@ class LedgerWriter:
         with self._lock:
             self._ledger.detach(self._until_ns())
 
-    def close(self, kept: Collection[str] = (), unsure: Collection[str] = ()) -> None:
-        """Put the ledger aside if all has ended; the allocations *kept* are left to a later session, *unsure* for it to end.
+    def close(self, resumable: Collection[str] = (), unsure: Collection[str] = ()) -> None:
+        """Put the ledger aside if all has ended; the allocations *resumable* are left to a later session, *unsure* for it to end.
 
         Raises:
             StoreError: it cannot be put aside; the next session will do so.
         """
         with self._lock:
-            if kept:
-                self._ledger.release(kept, self._until_ns())
+            if resumable:
+                self._ledger.release(resumable, self._until_ns())
             if unsure:
                 self._ledger.release(unsure, 0)
             self._ledger.close()

@@ -274,9 +274,9 @@ def _without_baseline(spec: JobSpec, judgement: Judgement, stores: SessionStores
     file = os.path.relpath(stores.book.path(series_of(spec, lacking[0].name)))
     others = [f"{one.name}: {one.reason.partition(': ')[2]}" for one in lacking if one.baseline is not None]
     names = ", ".join(one.name for one in lacking if one.baseline is None)
-    words = [*others, *([f"{names} of {spec.benchmark} has none"] if names else [])]
+    reasons = [*others, *([f"{names} of {spec.benchmark} has none"] if names else [])]
     command = accept_command(spec.node_id, stores.terms.accept_options)
-    return f"{'; '.join(words)} in {file}; to accept what was measured: {command}"
+    return f"{'; '.join(reasons)} in {file}; to accept what was measured: {command}"
 
 
 def record_job(judged: JudgedJob, stores: SessionStores) -> Outcome:

@@ -177,19 +177,19 @@ def _build_here(
     from pytest_mlhpc.provision.local import LocalProvisioner
     from pytest_mlhpc.provision.slurm.script import with_software
 
-    words = tuple(with_software(build.argv, spec.target.environment))
+    argv = tuple(with_software(build.argv, spec.target.environment))
     provisioner = LocalProvisioner(state_dir=root, session_id=session_id)
     failed: Failure | None = None
     try:
         plan = plan_of([(spec, 0)], root / "runs" / session_id, payload(root))
         handle = provisioner.submit(
-            replace(plan, runs=(_only_builds(plan.runs[0], build, words),), nodes=1, spares=0)
+            replace(plan, runs=(_only_builds(plan.runs[0], build, argv),), nodes=1, spares=0)
         )
         while True:
             for event in provisioner.events([handle], 1.0):
                 if isinstance(event, LineArrived) and event.message.kind == "failed":
                     body = event.message.body
-                    shown, own = " ".join(words)[:200], " ".join(build.argv)[:200]
+                    shown, own = " ".join(argv)[:200], " ".join(build.argv)[:200]
                     failed = Failure(
                         body["outcome"], body["text"].replace(shown, own), str(body.get("log", ""))
                     )
@@ -201,11 +201,11 @@ def _build_here(
         provisioner.close()
 
 
-def _only_builds(run: RunPlan, build: BuildPlan, words: tuple[str, ...]) -> RunPlan:
-    """Return a run in the place of *run* that makes one build by *words*, and then does nothing."""
+def _only_builds(run: RunPlan, build: BuildPlan, argv: tuple[str, ...]) -> RunPlan:
+    """Return a run in the place of *run* that makes one build by *argv*, and then does nothing."""
     return replace(
         run, workload="command", argv=("true",), metrics={}, sanity=(), functions="", checks=False, files={}, artifacts=(),
-        builds=(replace(build, argv=words, before=False),), nodes=1, ranks=1, processes=1, launcher="plain",
+        builds=(replace(build, argv=argv, before=False),), nodes=1, ranks=1, processes=1, launcher="plain",
         python=sys.executable, exclusive=False, cwd=None, device_ids=(), wrapper=(), launcher_options=(),
     )  # fmt: skip
 

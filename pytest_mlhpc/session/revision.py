@@ -84,7 +84,7 @@ class Revision:
 # --- git
 
 
-def _git(folder: str, *words: str, limit_s: float = ASK_S) -> subprocess.CompletedProcess[bytes]:
+def _git(folder: str, *arguments: str, limit_s: float = ASK_S) -> subprocess.CompletedProcess[bytes]:
     """Run git in *folder*, without hooks of the user's and without a question at the terminal.
 
     Raises:
@@ -92,11 +92,11 @@ def _git(folder: str, *words: str, limit_s: float = ASK_S) -> subprocess.Complet
     """
     environment = {name: text for name, text in os.environ.items() if name not in _LOCATIONS}
     environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-    argv = ["git", "-C", folder, "-c", f"core.hooksPath={os.devnull}", *words]
+    argv = ["git", "-C", folder, "-c", f"core.hooksPath={os.devnull}", *arguments]
     try:
         return run_to_end(argv, limit_s, env=environment)
     except subprocess.TimeoutExpired as error:
-        raise UsageError(f"git {words[0]} in {folder} did not end within {limit_s:g} s") from error
+        raise UsageError(f"git {arguments[0]} in {folder} did not end within {limit_s:g} s") from error
     except OSError as error:
         raise UsageError(f"cannot start git: {error.strerror}") from error
 

@@ -44,8 +44,8 @@ def properties(outcome: Outcome) -> list[tuple[str, object]]:
     if outcome.vetting is not None:
         found.append(("mlhpc.fit", ",".join(outcome.vetting.good)))
         found.append(("mlhpc.unfit", ",".join(outcome.vetting.exclude)))
-    if outcome.held is not None:
-        found.append(("mlhpc.nodes", ",".join(outcome.held.nodes)))
+    if outcome.granted is not None:
+        found.append(("mlhpc.nodes", ",".join(outcome.granted.nodes)))
     if outcome.measurement is not None:
         found.append(("mlhpc.nodes", ",".join(outcome.measurement.nodes)))
         found.extend(
@@ -133,12 +133,12 @@ def finish_report(
     if isinstance(error, InfrastructureError):
         setattr(report, INFRA_ATTRIBUTE, True)
     outcome = item.stash.get(OUTCOME, None)
-    told = isinstance(error, (RunFailure, InfrastructureError))
+    expected = isinstance(error, (RunFailure, InfrastructureError))
     if (
         outcome is not None
         and outcome.judgement is not None
         and outcome.judgement.verdict in WORSE
-        and not told
+        and not expected
     ):
         first, *_ = lines = explain(outcome.judgement)
         report.sections.append(("why", "\n".join(lines) + "\n"))
@@ -162,9 +162,9 @@ def repeat_command(item: pytest.Item, bench: Bench) -> str:
     settings, target = bench.settings, bench.specs[item.nodeid].target
     path, separator, rest = item.nodeid.partition("::")
     path = os.path.relpath(item.config.rootpath / path, item.config.invocation_params.dir)
-    words = ["pytest", path + separator + rest, settings.system_option, target.partition.id]
-    words += (*options_of_target(settings, target), *repeated_options(settings, item.config.rootpath))
-    return shlex.join(words)
+    argv = ["pytest", path + separator + rest, settings.system_option, target.partition.id]
+    argv += (*options_of_target(settings, target), *repeated_options(settings, item.config.rootpath))
+    return shlex.join(argv)
 
 
 def add_row(config: pytest.Config, job: Job) -> None:

@@ -136,8 +136,8 @@ class BenchmarkSession:
         adopted: Mapping[str, Sequence[AdoptedAllocation]] = {}
         self._signals.catch()  # what is taken over keeps its lease if this session is told to end now
         try:
-            recovered, told = self._books.take_over(jobs)
-            self.announcement += told
+            recovered, messages = self._books.take_over(jobs)
+            self.announcement += messages
             adopted = recovered.adopted
         except StoreError as error:  # no submission can be written down either: each says so
             self.trouble.append(str(error))
@@ -415,10 +415,12 @@ class BenchmarkSession:
             from pytest_mlhpc.session.revision import remove_own
 
             self.trouble += remove_own(self.revision)
-        kept = {handle.id for driver in self._drivers.values() for handle in driver.resumable}
-        left = [one for driver in self._drivers.values() for one in driver.remaining if one.id not in kept]
+        resumable = {handle.id for driver in self._drivers.values() for handle in driver.resumable}
+        left = [
+            one for driver in self._drivers.values() for one in driver.remaining if one.id not in resumable
+        ]
         jobs = [one for driver in self._drivers.values() if driver.durable for one in driver.remaining]
-        if (unsure := [one for one in jobs if one.id not in kept]) and not self._detaching:
+        if (unsure := [one for one in jobs if one.id not in resumable]) and not self._detaching:
             names = ", ".join(handle.native_id or handle.id for handle in unsure)
             self.trouble.append(
                 f"these jobs may still be running: {names}; the next session or `mlhpc reap` ends them"
@@ -427,7 +429,7 @@ class BenchmarkSession:
             if self._detaching:
                 self._books.detach()
             else:
-                self._books.close(kept, {handle.id for handle in left})
+                self._books.close(resumable, {handle.id for handle in left})
         except StoreError as error:
             self.trouble.append(str(error))
 

@@ -17,10 +17,10 @@ import pytest
 
 
 class Signals:
-    """What the session does about signals, in the main thread. ``told`` is called before pytest is ended."""
+    """What the session does about signals, in the main thread. ``notify`` is called before pytest is ended."""
 
-    def __init__(self, told: Callable[[], None]) -> None:
-        self._told = told
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
         self._before: dict[int, Any] = {}  #: signal -> what was done about it before
 
     def catch(self) -> None:
@@ -33,7 +33,7 @@ class Signals:
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self._told()
+        self._notify()
         if number == signal.SIGHUP:
             leave_terminal()
         pytest.exit(

@@ -187,8 +187,8 @@ def _compared(reporter: pytest.TerminalReporter, session: BenchmarkSession, comp
         return
     reporter.section("A against B", sep="=")
     for line in table_of(jobs, comparison):
-        words = line.rsplit(None, 1)
-        reporter.write_line(line, red=words[-1:] == ["worse"], yellow=words[-1:] == ["unclear"])
+        texts = line.rsplit(None, 1)
+        reporter.write_line(line, red=texts[-1:] == ["worse"], yellow=texts[-1:] == ["unclear"])
     folder = session.settings.state_dir / "runs" / session.id
     try:
         path = write(folder, jobs, comparison, session.settings.state_dir)
@@ -286,7 +286,7 @@ def _doubtful(session: BenchmarkSession) -> str:
     judgements = [job.outcome.judgement for job in session.jobs.values() if job.outcome]
     metrics = [metric for judgement in judgements if judgement for metric in judgement.metrics]
     busy = [one.reason.partition(MAY_BE_TOO_LOW)[2] for one in metrics if one.verdict is Verdict.NEW]
-    busy = [words for words in busy if words]
+    busy = [texts for texts in busy if texts]
     return f"{len(busy)} of them may be too low, as the machine was busy: {busy[0]}" if busy else ""
 
 
@@ -310,8 +310,8 @@ def rows_of(job: Job) -> list[tuple[str, ...]]:
         ]
     if outcome.vetting is not None:
         return [(name, "nodes", _nodes(outcome.vetting), "-", "-", Verdict.UNJUDGED.value)]
-    if outcome.held is not None:
-        return [(name, "nodes", ",".join(outcome.held.nodes)[:40], "-", "-", Verdict.UNJUDGED.value)]
+    if outcome.granted is not None:
+        return [(name, "nodes", ",".join(outcome.granted.nodes)[:40], "-", "-", Verdict.UNJUDGED.value)]
     if outcome.failure is not None or measurement is None:
         return [(name, "-", "-", "-", "-", outcome.failure.outcome if outcome.failure else "no_result")]
     shown = [m for m in measurement.metrics if m.name in job.spec.expected_metrics] or measurement.metrics

@@ -82,12 +82,12 @@ _PREFIXES = re.compile(r"\[(?:node|user)_problem\]\s*")
 
 def sealed(host: str, text: str) -> str:
     """Return the reason for *host*: one line of printable ASCII without quotes, which every scheduler keeps as it is."""
-    words = " ".join(_PREFIXES.sub("", text, count=1).split()).replace('"', "'") or "unfit"
-    words = "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in words)
+    reason = " ".join(_PREFIXES.sub("", text, count=1).split()).replace('"', "'") or "unfit"
+    reason = "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in reason)
     room = MOST - len(PREFIX) - len(" (mlhpc 01234567)")
-    if len(words) > room:
-        words = f"{words[: room - 3].rstrip()}..."
-    line = PREFIX + words
+    if len(reason) > room:
+        reason = f"{reason[: room - 3].rstrip()}..."
+    line = PREFIX + reason
     return f"{line} (mlhpc {_seal(host, line)})"
 
 
@@ -220,15 +220,15 @@ def fresh(out: Path) -> VetVerdict:
         UsageError: there is none, or it is too old.
     """
     try:
-        kept = read(out)
+        written = read(out)
     except FilesError as error:
         raise UsageError(str(error)) from error
-    age_s = (time.time_ns() - kept.created_ns) / 1e9
+    age_s = (time.time_ns() - written.created_ns) / 1e9
     if age_s > MAX_AGE_S:
         raise UsageError(
             f"{out}: this verdict is {age_s / 3600:.0f} hours old: vet again before nodes are taken out of service by it"
         )
-    return kept.verdict
+    return written.verdict
 
 
 #: RESUME would end these as well (scontrol(1), State=RESUME), and they are not ours.

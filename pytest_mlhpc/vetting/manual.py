@@ -49,8 +49,8 @@ def _table(head: str, rows: Iterable[Iterable[str]]) -> str:
 
 def _known() -> dict[str, tuple[Check | LoadWatch, str]]:
     """Return each check by name, and when it runs."""
-    looks, watches = all_checks()
-    known: dict[str, tuple[Check | LoadWatch, str]] = {one.name: (one, one.level) for one in looks}
+    checks, watches = all_checks()
+    known: dict[str, tuple[Check | LoadWatch, str]] = {one.name: (one, one.level) for one in checks}
     known.update({one.name: (one, f"{one.level}, under load") for one in watches})
     return known
 

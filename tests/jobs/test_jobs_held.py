@@ -67,7 +67,9 @@ def granted(start, grant, held):
 def test_the_test_begins_while_the_allocation_goes_on(queue, granted):
     job, _handle = granted
     assert job.outcome.failure is None
-    assert vars(job.outcome.held).items() >= {"id": "77", "nodes": ("n1", "n2"), "partition": "part"}.items()
+    assert (
+        vars(job.outcome.granted).items() >= {"id": "77", "nodes": ("n1", "n2"), "partition": "part"}.items()
+    )
     assert (job.attempts[0].over, queue.ended_allocations()) == (False, set())
 
 
@@ -111,7 +113,7 @@ def test_a_node_that_failed_before_the_test_began_is_replaced(queue, start, gran
     (job,) = start(held(nodes=2))
     queue.end(queue.next(), NodeFault("node_failure", "n1 died", ["n1"]))
     grant(job, ("n3", "n2"))
-    assert (job.excluded, job.outcome.held.nodes) == ({"n1"}, ("n3", "n2"))
+    assert (job.excluded, job.outcome.granted.nodes) == ({"n1"}, ("n3", "n2"))
 
 
 def test_a_node_that_failed_under_the_test_is_not(queue, granted):

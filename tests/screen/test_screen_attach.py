@@ -46,7 +46,7 @@ def test_a_sample_survives_being_cut_into_short_lines_that_come_in_any_order():
     assert max(map(len, lines)) < PIECE + 60
     assert len(lines) > len(looks)
     assembly = assembled([*lines[1::2], "srun: a word of its own\n", *lines[::2]])
-    assert sorted(assembly.kept.samples(), key=lambda one: one.time_s) == looks
+    assert sorted(assembly.buffer.samples(), key=lambda one: one.time_s) == looks
     assert assembly.damaged == 0
 
 
@@ -95,7 +95,7 @@ def test_times_of_nodes_whose_clocks_differ_are_told_on_ours(monkeypatch):
 )
 def test_damaged_lines_are_counted_and_left_out(words):
     assembly = assembled([f"mlhpc-screen n1 {words}"])
-    assert (assembly.kept.samples(), assembly.damaged) == ([], 1)
+    assert (assembly.buffer.samples(), assembly.damaged) == ([], 1)
 
 
 def test_the_code_that_travels_is_small_and_whole():
@@ -116,7 +116,7 @@ def test_the_watcher_runs_from_what_travels_alone(tmp_path):
     done = subprocess.run(argv, input=watchers.code(), capture_output=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assembly = assembled(done.stdout.decode().splitlines())
-    assert assembly.kept.samples()
+    assert assembly.buffer.samples()
     assert assembly.damaged == 0
     assert list(tmp_path.iterdir()) == []
 

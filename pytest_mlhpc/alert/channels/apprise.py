@@ -91,8 +91,8 @@ class Apprise:
         if answer.get("delivered") is True:
             return
         known = answer.get("known") is True
-        words = self._hide(str(answer.get("log", "")))
-        text = words or ("not delivered" if known else "apprise knows no service for this url")
+        complaint = self._hide(str(answer.get("log", "")))
+        text = complaint or ("not delivered" if known else "apprise knows no service for this url")
         raise self._error(text, retry=True)
 
     def resend_open(self, messages: Sequence[AlertMessage]) -> None:
@@ -107,8 +107,8 @@ class Apprise:
         try:
             found: dict[str, Any] = read_json(done.stdout)
         except ValueError:
-            words = self._hide(done.stderr[-500:]) or f"exit code {done.returncode}"
-            raise self._error(f"apprise failed: {words}", retry=True) from None
+            complaint = self._hide(done.stderr[-500:]) or f"exit code {done.returncode}"
+            raise self._error(f"apprise failed: {complaint}", retry=True) from None
         return found
 
     def _hide(self, text: bytes | str) -> str:

@@ -162,7 +162,7 @@ def secrets_of(url: str) -> tuple[str, ...]:
     """Return what is secret in an address: user and password, and all behind the host: hooks have their token in the path."""
     parts = urllib.parse.urlsplit(url)
     values = [value for _name, value in urllib.parse.parse_qsl(parts.query)]
-    words = [
+    lines = [
         *parts.path.split("/"),
         parts.path,
         parts.query,
@@ -170,7 +170,7 @@ def secrets_of(url: str) -> tuple[str, ...]:
         parts.username or "",
         parts.password or "",
     ]
-    return tuple({form for word in words for form in (word, urllib.parse.unquote(word)) if form})
+    return tuple({form for word in lines for form in (word, urllib.parse.unquote(word)) if form})
 
 
 def secret(value: str, what: str) -> str:

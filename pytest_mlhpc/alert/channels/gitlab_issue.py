@@ -134,8 +134,8 @@ class GitLabIssues:
             ChannelError: It cannot be read, or is no list, or has no end.
         """
         for page in range(1, _MOST_PAGES + 1):
-            words = urllib.parse.urlencode({**query, "per_page": str(_PAGE), "page": str(page)})
-            items = self._ask("GET", f"{url}?{words}")
+            query_string = urllib.parse.urlencode({**query, "per_page": str(_PAGE), "page": str(page)})
+            items = self._ask("GET", f"{url}?{query_string}")
             if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
                 raise self._peer.error("did not answer with a list, as GitLab does; check url", retry=True)
             yield from items

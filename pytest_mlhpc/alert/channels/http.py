@@ -171,8 +171,8 @@ def _refusal(peer: Peer, answer: HttpResponse) -> DeliveryError:
         there = peer.hide(_host_of(answer.headers.get("location", "")))
         text = f"answered {answer.status}, a redirect to {there}; url must be the last address"
         return peer.error(text, retry=True)
-    words = peer.hide(answer.body)
-    text = f"answered {answer.status}{': ' if words else ''}{words}"
+    body = peer.hide(answer.body)
+    text = f"answered {answer.status}{': ' if body else ''}{body}"
     return peer.error(text, retry=answer.status not in _FOR_GOOD)
 
 

@@ -104,8 +104,8 @@ class Mailbox:
 
     def _of(self, error: Exception) -> DeliveryError:
         if isinstance(error, smtplib.SMTPRecipientsRefused):
-            code, words = next(iter(error.recipients.values()))
-            return self._refused(f"refuses the receiver {self._receiver}", code, words, mendable=False)
+            code, reply = next(iter(error.recipients.values()))
+            return self._refused(f"refuses the receiver {self._receiver}", code, reply, mendable=False)
         if isinstance(error, smtplib.SMTPResponseException):
             whole_mail = isinstance(error, smtplib.SMTPDataError)
             what = self._what(error)
@@ -122,9 +122,9 @@ class Mailbox:
             return f"refuses the sender {self._settings.sender}"
         return "refuses user or password" if isinstance(error, smtplib.SMTPAuthenticationError) else "refuses"
 
-    def _refused(self, what: str, code: int, words: bytes | str, *, mendable: bool = True) -> DeliveryError:
+    def _refused(self, what: str, code: int, reply: bytes | str, *, mendable: bool = True) -> DeliveryError:
         """Return a refusal. ``mendable``: the same mail may go through when somebody has mended the settings."""
-        text = quoted(words, self._secrets)
+        text = quoted(reply, self._secrets)
         return self._error(
             f"{what}: {code}{' ' if text else ''}{text}", retry=mendable or not 500 <= code < 600
         )

@@ -37,8 +37,8 @@ def command(
     shifts: list[Shift] = []
     series = 0
     with chosen(source, state_dir) as opened:
-        look = selection_of(system, branch, judged_only=not everything)
-        for watched in watch(opened, look, events(state_dir, tell), cache_path(state_dir)):
+        query = selection_of(system, branch, judged_only=not everything)
+        for watched in watch(opened, query, events(state_dir, tell), cache_path(state_dir)):
             series += 1
             shifts += [shift for shift in watched.shifts if shift.last.created_ns >= since_ns]
     shifts.sort(

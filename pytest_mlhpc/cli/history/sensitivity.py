@@ -101,9 +101,11 @@ def command(
     """Return a row for each series, that in which least is found first."""
     systems = options.chosen_systems(systems_file)
     what_if = AssumedChange(tolerance, noise, _rate(false_alarms))
-    look = selection_of(system, branch, judged_only=True)
+    query = selection_of(system, branch, judged_only=True)
     with chosen(source, state_dir) as opened:
-        every = [watched_part(one, look.default_branch) for one in opened.series(system=system) if one.judged]
+        every = [
+            watched_part(one, query.default_branch) for one in opened.series(system=system) if one.judged
+        ]
     wanted = _matching([one for one in every if one.series.points], benchmark)
     if len(wanted) >= _MANY:
         tell(

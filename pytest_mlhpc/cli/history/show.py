@@ -61,13 +61,13 @@ def command(
     state_dir: Path,
 ) -> CommandReport:
     """Return a table for each series."""
-    look = selection_of(system, branch, judged_only=not metric)
+    query = selection_of(system, branch, judged_only=not metric)
     known = events(state_dir, tell)
     texts, data = [], []
     with chosen(source, state_dir) as opened:
         found = _series(opened, benchmark, system, metric)
         for one in found:
-            watched, points = _shown_points(one, look, known, everything=everything)
+            watched, points = _shown_points(one, query, known, everything=everything)
             recent = [point for point in points if point.night.created_ns >= since_ns]
             if recent:
                 data.append(_json(watched, recent))
@@ -119,16 +119,16 @@ def _benchmarks(source: Source, text: str, system: str) -> list[str]:
 
 
 def _shown_points(
-    series: Series, look: NightlyQuery, known: Sequence[Any], *, everything: bool
+    series: Series, query: NightlyQuery, known: Sequence[Any], *, everything: bool
 ) -> tuple[WatchedSeries, Sequence[Point]]:
     """Find the changes among the watched nights; return with them the points to show.
 
     Those are of earlier epochs, too, and with *everything* of nights that are not watched.
     """
-    kept = watched_part(series, look.default_branch)
-    (changes,) = find_all([[point.value for point in kept.series.points]], look.detector)
-    shown = [point for point in series.points if everything or feeds(point.night, look.default_branch)]
-    return with_causes(kept, changes, known), shown
+    shown_part = watched_part(series, query.default_branch)
+    (changes,) = find_all([[point.value for point in shown_part.series.points]], query.detector)
+    shown = [point for point in series.points if everything or feeds(point.night, query.default_branch)]
+    return with_causes(shown_part, changes, known), shown
 
 
 def text_of(watched: WatchedSeries, points: Sequence[Point], limit: int) -> str:
@@ -159,14 +159,14 @@ def _table(watched: WatchedSeries, points: Sequence[Point], limit: int) -> str:
         for point in shown
     ]  # fmt: skip
     head, *lines = table(rows).splitlines()
-    told_lines = [head]
+    lines_of_night = [head]
     before = shown[0] if len(shown) < len(points) else None
     for point, line in zip(shown, lines, strict=True):
-        told_lines += _between(watched, before, point)
-        told_lines.append(line)
+        lines_of_night += _between(watched, before, point)
+        lines_of_night.append(line)
         before = point
-    told_lines += _between(watched, before, None)
-    return "".join(rendering.line(f"  {line}") for line in told_lines)
+    lines_of_night += _between(watched, before, None)
+    return "".join(rendering.line(f"  {line}") for line in lines_of_night)
 
 
 def _between(watched: WatchedSeries, before: Point | None, after: Point | None) -> Iterator[str]:
@@ -202,12 +202,12 @@ def _against_level(watched: WatchedSeries, point: Point) -> str:
 
 def _verdict(point: Point) -> str:
     night = point.night
-    words = [night.verdict]
+    remarks = [night.verdict]
     if night.attempt:
-        words.append(f"re-run {night.attempt}")
+        remarks.append(f"re-run {night.attempt}")
     if night.purpose != "nightly":
-        words.append(night.purpose)
-    return ", ".join(words)
+        remarks.append(night.purpose)
+    return ", ".join(remarks)
 
 
 def _json(watched: WatchedSeries, points: Sequence[Point]) -> dict[str, Any]:

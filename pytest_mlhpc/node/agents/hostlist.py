@@ -57,21 +57,21 @@ def number_ranges(numbers: Iterable[int], width: int = 0) -> List[str]:
 
 def _split_hostlist(hostlist: str) -> List[str]:
     """Split at separators outside brackets: comma, blank, tab, newline, as scontrol does."""
-    words, depth, start = [], 0, 0
+    names, depth, start = [], 0, 0
     for position, character in enumerate(hostlist):
         if character == "[":
             depth += 1
         elif character == "]":
             depth -= 1
         elif character in _SEPARATORS and depth == 0:
-            words.append(hostlist[start:position])
+            names.append(hostlist[start:position])
             start = position + 1
         if depth not in {0, 1}:
             raise HostlistError(f"host list {hostlist!r}: brackets do not match")
     if depth:
         raise HostlistError(f"host list {hostlist!r}: brackets do not match")
-    words.append(hostlist[start:])
-    return [word for word in words if word]
+    names.append(hostlist[start:])
+    return [word for word in names if word]
 
 
 def _expand_word(word: str, hostlist: str, room: int) -> List[str]:

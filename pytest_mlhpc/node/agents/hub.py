@@ -93,7 +93,7 @@ class Hub:
         self._selector = selectors.DefaultSelector()
         self._acts: Dict[int, Callable[[], None]] = {}
         self._events: Dict[int, int] = {}
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._over = False
         if listening is not None:
             self.watch(listening.fileno(), self._accept)
@@ -140,8 +140,8 @@ class Hub:
             if act is not None:  # else it was dropped in this turn
                 act()
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_S
+        if now >= self._next_check:
+            self._next_check = now + LOOK_S
             self._tend_all(now)
 
     def join(self, rank: int, wire: Wire) -> None:

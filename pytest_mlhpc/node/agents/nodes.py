@@ -47,22 +47,22 @@ def own_node(environ: Mapping[str, str]) -> str:
     return environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
-def scontrol(*words: str) -> str:
+def scontrol(*arguments: str) -> str:
     """Return what ``scontrol WORDS`` prints.
 
     Raises:
         NodesUnknown: there is no such command, it fails or does not answer; with its own words.
     """
-    shown = " ".join(("scontrol", *words))
+    shown = " ".join(("scontrol", *arguments))
     try:
-        done = run_to_end(["scontrol", *words], SCONTROL_LIMIT_S)
+        done = run_to_end(["scontrol", *arguments], SCONTROL_LIMIT_S)
     except subprocess.TimeoutExpired as error:
         raise NodesUnknown(f"{shown} did not answer within {SCONTROL_LIMIT_S:g} s") from error
     except OSError as error:
         raise NodesUnknown(f"cannot start {shown}: {error.strerror or error}") from error
     if done.returncode:
-        words_of_it = done.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise NodesUnknown(f"{shown} ended with exit code {done.returncode}: {words_of_it}")
+        message = done.stderr.decode("utf-8", "replace").strip()[-500:]
+        raise NodesUnknown(f"{shown} ended with exit code {done.returncode}: {message}")
     return done.stdout.decode("utf-8", "replace")
 
 

@@ -113,8 +113,8 @@ def key_of_run(run_id: str, secret: str) -> bytes:
     return _digest(f"{run_id} {secret}")
 
 
-def _digest(*words: str) -> bytes:
-    return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).digest()
+def _digest(*fields: str) -> bytes:
+    return hashlib.sha256("\n".join(fields).encode("utf-8", "surrogatepass")).digest()
 
 
 def new_challenge() -> str:
@@ -122,16 +122,16 @@ def new_challenge() -> str:
     return secrets.token_hex(32)
 
 
-def proof(key: bytes, who: str, *words: str) -> str:
+def proof(key: bytes, who: str, *fields: str) -> str:
     """Return the HMAC by which *who* (agent or hub) shows that it holds the key."""
-    text = json.dumps([who, *words]).encode("ascii")
+    text = json.dumps([who, *fields]).encode("ascii")
     return hmac.new(key, text, hashlib.sha256).hexdigest()
 
 
-def proved(key: bytes, given: object, who: str, *words: str) -> bool:
+def proved(key: bytes, given: object, who: str, *fields: str) -> bool:
     """Return whether *given* is that HMAC, in a time that tells nothing of it."""
     return isinstance(given, str) and hmac.compare_digest(
-        given.encode("utf-8", "replace"), proof(key, who, *words).encode("ascii")
+        given.encode("utf-8", "replace"), proof(key, who, *fields).encode("ascii")
     )
 
 

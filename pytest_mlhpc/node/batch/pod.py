@@ -121,7 +121,7 @@ class PodAgent:
                 self._turn()
         finally:
             end_descendants(os.getpid(), GRACE_ENDING_S, self._signals.wakeup)
-            self._end_run(told=False)
+            self._end_run(reported=False)
         return self._code
 
     def _wait(self) -> None:
@@ -199,7 +199,7 @@ class PodAgent:
     def _refuse(self, run: RunPlan, text: str) -> None:
         self._wire.send({"kind": "refused", "run": run.run_id, "text": text})
         end_descendants(os.getpid(), GRACE_S, self._signals.wakeup)
-        self._end_run(told=False)
+        self._end_run(reported=False)
         self._wire.send({"kind": "done", "run": run.run_id})
 
     def _open_log(self, run: RunPlan, folder: Path) -> None:
@@ -254,16 +254,16 @@ class PodAgent:
             end_descendants(os.getpid(), GRACE_S, self._signals.wakeup)
             self._read_output(reads=64)
             run_id, dropped = self._tasks.share.run_id, self._log.dropped if self._log is not None else 0
-            self._end_run(told=True)
+            self._end_run(reported=True)
             self._wire.send({"kind": "done", "run": run_id, "dropped": dropped})
 
-    def _end_run(self, *, told: bool) -> None:
-        """Give back what a run has taken; *told*: its log is whole."""
+    def _end_run(self, *, reported: bool) -> None:
+        """Give back what a run has taken; *reported*: its log is whole."""
         if self._log is not None:
             self._log.close()
         if self._pipe >= 0:
             os.close(self._pipe)
-        if self._tasks is not None and told:
+        if self._tasks is not None and reported:
             self._stream.end(self._runs[self._tasks.share.run_id])
         self._tasks, self._log, self._pipe = None, None, -1
 

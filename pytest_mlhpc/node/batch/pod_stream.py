@@ -168,9 +168,9 @@ class LogSource:
 
     def summary(self) -> bytes:
         """Return the line that ends this stream."""
-        told = {"bytes": self.base + self.at, "dropped": self.dropped, "sha256": self._sha.hexdigest()}
+        totals = {"bytes": self.base + self.at, "dropped": self.dropped, "sha256": self._sha.hexdigest()}
         ids = {"run": self.run.run_id, "nonce": self.run.nonce}
-        return pod_line("output", {**ids, "stream": self.name, **told})
+        return pod_line("output", {**ids, "stream": self.name, **totals})
 
     def close(self) -> None:
         """Give the descriptor back."""

@@ -231,20 +231,20 @@ class PodRun:
             death = {"task": one.task, "pod": self._label(pod), "exit": one.code, "memory": one.memory}
             self._fail(code, {"death": death})
 
-    def _fail(self, code: int, words: Mapping[str, Any]) -> None:
+    def _fail(self, code: int, details: Mapping[str, Any]) -> None:
         """Say what went wrong first, and end everything."""
         if self.code is not None:
             return
         self.code = code
-        if words:
-            self._say(words)
+        if details:
+            self._say(details)
         self._wire.send({"kind": "kill", "run": self._share.run_id})
         end_descendants(os.getpid(), GRACE_S, self._signals.wakeup)
         self._deadline = time.monotonic() + END_S
 
     @staticmethod
-    def _say(words: Mapping[str, Any]) -> None:
-        sys.stderr.write(f"\n{PODRUN}{json.dumps(words)}\n")  # a rank may have left its line unfinished
+    def _say(details: Mapping[str, Any]) -> None:
+        sys.stderr.write(f"\n{PODRUN}{json.dumps(details)}\n")  # a rank may have left its line unfinished
         sys.stderr.flush()
 
     def _show(self, pod: int, data: bytes, *, last: bool = False) -> None:
@@ -286,8 +286,8 @@ def main(arguments: List[str]) -> int:
     try:
         connection.connect(os.environ.get("MLHPC_HUB", ""))
     except OSError as error:
-        words = {"not_started": f"this pod's agent cannot be asked: {error.strerror or error}"}
-        sys.stderr.write(f"{PODRUN}{json.dumps(words)}\n")
+        details = {"not_started": f"this pod's agent cannot be asked: {error.strerror or error}"}
+        sys.stderr.write(f"{PODRUN}{json.dumps(details)}\n")
         return EXIT_GONE
     wire = Wire(connection)
     wire.trusted = True

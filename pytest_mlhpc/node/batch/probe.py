@@ -273,9 +273,9 @@ def judge_answer(answer: Mapping[str, Any], wanted: Tuple[str, int]) -> Optional
     if error:
         return unfit(str(error))
     models = answer.get("models")
-    seen = len(models) if isinstance(models, list) and answer.get("kind") == kind else 0
-    if seen < count:
-        return unfit(f"{count} devices of type {kind} are needed, torch finds {seen}")
+    found_devices = len(models) if isinstance(models, list) and answer.get("kind") == kind else 0
+    if found_devices < count:
+        return unfit(f"{count} devices of type {kind} are needed, torch finds {found_devices}")
     return None
 
 

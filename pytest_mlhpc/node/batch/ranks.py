@@ -96,10 +96,10 @@ class LauncherOutput:
         if found:
             self._srun(found.group(1), found.group(2), found.group(3))
             return
-        told = _PODRUN.search(line)
-        if told:
+        matched = _PODRUN.search(line)
+        if matched:
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                self._podrun(read_json(told.group(1)))
+                self._podrun(read_json(matched.group(1)))
             return
         for pattern, name in (
             (_NO_PROGRAM, "no_program"),
@@ -392,11 +392,11 @@ class RankBook:
     def _out_of_memory(self) -> bool:
         return self._memory or (self.memory is not None and self.memory())
 
-    def learn(self, words: LauncherOutput, output: str) -> List[int]:
+    def learn(self, launcher_output: LauncherOutput, output: str) -> List[int]:
         """Take the exit codes of ranks from what their launcher said; return which it named, the first first."""
-        self._memory = self._memory or words.out_of_memory
+        self._memory = self._memory or launcher_output.out_of_memory
         deaths: Dict[int, int] = {}
-        for death in [] if self.agents else words.deaths:
+        for death in [] if self.agents else launcher_output.deaths:
             deaths.setdefault(death.task, death.exit)
         deaths.update(torchrun_deaths(output))
         named = [number for number in deaths if 0 <= number < self.run.started]
@@ -406,20 +406,20 @@ class RankBook:
         return named
 
     def launcher_ended(
-        self, code: int, output: str, *, is_rank: bool, words: Optional[LauncherOutput] = None
+        self, code: int, output: str, *, is_rank: bool, launcher_output: Optional[LauncherOutput] = None
     ) -> None:
         """Judge a launcher that ended by itself with *code*, or is about to (0), after a rank was lost.
 
-        *output* is the end of what it printed, *words* what was understood of all of it.
+        *output* is the end of what it printed, *launcher_output* what was understood of all of it.
         """
-        words = words or LauncherOutput()
+        launcher_output = launcher_output or LauncherOutput()
         if not code and self.suspect is None:
             return
         if is_rank:
             reported = 0 in self.ranks and self.ranks[0].report is not None
             who, number, after = "rank 0", 0, " after it had reported" if reported else ""
         else:
-            self._judge_output(words, output)
+            self._judge_output(launcher_output, output)
             who, number, after = "the launcher", LAUNCHER, ""
         self.settle()
         outcome = "worker_killed" if code < 0 else "worker_exit"
@@ -427,24 +427,24 @@ class RankBook:
             outcome = "out_of_memory"
         self.fail(outcome, f"{who} {describe_exit(code)}{after}", number, quote=True)
 
-    def _judge_output(self, words: LauncherOutput, output: str) -> None:
+    def _judge_output(self, launcher_output: LauncherOutput, output: str) -> None:
         """Name the first thing that went wrong: what kept ranks from starting, a node, then the first rank that died."""
         heard = bool(self.ranks)
-        named = self.learn(words, output)
-        if words.no_program:
+        named = self.learn(launcher_output, output)
+        if launcher_output.no_program:
             outcome = "command_not_found" if self.run.workload == "command" else "launch_failed"
-            self.fail(outcome, f"cannot start {self._program()!r}: {words.no_program}", LAUNCHER)
-        if words.port_taken and not heard:
-            self.fail("launch_failed", words.port_taken, LAUNCHER, again=True)
-        if words.not_started and not heard:
-            self.fail("launch_failed", words.not_started, LAUNCHER)
+            self.fail(outcome, f"cannot start {self._program()!r}: {launcher_output.no_program}", LAUNCHER)
+        if launcher_output.port_taken and not heard:
+            self.fail("launch_failed", launcher_output.port_taken, LAUNCHER, again=True)
+        if launcher_output.not_started and not heard:
+            self.fail("launch_failed", launcher_output.not_started, LAUNCHER)
         # A program may print another job's words: only nodes of this run are believed to have failed in it.
-        for node in [one for one in words.failed_nodes if not self.nodes or one in self.nodes]:
+        for node in [one for one in launcher_output.failed_nodes if not self.nodes or one in self.nodes]:
             self.fail("node_failure", f"Slurm says that node {node} failed during the run", LAUNCHER)
-        for pod, why, node in words.lost_pods:
+        for pod, why, node in launcher_output.lost_pods:
             text = f"pod {pod} was lost during the run: {why}"
             self.fail("node_failure", text, LAUNCHER, nodes=(node,) if node else ())
-        if words.cancelled:
+        if launcher_output.cancelled:
             self.fail(
                 "cancelled_outside", "the run's job step was cancelled from outside", LAUNCHER, quote=True
             )
@@ -452,7 +452,7 @@ class RankBook:
             self.ended(number)
         if self.suspect is not None:
             self._nameless(self.suspect)
-        for death in words.deaths:  # of agents
+        for death in launcher_output.deaths:  # of agents
             text = f"the launcher's task {death.task} on {death.node} {describe_exit(death.exit)}"
             outcome = "worker_killed" if death.exit < 0 else "worker_exit"
             self.fail("out_of_memory" if death.out_of_memory else outcome, text, LAUNCHER, quote=True)
@@ -466,20 +466,20 @@ class RankBook:
             self.fail("worker_exit", f"{self.who(number)} ended without a message", number, quote=True)
 
     def _program(self) -> str:
-        words = (
+        launcher_output = (
             *self.run.wrapper,
             *(self.run.argv if self.run.workload == "command" else (self.run.python,)),
         )
-        return words[0] if words else ""
+        return launcher_output[0] if launcher_output else ""
 
     def out_of_time(self) -> None:
         """Note that the time limit has passed, and how far the ranks were."""
         steps = ", ".join(
             f"{self.who(number)} at step {rank.step}" for number, rank in sorted(self.ranks.items())[:4]
         )
-        seen = f"last seen: {steps} of {self.run.steps}" if steps else "no rank had reported"
+        progress = f"last seen: {steps} of {self.run.steps}" if steps else "no rank had reported"
         self.fail(
-            "time_limit", f"the run did not end within {self.run.time_limit_s:g} s; {seen}", 0, quote=True
+            "time_limit", f"the run did not end within {self.run.time_limit_s:g} s; {progress}", 0, quote=True
         )
 
     def reports(self) -> List[RankReport]:

@@ -408,16 +408,16 @@ def report(supervisor: Supervisor, relay: Lines, began_ns: int) -> None:
     body = None if run.workload == "command" else measurement(book)
     trouble = book.trouble
     if trouble is not None:
-        words = supervisor.logs.last_lines(trouble.rank) if trouble.quote else ""
+        last_lines = supervisor.logs.last_lines(trouble.rank) if trouble.quote else ""
         text = "; ".join(filter(None, (trouble.text, book.turned_away)))
-        text += f"; its last lines:\n{words}" if words else ""
+        text += f"; its last lines:\n{last_lines}" if last_lines else ""
         log = supervisor.logs.path(trouble.rank)
         failed = {"outcome": trouble.outcome, "text": text, "log": log, "nodes": list(trouble.nodes)}
         relay.send(run, "failed", failed)
     elif body is not None:
         relay.send(run, "measurement", body)
-    told = {"started_ns": began_ns, "ended_ns": time.time_ns(), "host": os.uname().nodename}
-    relay.send(run, "end", {"exit": book.exits(supervisor.launcher_exit), **told})
+    entry = {"started_ns": began_ns, "ended_ns": time.time_ns(), "host": os.uname().nodename}
+    relay.send(run, "end", {"exit": book.exits(supervisor.launcher_exit), **entry})
 
 
 def measurement(book: RankBook) -> Optional[Mapping[str, Any]]:

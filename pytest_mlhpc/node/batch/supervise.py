@@ -76,7 +76,7 @@ class Supervisor:
         self.directory = directory
         self.launcher_exit: Optional[int] = None
         self.logs = RunLogs(book, directory, functools.partial(relay.log, book.run))
-        self.words = LauncherOutput()
+        self.launcher_output = LauncherOutput()
         self._relay, self._wakeup, self._stop, self._has_lifeline = relay, wakeup, stop, lifeline
         self._settle_at: Optional[float] = None
         self._peers_until: Optional[float] = None
@@ -137,7 +137,7 @@ class Supervisor:
             "node_failure",
         )
         gone = self.book.suspect is not None or (self.launcher_exit or 0) < 0
-        return killed or (trouble is not None and (gone or self.words.cancelled))
+        return killed or (trouble is not None and (gone or self.launcher_output.cancelled))
 
     def await_signal(self, seconds: float) -> None:
         """Give a signal *seconds* to arrive.
@@ -234,7 +234,7 @@ class Supervisor:
         now = time.monotonic()
         if self._settle_at is None:
             self._settle_at = now + WORDS_S
-        if any(death.task == suspect for death in self.words.deaths):
+        if any(death.task == suspect for death in self.launcher_output.deaths):
             self._settle_at = min(self._settle_at, now + MORE_WORDS_S)
         return now >= self._settle_at
 
@@ -313,11 +313,11 @@ class Supervisor:
     def _printed(self, data: bytes) -> None:
         self.logs.write(self.logs.own, data)
         if self.logs.own == LAUNCHER:
-            self.words.feed(data)
-            log = self.logs.open(LAUNCHER) if self.words.dropped else None
+            self.launcher_output.feed(data)
+            log = self.logs.open(LAUNCHER) if self.launcher_output.dropped else None
             if log is not None:
-                log.dropped += self.words.dropped
-                self.words.dropped = 0
+                log.dropped += self.launcher_output.dropped
+                self.launcher_output.dropped = 0
 
     def _accept(self, server: Server) -> None:
         for connection in server.accept():
@@ -388,7 +388,7 @@ class Supervisor:
             behind = self.logs.own == LAUNCHER
             shown = self.logs.last_lines(self.logs.own, lines=1000, characters=1 << 16)
             code = self.launcher_exit or 0
-            self.book.launcher_ended(code, shown, is_rank=not behind, words=self.words)
+            self.book.launcher_ended(code, shown, is_rank=not behind, launcher_output=self.launcher_output)
         spared = () if self._warm is None else self._warm.pids
         ended, stuck = end_descendants(os.getpid(), GRACE_S, self._wakeup, spared)
         self._note_exits(ended)
@@ -397,7 +397,7 @@ class Supervisor:
             self.logs.write(index, self._indices[index].content())
         self.book.settle()
         if self.logs.own == LAUNCHER:
-            self.book.learn(self.words, "")
+            self.book.learn(self.launcher_output, "")
         if stuck:
             self.book.fail(
                 "node_failure", f"SIGKILL does not end these processes: {', '.join(map(str, stuck))}"

@@ -128,15 +128,15 @@ class ProgramRunner:
     @property
     def broken_off(self) -> bool:
         """Whether srun, or what it started, was ended by a signal, as happens when the whole job is."""
-        words = self._argv_and_environ
-        ended = words.cancelled or any(death.exit < 0 for death in words.deaths)
+        arguments = self._argv_and_environ
+        ended = arguments.cancelled or any(death.exit < 0 for death in arguments.deaths)
         return ended or any(code < 0 for code in self._codes.values())
 
     def reply(self, *, labelled: bool) -> Dict[str, Any]:
         """Return what the test is told: exit code as a shell gives it, names of logs, and srun's own troubles."""
         codes = [self._codes.get(process.pid, 0) for process in self._processes]
         code = next((code for code in codes if code), 0)
-        words = self._argv_and_environ
+        arguments = self._argv_and_environ
         return {
             "exit": 128 - code if code < 0 else code,
             "error": self.error,
@@ -144,8 +144,8 @@ class ProgramRunner:
             "stderr": [str(err.path.relative_to(self._folder.parent)) for _, err in self._logs],
             "dropped": sum(log.dropped for pair in self._logs for log in pair),
             "labelled": labelled,
-            "failed_nodes": words.failed_nodes if labelled else [],
-            "not_started": words.not_started if labelled else "",
+            "failed_nodes": arguments.failed_nodes if labelled else [],
+            "not_started": arguments.not_started if labelled else "",
         }
 
     def _note(self, ended: Mapping[int, int]) -> None:
@@ -287,12 +287,12 @@ class RequestServer:
             self._await_signal()
         if self._site.slurm and not finished:
             processes.end(os.environ.get("SLURM_JOB_ID", ""), self._run.run_id)
-        told = programs.reply(labelled=self._site.slurm)
+        reply = programs.reply(labelled=self._site.slurm)
         timed_out = not finished and not programs.error and time.monotonic() >= until
         # Said here as well as at the run's end: the controller may see this answer long before that.
         limit = self._limit_text() if timed_out and until >= self._deadline else ""
         seconds = round(time.monotonic() - began, 6)
-        self._answer(request.id, {**told, "timed_out": timed_out, "time_limit": limit, "seconds": seconds})
+        self._answer(request.id, {**reply, "timed_out": timed_out, "time_limit": limit, "seconds": seconds})
 
     def _limit_text(self) -> str:
         return f"the nodes were held for the time_limit of {self._run.time_limit_s:g} s; ask for more"
@@ -310,7 +310,7 @@ class RequestServer:
     def _argv_and_environ(self, request: Request) -> List[Tuple[List[str], Dict[str, str]]]:
         """Return argument vector and environment of each process that we start: one srun, or all ranks here."""
         environment = program_environment(self._run, request.env)
-        words = [*self._run.wrapper, *request.argv]
+        arguments = [*self._run.wrapper, *request.argv]
         if self._site.slurm:
             place = {**environment, step.SCHEDULER: "slurm"}
             argv = step.srun(
@@ -318,9 +318,9 @@ class RequestServer:
             )
             # A node that fails its part must not silence the others, and what is left of a step that was ended must not
             # hold up the next.
-            return [([*argv, "--kill-on-bad-exit=0", "--overlap", "--label", *words], environment)]
+            return [([*argv, "--kill-on-bad-exit=0", "--overlap", "--label", *arguments], environment)]
         return [
-            (words, {**step.rank_variables(rank, rank, request.ranks_per_node), **environment})
+            (arguments, {**step.rank_variables(rank, rank, request.ranks_per_node), **environment})
             for rank in range(request.ranks_per_node)
         ]
 

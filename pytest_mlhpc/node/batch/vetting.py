@@ -115,15 +115,15 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: EndSignals, *, site: Site
     execute(supervisor, run, path, site)
     if signals.stop():
         raise ControllerLost
-    kept, why = _read(directory)
-    if kept is None:
+    written, why = _read(directory)
+    if written is None:
         last, trouble = supervisor.logs.last_lines(LAUNCHER), book.trouble
         text = f"the nodes could not be vetted: {trouble.text if trouble else why}"
         outcome = trouble.outcome if trouble and trouble.outcome in TOLD else "launch_failed"
         found = FitNodes((), text + (f"; its last lines:\n{last}" if last else ""), outcome)
     else:
-        found = result_of(kept.verdict, site.nodes, pods=bool(site.hub))
-    _tell(plan, relay, kept, _report(directory), found)
+        found = result_of(written.verdict, site.nodes, pods=bool(site.hub))
+    _tell(plan, relay, written, _report(directory), found)
     return found
 
 
@@ -188,20 +188,20 @@ def _summary(verdict: VetVerdict) -> Dict[str, Any]:
     }
 
 
-def _tell(plan: Plan, relay: Lines, kept: Optional[WrittenVerdict], report: Any, found: FitNodes) -> None:
+def _tell(plan: Plan, relay: Lines, written: Optional[WrittenVerdict], report: Any, found: FitNodes) -> None:
     """Tell all runs what was found, everything to the first and to those that are about nothing else.
 
     Where there are too few nodes, tell the others' end too.
     """
     for run in plan.runs:
-        if kept is not None:
-            body = _summary(kept.verdict)
+        if written is not None:
+            body = _summary(written.verdict)
             if run is plan.runs[0] or run.workload == VETTED:
-                body["verdict"] = verdict_to_json(kept)
+                body["verdict"] = verdict_to_json(written)
             if run is plan.runs[0]:
                 body["report"] = report
             relay.send(run, "vetted", body)
-        if found.trouble and (kept is None or run.workload != VETTED):
+        if found.trouble and (written is None or run.workload != VETTED):
             away = [node_name(host) for host in found.unfit]
             relay.send(
                 run, "failed", {"outcome": found.outcome, "text": found.trouble, "log": "", "nodes": away}

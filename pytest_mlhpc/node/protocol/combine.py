@@ -207,9 +207,9 @@ def _steps(step_times: Sequence[float]) -> List[MetricValue]:
 
 def _phases(ranked: Sequence[RankReport]) -> List[MetricValue]:
     found: List[MetricValue] = []
-    told = [report for report in ranked if report.backward_s is not None and report.steps > 0]
-    if told:
-        least = min(told, key=lambda report: report.backward_s or 0.0)
+    reporting = [report for report in ranked if report.backward_s is not None and report.steps > 0]
+    if reporting:
+        least = min(reporting, key=lambda report: report.backward_s or 0.0)
         phases = (
             ("forward", least.forward_s),
             ("backward", least.backward_s),
@@ -292,15 +292,15 @@ def figures(ranked: Sequence[RankReport]) -> List[MetricValue]:
     for report in ranked:
         for figure in report.figures:
             by_name.setdefault(figure.name, []).append(figure)
-    return [_combined(told) for told in by_name.values()]
+    return [_combined(reporting) for reporting in by_name.values()]
 
 
-def _combined(told: Sequence[Figure]) -> MetricValue:
-    first = told[0]
-    for other in told:
+def _combined(reporting: Sequence[Figure]) -> MetricValue:
+    first = reporting[0]
+    for other in reporting:
         if (other.unit, other.better, other.over) != (first.unit, first.better, first.over):
             raise ValueError(f"ranks disagree on what the figure {first.name} is")
-    values = [figure.value for figure in told]
+    values = [figure.value for figure in reporting]
     value = {
         "sum": math.fsum(values),
         "mean": statistics.fmean(values),
@@ -308,7 +308,7 @@ def _combined(told: Sequence[Figure]) -> MetricValue:
         "min": min(values),
         "first": first.value,
     }[first.over]
-    samples = next((figure.samples for figure in told if figure.value == value), ())
+    samples = next((figure.samples for figure in reporting if figure.value == value), ())
     return MetricValue(first.name, value, first.unit, first.better, thin(samples))
 
 
@@ -321,7 +321,10 @@ def _contention(ranked: Sequence[RankReport]) -> Mapping[str, float]:
         for name, value in (report.contention or {}).items():
             found[name] = max(value, found.get(name, value))
     others = [
-        cores for told in by_host.values() for cores in [contention.other_cores(told)] if cores is not None
+        cores
+        for reporting in by_host.values()
+        for cores in [contention.other_cores(reporting)]
+        if cores is not None
     ]
     if others:
         found["other_cores"] = max(others)

@@ -52,9 +52,9 @@ class Snapshot:
 
 def parse_load(text: str) -> Optional[float]:
     """Return the one-minute load of /proc/loadavg."""
-    words = text.split()
+    fields = text.split()
     try:
-        return float(words[0])
+        return float(fields[0])
     except (IndexError, ValueError):
         return None
 
@@ -62,10 +62,10 @@ def parse_load(text: str) -> Optional[float]:
 def parse_pressure(text: str) -> Optional[Tuple[float, float]]:
     """Return (share of the last 10 s, total microseconds) in which some task waited, of a /proc/pressure file."""
     for line in text.splitlines():
-        words = line.split()
-        if words[:1] != ["some"]:
+        fields = line.split()
+        if fields[:1] != ["some"]:
             continue
-        pairs = dict(word.partition("=")[::2] for word in words[1:])
+        pairs = dict(word.partition("=")[::2] for word in fields[1:])
         try:
             return float(pairs["avg10"]) / 100.0, float(pairs["total"])
         except (KeyError, ValueError):
@@ -101,9 +101,9 @@ def parse_throttled(text: str) -> Optional[float]:
 
 def parse_own(text: str) -> Optional[int]:
     """Return user and system jiffies of one process from its /proc/PID/stat; the name may hold spaces and brackets."""
-    words = text.rpartition(")")[2].split()
+    fields = text.rpartition(")")[2].split()
     try:
-        return int(words[11]) + int(words[12])
+        return int(fields[11]) + int(fields[12])
     except (IndexError, ValueError):
         return None
 

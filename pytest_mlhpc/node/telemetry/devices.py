@@ -22,9 +22,9 @@ MIB = 1 << 20
 
 
 class Devices(Protocol):
-    """Where samples of devices come from. ``words`` says what is there, or why nothing is."""
+    """Where samples of devices come from. ``text`` says what is there, or why nothing is."""
 
-    words: str
+    text: str
 
     def read(self) -> Tuple[DeviceSample, ...]:
         """Return a sample of each device."""
@@ -33,8 +33,8 @@ class Devices(Protocol):
 class NoDevices:
     """A node without a library that tells of accelerators."""
 
-    def __init__(self, words: str) -> None:
-        self.words = words
+    def __init__(self, text: str) -> None:
+        self.text = text
 
     def read(self) -> Tuple[DeviceSample, ...]:
         """Return nothing."""
@@ -60,7 +60,7 @@ class Nvidia:
         self._nvml = module
         module.nvmlInit()
         self._boards = [self._board(index) for index in range(int(module.nvmlDeviceGetCount()))]
-        self.words = f"{len(self._boards)} x {self._boards[0].model}" if self._boards else "NVML shows no GPU"
+        self.text = f"{len(self._boards)} x {self._boards[0].model}" if self._boards else "NVML shows no GPU"
 
     def read(self) -> Tuple[DeviceSample, ...]:
         """Return a sample of each GPU; those that have fallen off the bus are without figures."""
@@ -125,7 +125,7 @@ class Amd:
         module.amdsmi_init()
         handles = list(module.amdsmi_get_processor_handles())
         self._boards = [self._board(index, handle) for index, handle in enumerate(handles)]
-        self.words = f"{len(handles)} x {self._boards[0].model}" if handles else "amdsmi shows no GPU"
+        self.text = f"{len(handles)} x {self._boards[0].model}" if handles else "amdsmi shows no GPU"
 
     def read(self) -> Tuple[DeviceSample, ...]:
         """Return a sample of each GPU."""
@@ -195,7 +195,7 @@ def find_devices(load: Callable[[str], Any] = importlib.import_module) -> Device
         found = _open(name, kind, load)
         if found.read():
             return found
-        said.append(found.words)
+        said.append(found.text)
     return NoDevices("; ".join(said))
 
 

@@ -41,16 +41,16 @@ class Stat:
 def parse_stat(text: str) -> Optional[Stat]:
     """Read a stat file of a process or thread; its name may hold blanks and brackets. None: cut short."""
     head, _, tail = text.rpartition(")")
-    words = tail.split()
+    fields = tail.split()
     try:
         return Stat(
             name=head.partition("(")[2],
-            state=words[0],
-            parent=int(words[1]),
-            ticks=int(words[11]) + int(words[12]),
-            start=int(words[19]),
-            pages=int(words[21]),
-            blkio=int(words[39]) if len(words) > 39 else 0,
+            state=fields[0],
+            parent=int(fields[1]),
+            ticks=int(fields[11]) + int(fields[12]),
+            start=int(fields[19]),
+            pages=int(fields[21]),
+            blkio=int(fields[39]) if len(fields) > 39 else 0,
         )
     except (IndexError, ValueError):
         return None
@@ -129,13 +129,15 @@ class Reader:
         pids -= below(os.getpid(), parents) if self._root != os.getpid() else set()
         alive = {(pid, stats[pid].start) for pid in pids if pid in stats}
         self._environ = {key: value for key, value in self._environ.items() if key in alive}
-        told = {pid: self._environment(pid, stats[pid].start) for pid in pids if pid in stats}
+        environments = {pid: self._environment(pid, stats[pid].start) for pid in pids if pid in stats}
         if self._job is not None:
-            told = {pid: found for pid, found in told.items() if found.get("SLURM_JOB_ID") == self._job}
-        ranks = {pid: rank_of(found) for pid, found in told.items()}
+            environments = {
+                pid: found for pid, found in environments.items() if found.get("SLURM_JOB_ID") == self._job
+            }
+        ranks = {pid: rank_of(found) for pid, found in environments.items()}
         surest = min((found[0] for found in ranks.values() if found is not None), default=0)
         samples = []
-        for pid in sorted(told):
+        for pid in sorted(environments):
             found = ranks[pid]
             rank = found[1] if found is not None and found[0] == surest else None
             sample = self._sample(pid, stats[pid], rank)

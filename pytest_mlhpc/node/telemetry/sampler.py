@@ -73,7 +73,7 @@ class Sampler:
         return Sample(now, cost, node, processes, devices)
 
     def _node(self) -> NodeSample:
-        seen = contention.snapshot(self._root)
+        contended = contention.snapshot(self._root)
         total, free = memory(self._root)
         ticks = os.sysconf("SC_CLK_TCK")
         return NodeSample(
@@ -81,8 +81,8 @@ class Sampler:
             cores=os.cpu_count() or 1,  # of all, as what keeps them busy is
             memory_bytes=total,
             memory_free_bytes=free,
-            busy_s=None if seen.jiffies is None else seen.jiffies[0] / ticks,
-            throttled_s=None if seen.throttled_us is None else seen.throttled_us / 1e6,
+            busy_s=None if contended.jiffies is None else contended.jiffies[0] / ticks,
+            throttled_s=None if contended.throttled_us is None else contended.throttled_us / 1e6,
         )
 
 

@@ -104,7 +104,7 @@ def start(file: IO[bytes]) -> subprocess.Popen[bytes]:
     Raises:
         WorkerFailure: ``launch_failed``, the node does not start it.
     """
-    words = [
+    argv = [
         "-m",
         "pytest_mlhpc.node.telemetry.sampler",
         "--seconds",
@@ -117,7 +117,7 @@ def start(file: IO[bytes]) -> subprocess.Popen[bytes]:
     ]
     try:
         return subprocess.Popen(
-            [sys.executable, *words], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.DEVNULL
+            [sys.executable, *argv], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.DEVNULL
         )
     except OSError as error:
         text = f"the sampler of telemetry cannot be started on {socket.gethostname()}: {error}"

@@ -72,7 +72,7 @@ class Agent:
             self._load.start()
             if self._wire is None:
                 self._find_leader()
-            while not self._over and not self._trouble and not self._signals.told:
+            while not self._over and not self._trouble and not self._signals.received:
                 self._wait()
                 self._turn()
         finally:
@@ -84,9 +84,11 @@ class Agent:
     def _find_leader(self) -> None:
         search = Search(self._place, key_of(self._environ), self._settings.out)
 
-        def look() -> None:
+        def search_leader() -> None:
             try:
-                wire = search.meet(budget_of(self._settings), lambda: self._over or bool(self._signals.told))
+                wire = search.meet(
+                    budget_of(self._settings), lambda: self._over or bool(self._signals.received)
+                )
             except FirstNodeNotReached as error:
                 self._trouble = str(error)
             except Exception as error:  # noqa: BLE001 - a thread has nobody else who would hear of it
@@ -100,7 +102,7 @@ class Agent:
                 self._wire = wire
             self._signals.wake()
 
-        threading.Thread(target=look, daemon=True, name="rendezvous").start()
+        threading.Thread(target=search_leader, daemon=True, name="rendezvous").start()
 
     def _say(self, message: Mapping[str, Any]) -> None:
         self._unsent.append(message)
@@ -182,7 +184,7 @@ class Agent:
         for child in children:
             child.wait(max(0.0, deadline - time.monotonic()))
         if self._wire is not None:
-            if self._signals.told:
+            if self._signals.received:
                 self._wire.send({"kind": "leaving", "text": "a signal ended it"})
             self._wire.close()
 

@@ -238,13 +238,13 @@ def events(messages: Iterable[KernelMessage], is_c2c: Callable[[str], bool]) -> 
     """Return the events of a log, oldest first; *is_c2c* says whether the GPU at an address is a Grace Hopper's."""
     found: List[KernelEvent] = []
     recovery: Dict[str, KernelEvent] = {}
-    told: Set[Tuple[str, int]] = set()  # SXids whose first line has said how bad they are
+    announced: Set[Tuple[str, int]] = set()  # SXids whose first line has said how bad they are
     for message in messages:
         if not _WORDS.search(message.text):
             continue
         event = (
             _xid(message, is_c2c)
-            or _sxid(message, told)
+            or _sxid(message, announced)
             or _hardware(message)
             or _amd(message)
             or _plain(message)
@@ -289,15 +289,15 @@ def _xid(message: KernelMessage, is_c2c: Callable[[str], bool]) -> Optional[Kern
     return _event(rules.get(meaning, ""), message, device, mention=mention)
 
 
-def _sxid(message: KernelMessage, told: Set[Tuple[str, int]]) -> Optional[KernelEvent]:
+def _sxid(message: KernelMessage, announced: Set[Tuple[str, int]]) -> Optional[KernelEvent]:
     match = _SXID.search(message.text)
     if match is None:
         return None
     table, device, code, rest = driver_events(), pci_name(match[1]), int(match[2]), match[3]
     worded = rest.startswith(("Fatal", "Non-fatal"))
-    if not worded and (device, code) in told:
+    if not worded and (device, code) in announced:
         return None  # Data and Severity lines follow the one that says it all
-    told.add((device, code))
+    announced.add((device, code))
     if code in table.always_fatal or rest.startswith("Fatal") or (not worded and code in table.fatal):
         return _event("sxid.fatal", message, device)
     if code in table.notable or (not worded and code not in table.harmless):

@@ -244,11 +244,11 @@ class Leader:
         seat.missing = seat.missing or f"its agent was lost: {why}"
 
 
-def _clock(told: float, wire: Wire) -> Optional[Tuple[float, float]]:
-    """Return how far a clock that said *told* just now is ahead of ours, and how wrong that may be, in seconds.
+def _clock(remote: float, wire: Wire) -> Optional[Tuple[float, float]]:
+    """Return how far a clock that said *remote* just now is ahead of ours, and how wrong that may be, in seconds.
 
     We challenged its node when the connection was made, and it answered between then and now.
     """
     half = (time.monotonic() - wire.since) / 2.0
-    ahead = told - (time.time() - half)
+    ahead = remote - (time.time() - half)
     return (ahead, half) if math.isfinite(ahead) else None

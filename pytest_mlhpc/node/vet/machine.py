@@ -287,8 +287,8 @@ class Machine:
         except socket.timeout as error:  # no TimeoutError before Python 3.10
             raise Unreadable(f"{address} does not answer within {timeout_s:g} s") from error
         except OSError as error:
-            words = error.strerror or str(error)
-            raise Unreadable(f"{address} cannot be reached: {words}", error.errno) from error
+            message = error.strerror or str(error)
+            raise Unreadable(f"{address} cannot be reached: {message}", error.errno) from error
 
     def clock(self) -> float:
         """Return the node's time, in seconds since 1970."""
@@ -347,8 +347,8 @@ class Machine:
             found = from_dmesg(done.output, now, up_s) if dmesg else from_journal(done.output, now)
             if found and done.code == 0:
                 return KernelLog(argv[0], found, up_s)
-            words = done.errors.strip().splitlines()
-            refused.append(words[-1] if words else f"{argv[0]} shows nothing")
+            message = done.errors.strip().splitlines()
+            refused.append(message[-1] if message else f"{argv[0]} shows nothing")
         raise Unreadable(f"the kernel's log cannot be read: {'; '.join(refused)}")
 
     def _records(self) -> bytes:
@@ -388,11 +388,11 @@ class Machine:
         """Return type, options and place of the mount on which *path* lies (proc_pid_mounts(5)); the last is on top."""
         best: Tuple[str, Tuple[str, ...], str] = ("", (), "/")
         for line in self.text("/proc/self/mounts").splitlines():
-            words = line.split()
-            place = words[1].replace("\\040", " ") if len(words) > 3 else ""
+            message = line.split()
+            place = message[1].replace("\\040", " ") if len(message) > 3 else ""
             inside = (path + "/").startswith(place.rstrip("/") + "/")
             if place and inside and len(place) >= len(best[2]):
-                best = (words[2], tuple(words[3].split(",")), place)
+                best = (message[2], tuple(message[3].split(",")), place)
         return best
 
     def key_values(self, name: str, separator: str = ":") -> Dict[str, str]:

@@ -400,7 +400,7 @@ def _lead(
     thread = threading.Thread(target=session.run, name="leader", daemon=True)
     thread.start()
     trouble = Agent(settings, place, programs, signals, environ=environ, wire=Wire(theirs)).work()
-    if signals.told:
+    if signals.received:
         session.give_up()
         return _stopped(signals)
     thread.join(max(0.1, begun + budget_of(settings) + session.grace_s - time.monotonic()))
@@ -414,7 +414,7 @@ def _lead(
 def _follow(agent: Agent, place: VetPlace, signals: WorkerSignals) -> int:
     """Be a node that is not the first."""
     trouble = agent.work()
-    if signals.told:
+    if signals.received:
         return _stopped(signals)
     if trouble:
         farewell(place, f"{trouble}; the verdict, and the exit code, are the first node's")
@@ -422,8 +422,8 @@ def _follow(agent: Agent, place: VetPlace, signals: WorkerSignals) -> int:
 
 
 def _stopped(signals: WorkerSignals) -> int:
-    _complain(f"ended by {signal.Signals(signals.told).name}: there is no verdict")
-    return 128 + signals.told
+    _complain(f"ended by {signal.Signals(signals.received).name}: there is no verdict")
+    return 128 + signals.received
 
 
 def _complain(text: str) -> None:

@@ -37,9 +37,9 @@ def show(verdict: VetVerdict, stream: TextIO) -> None:
     _write("".join(part(verdict) for part in parts) + "\n", stream)
 
 
-def show_json(kept: WrittenVerdict, stream: TextIO) -> None:
+def show_json(written: WrittenVerdict, stream: TextIO) -> None:
     """Print verdict.json as one object with the command's own schema."""
-    data = {**verdict_to_json(kept), "schema": f"mlhpc/vet-{kept.verdict.level}/1"}
+    data = {**verdict_to_json(written), "schema": f"mlhpc/vet-{written.verdict.level}/1"}
     _write(f"{json.dumps(data, indent=1, allow_nan=False)}\n", stream)
 
 
@@ -89,13 +89,13 @@ def _word(one: Finding) -> str:
 def _property_rows(findings: Sequence[Finding]) -> List[Row]:
     """Return a row for what a check found in order; of a lone node, that a property has no peers is not said."""
     fine = (Severity.PASS, Severity.INFO)
-    kept = [
+    written = [
         (one.check, one.device, cut(one.reason, MOST_SEEN), one.severity.value.lower())
         for one in findings
         if one.severity in fine and one.rule not in {*_OF_FIGURES, BUDGET}
         if (one.rule, one.severity) != ("vote", Severity.INFO)
     ]
-    return list(dict.fromkeys(kept))
+    return list(dict.fromkeys(written))
 
 
 def _write(text: str, stream: TextIO) -> None:

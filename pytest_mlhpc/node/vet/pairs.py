@@ -177,9 +177,9 @@ def _groups(hosts: Sequence[str]) -> List[Sequence[str]]:
 FEWEST = 6
 
 
-def slow_links(seen: Exchanges, good: AbstractSet[str], policy: Policy) -> List[Pair]:
+def slow_links(exchanges: Exchanges, good: AbstractSet[str], policy: Policy) -> List[Pair]:
     """Return connections between *good* hosts beyond the warn bound, for a second look."""
-    rates = _rates(seen, good)
+    rates = _rates(exchanges, good)
     if len(rates) < FEWEST:
         return []
     peers = find_peers(rates, "higher", policy)
@@ -187,18 +187,18 @@ def slow_links(seen: Exchanges, good: AbstractSet[str], policy: Policy) -> List[
 
 
 def judge_links(
-    seen: Exchanges, good: AbstractSet[str], policy: Policy, *, deep: bool
+    exchanges: Exchanges, good: AbstractSet[str], policy: Policy, *, deep: bool
 ) -> Iterator[LinkVerdict]:
     """Yield connections between *good* hosts that failed, and in a *deep* vetting those whose mean rate is beyond the fail bound.
 
     None is called slow where more than a third is: then it is how the network is built, not a defect.
     """
-    for pair, results in _by_pair(seen, good).items():
+    for pair, results in _by_pair(exchanges, good).items():
         failed = [result for result in results if result.trouble]
         if failed:
             times = f"{len(failed)} of {len(results)} exchanges failed, though both nodes had others done"
             yield LinkVerdict(*pair, reason=f"{times}: {failed[0].trouble}; have the connection checked")
-    rates = _rates(seen, good)
+    rates = _rates(exchanges, good)
     if not deep or len(rates) < FEWEST:
         return
     peers = find_peers(rates, "higher", policy)
@@ -216,22 +216,22 @@ def _slow(pair: Pair, rate: float, peers: Peers[Pair]) -> LinkVerdict:
     return LinkVerdict(*pair, reason=reason, value=rate, peer_median=peers.median)
 
 
-def _rates(seen: Exchanges, good: AbstractSet[str]) -> Dict[Pair, float]:
+def _rates(exchanges: Exchanges, good: AbstractSet[str]) -> Dict[Pair, float]:
     """Return the mean rate of each connection between *good* hosts that had an exchange done, in B/s."""
     found: Dict[Pair, float] = {}
-    for pair, results in _by_pair(seen, good).items():
+    for pair, results in _by_pair(exchanges, good).items():
         values = [result.value for result in results if is_done(result)]
         if values:
             found[pair] = sum(values) / len(values)
     return found
 
 
-def _by_pair(seen: Exchanges, good: AbstractSet[str]) -> Dict[Pair, List[PairResult]]:
+def _by_pair(exchanges: Exchanges, good: AbstractSet[str]) -> Dict[Pair, List[PairResult]]:
     """Return all exchanges of each connection, the hosts of which are in the order of the allocation."""
-    place = {host: i for i, host in enumerate(seen.hosts)}
+    place = {host: i for i, host in enumerate(exchanges.hosts)}
     found: Dict[Pair, List[PairResult]] = {}
-    for host in seen.hosts:
-        for result in (*seen.done[host], *seen.failed[host]):
+    for host in exchanges.hosts:
+        for result in (*exchanges.done[host], *exchanges.failed[host]):
             first, second = sorted((result.first, result.second), key=place.__getitem__)
             if host == first and {first, second} <= good:
                 found.setdefault((first, second), []).append(result)
@@ -255,12 +255,12 @@ def confirm_schedule(report: Report, policy: Policy) -> Tuple[Round, ...]:
     is known to be good.
     """
     pairs: Dict[FrozenSet[str], Pair] = {}
-    for seen in sort_out(report):
-        if not seen.judgeable:
+    for exchanges in sort_out(report):
+        if not exchanges.judgeable:
             continue
-        found = _confirmations(seen, policy)
+        found = _confirmations(exchanges, policy)
         if report.level == "deep":
-            found.extend(slow_links(seen, _good(seen, policy), policy))
+            found.extend(slow_links(exchanges, _good(exchanges, policy), policy))
         pairs.update({frozenset(pair): pair for pair in found})
     return pack(list(pairs.values()))
 
@@ -272,27 +272,29 @@ def judge_pairs(
     findings: List[Tuple[str, Finding]] = []
     links: List[LinkVerdict] = []
     everything = sort_out(report)
-    for seen in everything:
-        learned = find_learned(seen.key, "", settings, policy)
-        judged = dict(_judge_live(seen, learned, policy))
-        judged.update((host, _judge_silent(seen, host)) for host in seen.hosts if host not in seen.live)
+    for exchanges in everything:
+        learned = find_learned(exchanges.key, "", settings, policy)
+        judged = dict(_judge_live(exchanges, learned, policy))
+        judged.update(
+            (host, _judge_silent(exchanges, host)) for host in exchanges.hosts if host not in exchanges.live
+        )
         findings.extend(judged.items())
-        good = {host for host in seen.live if judged[host].severity in {Severity.PASS, Severity.WARNING}}
-        links.extend(judge_links(seen, good, policy, deep=report.level == "deep"))
-    findings.extend(_left_out(report, {host for seen in everything for host in seen.hosts}))
+        good = {host for host in exchanges.live if judged[host].severity in {Severity.PASS, Severity.WARNING}}
+        links.extend(judge_links(exchanges, good, policy, deep=report.level == "deep"))
+    findings.extend(_left_out(report, {host for exchanges in everything for host in exchanges.hosts}))
     return findings, tuple(links)
 
 
-def _confirmations(seen: Exchanges, policy: Policy) -> List[Pair]:
-    good = sorted(_good(seen, policy), key=lambda host: -seen.best[host])
+def _confirmations(exchanges: Exchanges, policy: Policy) -> List[Pair]:
+    good = sorted(_good(exchanges, policy), key=lambda host: -exchanges.best[host])
     used = dict.fromkeys(good, 0)
     met = {
-        host: {partner(result, host) for result in (*seen.done[host], *seen.failed[host])}
-        for host in seen.hosts
+        host: {partner(result, host) for result in (*exchanges.done[host], *exchanges.failed[host])}
+        for host in exchanges.hosts
     }
     pairs = []
     for _ in range(min(WITNESSES, len(good))):
-        for host in seen.hosts:
+        for host in exchanges.hosts:
             if host in used:
                 continue
             chosen = min(good, key=lambda each: ((each, host) in pairs, each in met[host], used[each]))
@@ -301,29 +303,33 @@ def _confirmations(seen: Exchanges, policy: Policy) -> List[Pair]:
     return pairs
 
 
-def _good(seen: Exchanges, policy: Policy) -> Set[str]:
-    stages = seen.stages(policy)
+def _good(exchanges: Exchanges, policy: Policy) -> Set[str]:
+    stages = exchanges.stages(policy)
     return {
-        host for host, severity in stages.items() if severity is Severity.PASS and not _is_accused(seen, host)
+        host
+        for host, severity in stages.items()
+        if severity is Severity.PASS and not _is_accused(exchanges, host)
     }
 
 
-def _is_accused(seen: Exchanges, host: str) -> bool:
-    return len(seen.accusers(host)) >= WITNESSES
+def _is_accused(exchanges: Exchanges, host: str) -> bool:
+    return len(exchanges.accusers(host)) >= WITNESSES
 
 
-def _judge_live(seen: Exchanges, learned: Optional[Learned], policy: Policy) -> Iterator[Tuple[str, Finding]]:
+def _judge_live(
+    exchanges: Exchanges, learned: Optional[Learned], policy: Policy
+) -> Iterator[Tuple[str, Finding]]:
     """Judge the hosts that have a score."""
-    if not seen.judgeable:
-        yield from _judge_two(seen, learned, policy)
+    if not exchanges.judgeable:
+        yield from _judge_two(exchanges, learned, policy)
         return
-    peers, stages, good = seen.peers(policy), seen.stages(policy), _good(seen, policy)
-    for host, value in seen.best.items():
-        if _is_accused(seen, host):
-            yield host, _accused(seen, host)
+    peers, stages, good = exchanges.peers(policy), exchanges.stages(policy), _good(exchanges, policy)
+    for host, value in exchanges.best.items():
+        if _is_accused(exchanges, host):
+            yield host, _accused(exchanges, host)
             continue
         severity, reason = stages[host], _score(value, peers)
-        if severity is Severity.CRITICAL and not _is_proven(seen, host, good):
+        if severity is Severity.CRITICAL and not _is_proven(exchanges, host, good):
             reason += "; it has met too few good nodes to know whether it is to blame, vet again"
             severity = Severity.UNKNOWN
         elif severity is Severity.CRITICAL:
@@ -342,25 +348,25 @@ def _judge_live(seen: Exchanges, learned: Optional[Learned], policy: Policy) -> 
         yield host, _finding(severity, reason, value, peers)
 
 
-def _is_proven(seen: Exchanges, host: str, good: Set[str]) -> bool:
+def _is_proven(exchanges: Exchanges, host: str, good: Set[str]) -> bool:
     """Return whether enough good partners have seen that *host* is slow: its best exchange is, so all are."""
-    results = [*seen.done[host], *seen.failed[host]]
+    results = [*exchanges.done[host], *exchanges.failed[host]]
     witnesses = {partner(result, host) for result in results} & good
     confirmed = any(result.stage == "confirm" and partner(result, host) in good for result in results)
     return confirmed or len(witnesses) >= WITNESSES
 
 
-def _accused(seen: Exchanges, host: str) -> Finding:
-    accusers = sorted(seen.accusers(host))
-    text = next(result.trouble for result in seen.failed[host] if partner(result, host) in accusers)
+def _accused(exchanges: Exchanges, host: str) -> Finding:
+    accusers = sorted(exchanges.accusers(host))
+    text = next(result.trouble for result in exchanges.failed[host] if partner(result, host) in accusers)
     reason = f"exchanges with {' and '.join(accusers)} failed ({text or 'no rate'}), which had none fail with others"
-    return _finding(Severity.CRITICAL, f"{reason}; {_OUT}", seen.best.get(host))
+    return _finding(Severity.CRITICAL, f"{reason}; {_OUT}", exchanges.best.get(host))
 
 
-def _judge_silent(seen: Exchanges, host: str) -> Finding:
+def _judge_silent(exchanges: Exchanges, host: str) -> Finding:
     """Judge a host with no exchange done."""
-    failed = seen.failed[host]
-    others = len(seen.hosts) - 1
+    failed = exchanges.failed[host]
+    others = len(exchanges.hosts) - 1
     if not failed:
         if not others:
             return _finding(Severity.INFO, "no other node was there to exchange data with")
@@ -369,16 +375,20 @@ def _judge_silent(seen: Exchanges, host: str) -> Finding:
     text = failed[-1].trouble or "no rate"
     reason = f"none of {len(failed)} exchanges was done, with {', '.join(sorted(met))}: {text}"
     blamed = {result.blamed for result in failed}
-    confirmed = any(result.stage == "confirm" and partner(result, host) in seen.live for result in failed)
-    if confirmed or len(met & seen.live) >= WITNESSES or blamed == {host}:
+    confirmed = any(
+        result.stage == "confirm" and partner(result, host) in exchanges.live for result in failed
+    )
+    if confirmed or len(met & exchanges.live) >= WITNESSES or blamed == {host}:
         return _finding(Severity.CRITICAL, f"{reason}; {_OUT}")
     if blamed == met:  # it waited for those who did not answer, and met nobody else
         return _finding(Severity.INFO, f"{reason}; that does not count against this node")
     return _finding(Severity.UNKNOWN, f"{reason}; it is not known who is to blame, vet again with more nodes")
 
 
-def _judge_two(seen: Exchanges, learned: Optional[Learned], policy: Policy) -> Iterator[Tuple[str, Finding]]:
-    for host, value in seen.best.items():
+def _judge_two(
+    exchanges: Exchanges, learned: Optional[Learned], policy: Policy
+) -> Iterator[Tuple[str, Finding]]:
+    for host, value in exchanges.best.items():
         rate = f"the best exchange between these two nodes had {spell(value, 'B/s')}"
         if learned is None:
             reason = (
@@ -394,12 +404,12 @@ def _judge_two(seen: Exchanges, learned: Optional[Learned], policy: Policy) -> I
             yield host, _finding(Severity.UNKNOWN, reason, value, rule="history")
 
 
-def _left_out(report: Report, seen: Set[str]) -> Iterator[Tuple[str, Finding]]:
+def _left_out(report: Report, exchanges: Set[str]) -> Iterator[Tuple[str, Finding]]:
     """Name nodes that were there and had no exchange at all while others had."""
     present = [node.host for node in report.nodes if not node.missing]
     if report.pairs and len(present) > 1:
         for host in present:
-            if host not in seen:
+            if host not in exchanges:
                 yield (
                     host,
                     _finding(Severity.UNKNOWN, "it took no part in the exchanges between nodes; vet again"),

@@ -183,8 +183,10 @@ MEETING = ".leader.json"
 
 def key_of(environ: Mapping[str, str]) -> bytes:
     """Return what all processes of this step have in common."""
-    words = [f"{name}={environ[name]}" for name in COMMON if environ.get(name)]
-    return hashlib.sha256("\n".join([str(os.geteuid()), *words]).encode("utf-8", "surrogatepass")).digest()
+    assignments = [f"{name}={environ[name]}" for name in COMMON if environ.get(name)]
+    return hashlib.sha256(
+        "\n".join([str(os.geteuid()), *assignments]).encode("utf-8", "surrogatepass")
+    ).digest()
 
 
 def ports_of(key: bytes) -> Tuple[int, ...]:

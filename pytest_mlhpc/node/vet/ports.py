@@ -118,16 +118,16 @@ def _infiniband(machine: Machine, *, counters: bool) -> Iterator[Port]:
             state = _text(machine, f"{folder}/state")
             if state is None:
                 continue  # it went while we looked: it is missed at the end
-            words = state.partition(":")[2].strip() or state
+            label = state.partition(":")[2].strip() or state
             physical = _text(machine, f"{folder}/phys_state") or ""
             layer = _text(machine, f"{folder}/link_layer") or "InfiniBand"
             places = {name: f"{folder}/{below}/{name}" for name, below in _IB_COUNTERS.items()}
             yield Port(
                 name=f"{device}/{number}",
                 kind="RoCE" if layer == "Ethernet" else layer,
-                up=words == "ACTIVE",
+                up=label == "ACTIVE",
                 linked="LinkUp" in physical,
-                state=words,
+                state=label,
                 rate=re.sub(r"\s+", " ", _text(machine, f"{folder}/rate") or ""),
                 counters=_counts(machine, places, counters),
             )
@@ -232,5 +232,5 @@ def fabric_of(machine: Machine) -> Fabric:
 
 def library_folders(machine: Machine) -> Tuple[str, ...]:
     """Return where the loader looks, in its order."""
-    told = machine.environ.get("LD_LIBRARY_PATH", "").split(":")
-    return tuple(dict.fromkeys([*(folder for folder in told if folder.startswith("/")), *FOLDERS]))
+    paths = machine.environ.get("LD_LIBRARY_PATH", "").split(":")
+    return tuple(dict.fromkeys([*(folder for folder in paths if folder.startswith("/")), *FOLDERS]))

@@ -76,9 +76,9 @@ def find_low(values: Mapping[Who, float], better: str, policy: Policy, check: st
 def find_peers(values: Mapping[Who, float], better: str, policy: Policy, check: str = "") -> Peers[Who]:
     """Return what *values*, at least one, are like without those that are low."""
     low = find_low(values, better, policy, check)
-    kept = [value for who, value in values.items() if who not in low]
-    middle = statistics.median(kept)
-    return Peers(middle, mad(kept, middle), low, better)
+    usual = [value for who, value in values.items() if who not in low]
+    middle = statistics.median(usual)
+    return Peers(middle, mad(usual, middle), low, better)
 
 
 def stage(peers: Peers[Who], value: float, policy: Policy, rule: str = "peers", check: str = "") -> Severity:
@@ -178,7 +178,7 @@ def absent_figures(report: Report, groups: List[FigureGroup]) -> Iterator[Tuple[
 
     A node that has hung is named for that alone; one whose check says itself that it could not tell, by that.
     """
-    told = {node.host: _troubled_checks(node) for node in report.nodes}
+    troubled = {node.host: _troubled_checks(node) for node in report.nodes}
     for group in groups:
         model, check = group.sample.model, group.sample.check
         if not model:
@@ -189,7 +189,7 @@ def absent_figures(report: Report, groups: List[FigureGroup]) -> Iterator[Tuple[
             expected = node.models.get(model, 0)
             wanted = expected if everywhere else min(expected, 1)
             got = sum(place[0] == node.host for place in places)
-            if got >= wanted or node.missing or check in told[node.host]:
+            if got >= wanted or node.missing or check in troubled[node.host]:
                 continue
             reason = (
                 f"{group.sample.metric} was measured on {got} of {wanted} devices of model {model}; vet again"

@@ -36,13 +36,13 @@ class WrittenVerdict:
     verdict: VetVerdict
 
 
-def verdict_to_json(kept: WrittenVerdict) -> Dict[str, Any]:
+def verdict_to_json(written: WrittenVerdict) -> Dict[str, Any]:
     """Return the content of verdict.json: plain JSON types, no figure that is not finite."""
-    verdict = kept.verdict
+    verdict = written.verdict
     return {
         "schema": verdict.schema,
-        "id": kept.id,
-        "created_ns": kept.created_ns,
+        "id": written.id,
+        "created_ns": written.created_ns,
         "exit": int(verdict.exit),
         "level": verdict.level,
         "need": verdict.need,
@@ -146,8 +146,8 @@ class Folder:
             FilesError: another vetting has begun in the folder, or some files could not be written: all are named.
         """
         self._ours()
-        kept = WrittenVerdict(self.id, time.time_ns() if now_ns is None else now_ns, verdict)
-        tried = [self._trouble(name, content) for name, content in _contents(kept, report).items()]
+        written = WrittenVerdict(self.id, time.time_ns() if now_ns is None else now_ns, verdict)
+        tried = [self._trouble(name, content) for name, content in _contents(written, report).items()]
         _sync(self.path)
         if troubles := [trouble for trouble in tried if trouble]:
             raise FilesError(f"{self.path}: cannot be written: {'; '.join(troubles)}")
@@ -250,15 +250,15 @@ def affinity(exclude: Sequence[str]) -> Dict[str, Any]:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
-def _contents(kept: WrittenVerdict, report: Optional[Report]) -> Dict[str, Callable[[], bytes]]:
+def _contents(written: WrittenVerdict, report: Optional[Report]) -> Dict[str, Callable[[], bytes]]:
     """Return what makes each file, in the order of writing: one that cannot be made does not hinder the others."""
-    verdict = kept.verdict
+    verdict = written.verdict
     makers: Dict[str, Callable[[], bytes]] = {
         "exclude.txt": lambda: _lines(_lists(verdict)[1]),
         "nodelist.txt": lambda: _lines(_lists(verdict)[0]),
         "env.sh": lambda: _env_sh(verdict),
         "k8s-affinity.json": lambda: _json(affinity(_lists(verdict)[1])),
-        "verdict.json": lambda: _json(verdict_to_json(kept)),
+        "verdict.json": lambda: _json(verdict_to_json(written)),
         "junit.xml": lambda: junit(verdict),
         "report.json": lambda: _json(to_json(report)),
     }
@@ -284,8 +284,8 @@ def _env_sh(verdict: VetVerdict) -> bytes:
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values).encode()
 
 
-def _lines(words: Sequence[str]) -> bytes:
-    return "".join(f"{word}\n" for word in words).encode()
+def _lines(names: Sequence[str]) -> bytes:
+    return "".join(f"{word}\n" for word in names).encode()
 
 
 def _json(data: Mapping[str, Any]) -> bytes:

@@ -132,19 +132,21 @@ class PairExchange:
                 self._asked[name][0].no_child = str(answers[name].get("error"))
         if bad:
             blamed = silent or [self._asked[name][0].host for name in broken]
-            words = [str(answers[name].get("error") or "no answer") for name in sorted(bad)]
-            return self._end(trouble="; ".join(words)[:500], blamed=blamed[0] if len(blamed) == 1 else "")
+            reasons = [str(answers[name].get("error") or "no answer") for name in sorted(bad)]
+            return self._end(trouble="; ".join(reasons)[:500], blamed=blamed[0] if len(blamed) == 1 else "")
         outcomes: List[CheckOutcome] = [answer["outcome"] for answer in answers.values()]
         readings = [reading for outcome in outcomes for reading in outcome.readings]
         if not readings:
-            words = [finding.reason for outcome in outcomes for finding in outcome.findings]
-            return self._end(trouble="; ".join(words)[:500] or "it brought no figure")
+            reasons = [finding.reason for outcome in outcomes for finding in outcome.findings]
+            return self._end(trouble="; ".join(reasons)[:500] or "it brought no figure")
         slowest = min(readings, key=lambda reading: reading.value)
         return self._end(value=slowest.value, key=slowest.key)
 
     def _end(self, value: float = 0.0, trouble: str = "", blamed: str = "", key: str = "") -> bool:
-        kept = self.result
-        self.result = PairResult(kept.round, kept.first, kept.second, value, trouble, blamed, kept.stage, key)
+        result = self.result
+        self.result = PairResult(
+            result.round, result.first, result.second, value, trouble, blamed, result.stage, key
+        )
         return True
 
 
@@ -349,8 +351,8 @@ class VettingRun:
         if earlier is None or not seat.boot_id or earlier.boot_id != seat.boot_id:
             return
         fresh = {check for outcome in seat.outcomes for check in checks_of(outcome)}
-        kept = [outcome for outcome in earlier.outcomes if not checks_of(outcome) & {*fresh, CLOCKS}]
-        seat.outcomes.extend(kept)
+        result = [outcome for outcome in earlier.outcomes if not checks_of(outcome) & {*fresh, CLOCKS}]
+        seat.outcomes.extend(result)
         seat.models.update(earlier.models)
         seat.reused = True
         self.reused = (*self.reused, seat.host)

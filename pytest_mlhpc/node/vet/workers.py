@@ -80,7 +80,7 @@ class CheckRunner(Runner):
         self._settings, self._place, self._module = settings, place, module
         self._environ, self._say = environ, say
         self._plan: List[str] = []
-        self._told: Set[str] = set()
+        self._answered: Set[str] = set()
         self._starts = 0
 
     def start(self) -> None:
@@ -95,7 +95,7 @@ class CheckRunner(Runner):
             "settings": to_json(self._settings),
             "host": self._place.host,
             "hosts": list(self._place.hosts),
-            "skip": sorted(self._told),
+            "skip": sorted(self._answered),
         }
         self._order(0, "checks", args, START_S)
 
@@ -119,7 +119,7 @@ class CheckRunner(Runner):
             child.doing = str(message["begun"])
             self._say({"kind": "begun", "what": child.doing})
         if "check" in message:
-            self._told.add(str(message["check"]))
+            self._answered.add(str(message["check"]))
             self._say({"kind": "checked", "check": str(message["check"]), "outcome": message["outcome"]})
         if message.get("done"):
             number = child.number
@@ -133,7 +133,7 @@ class CheckRunner(Runner):
         severity = Severity.CRITICAL if hung else Severity.UNKNOWN
         left = child.end()
         if number == 0 and what:
-            self._told.add(what)
+            self._answered.add(what)
             text = f"the check {what} {how}{left}" if hung else f"in the check {what} {how}{left}"
             self._say(checked(what, severity, text, "hung" if hung else "died"))
             if self._starts <= CHECK_RESTARTS:
@@ -145,10 +145,10 @@ class CheckRunner(Runner):
 
     def _give_up(self, text: str, severity: Severity) -> None:
         """Say that what has not been told will never be."""
-        rest = [name for name in self._plan if name not in self._told] or ["checks"]
+        rest = [name for name in self._plan if name not in self._answered] or ["checks"]
         for name in rest:
             self._say(checked(name, severity, text, "lost"))
-        self._told.update(rest)
+        self._answered.update(rest)
         self._say({"kind": "checks_done"})
 
 
@@ -355,13 +355,13 @@ class WorkerModules:
 
 
 class WorkerSignals:
-    """Signals to end, and threads that have news, as bytes on a pipe. ``told`` is the signal's number, 0 before.
+    """Signals to end, and threads that have news, as bytes on a pipe. ``received`` is the signal's number, 0 before.
 
     Outside the main thread, where Python sets no handlers, whoever called has to end the vetting.
     """
 
     def __init__(self) -> None:
-        self.told = 0
+        self.received = 0
         self.wakeup, self._waker = os.pipe()
         for fd in (self.wakeup, self._waker):
             os.set_blocking(fd, False)
@@ -371,7 +371,7 @@ class WorkerSignals:
                 self._before[number] = signal.signal(number, self._end)
 
     def _end(self, number: int, _frame: Any) -> None:
-        self.told = self.told or number
+        self.received = self.received or number
         self.wake()
 
     def wake(self) -> None:

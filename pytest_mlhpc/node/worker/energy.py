@@ -100,9 +100,9 @@ class AmdCounter:
         if self._handle is None:
             return None
         try:
-            told = self._library.amdsmi_get_energy_count(self._handle)
-            count = next(told[key] for key in KEYS if key in told)
-            joules = float(count) * float(told["counter_resolution"]) / 1e6
+            counts = self._library.amdsmi_get_energy_count(self._handle)
+            count = next(counts[key] for key in KEYS if key in counts)
+            joules = float(count) * float(counts["counter_resolution"]) / 1e6
         except Exception:  # noqa: BLE001 - as above; guests and old boards have no counter, others say 'N/A'
             return None
         return joules if math.isfinite(joules) and joules > 0 else None

@@ -94,12 +94,12 @@ def device_batches(
 ) -> Iterator[Batch]:
     """Return an endless iterator over batches that lie on the device already."""
     indices = list(itertools.islice(iter(sampler), batch * DEVICE_BATCHES))
-    held: List[Batch] = []
+    batches: List[Batch] = []
     for start in range(0, len(indices) - batch + 1, batch):
         inputs, targets, _ = collate([dataset[index] for index in indices[start : start + batch]])
-        held.append((inputs.to(accelerator.device), targets.to(accelerator.device), 0.0))
+        batches.append((inputs.to(accelerator.device), targets.to(accelerator.device), 0.0))
     accelerator.synchronize()
-    return itertools.cycle(held)
+    return itertools.cycle(batches)
 
 
 def collate(samples: Sequence[Tuple[Tensor, Tensor, float]]) -> Batch:

@@ -88,7 +88,7 @@ def entries(run: TrainedRun, submission: Submission, found: Sequence[Departure])
 
 
 def _heading(run: TrainedRun, submission: Submission) -> Iterator[tuple[str, Any]]:
-    told = {event.key for event in run.events}
+    logged = {event.key for event in run.events}
     for key, value in (
         ("submission_benchmark", run.workload),
         ("submission_org", submission.org),
@@ -96,7 +96,7 @@ def _heading(run: TrainedRun, submission: Submission) -> Iterator[tuple[str, Any
         ("submission_status", submission.status),
         ("submission_platform", submission.platform),
     ):
-        if key in told:
+        if key in logged:
             raise UsageError(f"record {run.record}: its events hold {key}, which is not the run's to say")
         yield key, value
     yield RECORD, run.record
@@ -121,14 +121,14 @@ def _facts(run: TrainedRun) -> Iterator[tuple[str, Any]]:
         "gradient_accumulation_frequency": parameters.get("gradient_accumulation"),
     }
     for key, value in facts.items():
-        told = trained.values(run.events, key)
-        if not told:
+        logged = trained.values(run.events, key)
+        if not logged:
             if value is not None:
                 yield key, value
             continue
-        if value is not None and any(_differ(one, value) for one in told):
+        if value is not None and any(_differ(one, value) for one in logged):
             raise UsageError(
-                f"record {run.record} contradicts itself: its event {key} says {told[0]}, the record {value}"
+                f"record {run.record} contradicts itself: its event {key} says {logged[0]}, the record {value}"
             )
 
 
@@ -137,10 +137,10 @@ def _accelerators(run: TrainedRun) -> int:
     return 0 if run.device_type == "cpu" else math.ceil(run.devices / max(1, run.nodes))
 
 
-def _differ(told: Any, known: Any) -> bool:
-    if isinstance(told, str) and isinstance(known, str):
-        return told.casefold() != known.casefold()
-    return bool(told != known)
+def _differ(logged: Any, known: Any) -> bool:
+    if isinstance(logged, str) and isinstance(known, str):
+        return logged.casefold() != known.casefold()
+    return bool(logged != known)
 
 
 def _checked(run: TrainedRun, key: str, value: Any, metadata: Mapping[str, Any]) -> None:
@@ -186,17 +186,17 @@ def log_text(entries: Sequence[LogEntry]) -> str:
         UsageError: mlperf-logging is not installed.
         StoreError: the library could not write an entry; it logs that instead of raising.
     """
-    logger, kept = _logger()
+    logger, lines = _logger()
     for entry in entries:
         write = {INTERVAL_START: logger.start, INTERVAL_END: logger.end}.get(entry.kind, logger.event)
         write(key=entry.key, value=entry.value, metadata=dict(entry.metadata), time_ms=entry.time_ms)
-    for line, entry in zip(kept.lines, entries, strict=False):
+    for line, entry in zip(lines.lines, entries, strict=False):
         _check(line, entry)
-    if len(kept.lines) != len(entries):
+    if len(lines.lines) != len(entries):
         raise StoreError(
-            f"mlperf-logging made {len(kept.lines)} lines of {len(entries)} entries, such as {kept.lines[-1]!r:.200}"
+            f"mlperf-logging made {len(lines.lines)} lines of {len(entries)} entries, such as {lines.lines[-1]!r:.200}"
         )
-    return "".join(f"{line}\n" for line in kept.lines)
+    return "".join(f"{line}\n" for line in lines.lines)
 
 
 def _logger() -> tuple[Any, _Lines]:
@@ -204,13 +204,13 @@ def _logger() -> tuple[Any, _Lines]:
         from mlperf_logging import mllog
     except ImportError as error:
         raise UsageError(f"logs are written by mlperf-logging, which is not installed: {INSTALL}") from error
-    kept = _Lines()
+    lines = _Lines()
     # Known to nobody else: the library's own logger would print, and would keep handlers of earlier logs.
     own = logging.Logger("mlhpc.mlperf", logging.INFO)  # noqa: LOG001 - see above
-    own.addHandler(kept)
+    own.addHandler(lines)
     # Lines name the file that wrote them, without where it is installed.
     root = re.escape(str(Path(__file__).parents[3]))
-    return mllog.mllog.MLLogger(logger=own, root_dir=root), kept
+    return mllog.mllog.MLLogger(logger=own, root_dir=root), lines
 
 
 def _check(line: str, entry: LogEntry) -> None:
@@ -270,14 +270,16 @@ def write(
         UsageError: mlperf-logging is not installed, *folder* holds results, or the workload is none of MLPerf HPC.
         StoreError: a log cannot be written.
     """
-    told = [run for run in group.runs if run.events]
-    texts = [log_text(entries(run, submission, rules.departures(run))) for run in told]
+    logged = [run for run in group.runs if run.events]
+    texts = [log_text(entries(run, submission, rules.departures(run))) for run in logged]
     without = tuple(
         f"record {run.record} ({run.verdict}) ended before it recorded any event"
         for run in group.runs
         if not run.events
     )
-    return list(zip(write_logs(folder, texts, replace=replace) if texts else [], told, strict=True)), without
+    return list(
+        zip(write_logs(folder, texts, replace=replace) if texts else [], logged, strict=True)
+    ), without
 
 
 def of(given: Path) -> list[Path]:
@@ -384,10 +386,10 @@ def check_file(
     if importlib.util.find_spec("mlperf_logging") is None:
         raise UsageError(f"logs are checked by mlperf-logging, which is not installed: {INSTALL}")
     _readable(path)
-    words = [sys.executable, "-m", _MODULE, str(path.resolve()), "--usage", usage, "--ruleset", ruleset]
+    argv = [sys.executable, "-m", _MODULE, str(path.resolve()), "--usage", usage, "--ruleset", ruleset]
     try:
         ended = subprocess.run(
-            [*words, "--log_output", os.devnull],
+            [*argv, "--log_output", os.devnull],
             capture_output=True,
             timeout=limit_s,
             stdin=subprocess.DEVNULL,
@@ -397,15 +399,15 @@ def check_file(
         raise MlhpcError(
             f"{path}: the compliance checker came to no verdict within {limit_s:.0f} s"
         ) from error
-    told = ended.stderr.decode(errors="replace")
-    if ended.returncode == 0 and "SUCCESS" in told:
+    logged = ended.stderr.decode(errors="replace")
+    if ended.returncode == 0 and "SUCCESS" in logged:
         return CheckedLog(path, accepted=True)
-    refused = _OPTION.search(told) if ended.returncode == _USAGE_ERROR else None
+    refused = _OPTION.search(logged) if ended.returncode == _USAGE_ERROR else None
     if refused:
         raise UsageError(f"the compliance checker has no such --{refused[1]}: {refused[2]}")
     if ended.returncode == 1:
-        return CheckedLog(path, accepted=False, complaints=_complaints(told))
-    raise MlhpcError(f"{path}: the compliance checker ended with {ended.returncode}: {told.strip()[-300:]}")
+        return CheckedLog(path, accepted=False, complaints=_complaints(logged))
+    raise MlhpcError(f"{path}: the compliance checker ended with {ended.returncode}: {logged.strip()[-300:]}")
 
 
 def _readable(path: Path) -> None:
@@ -421,14 +423,14 @@ def _readable(path: Path) -> None:
         raise UsageError(f"{path} has {size >> 20} MiB, more than any log ({LARGEST >> 20} MiB)")
 
 
-def _complaints(told: str) -> tuple[str, ...]:
+def _complaints(logged: str) -> tuple[str, ...]:
     """Return what the checker had against a log, each without the context that it prints, which is most of it."""
-    if "Traceback (most recent call last)" in told:
-        last = told.strip().splitlines()[-1]
+    if "Traceback (most recent call last)" in logged:
+        last = logged.strip().splitlines()[-1]
         return (f"the checker cannot read it and ended with {last}",)
     lines = [
         line
-        for line in told.splitlines()
+        for line in logged.splitlines()
         if not re.match(r"(INFO|ERROR) - ", line) and "** Logging output" not in line
     ]
     text = re.sub(r"^WARNING -\s*", "", "\n".join(lines), flags=re.MULTILINE)

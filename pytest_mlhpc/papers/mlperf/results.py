@@ -24,22 +24,22 @@ FEWEST: Final = 3
 class ResultScore:
     """The result of a set of runs. ``seconds`` is None where there is none, and ``why`` says so.
 
-    ``dropped`` are the fastest and the slowest (None: one that did not converge); ``kept`` the others, in order of time.
+    ``dropped`` are the fastest and the slowest (None: one that did not converge); ``counted`` the others, in order of time.
     """
 
     seconds: float | None
     runs: int
     lost: int
-    kept: tuple[float, ...] = ()
+    counted: tuple[float, ...] = ()
     dropped: tuple[float | None, float | None] | None = None
     why: str = ""
 
     @property
     def spread(self) -> float | None:
         """Half the range of the runs kept, relative to the result."""
-        if self.seconds is None or len(self.kept) < 2:
+        if self.seconds is None or len(self.counted) < 2:
             return None
-        return (max(self.kept) - min(self.kept)) / 2 / self.seconds
+        return (max(self.counted) - min(self.counted)) / 2 / self.seconds
 
 
 def olympic(times: Sequence[float | None]) -> ResultScore:
@@ -55,8 +55,8 @@ def olympic(times: Sequence[float | None]) -> ResultScore:
             None, runs, lost, tuple(converged), why=f"{runs} of the {FEWEST} runs that an olympic mean takes"
         )
     ordered: list[float | None] = [*converged, *([None] if lost else [])]
-    kept = tuple(time for time in ordered[1:-1] if time is not None)
-    return ResultScore(statistics.fmean(kept), runs, lost, kept, (ordered[0], ordered[-1]))
+    counted = tuple(time for time in ordered[1:-1] if time is not None)
+    return ResultScore(statistics.fmean(counted), runs, lost, counted, (ordered[0], ordered[-1]))
 
 
 #: Repeated runs differ in it by the rules (MLPerf Training rules, "Run Results": random numbers).

@@ -209,7 +209,7 @@ def leave_one_out(model: predict.PredictionModel) -> MlperfSheet:
         for one in found
     )  # fmt: skip
     errors = [abs(one.error) for one in found if one.error is not None]
-    told = (
+    remark = (
         f"Median error {100 * statistics.median(errors):.1f} %, largest {100 * max(errors):.1f} %, of {len(errors)} scales."
         if errors
         else "No scale can be predicted without itself: measure more scales and batches."
@@ -218,7 +218,7 @@ def leave_one_out(model: predict.PredictionModel) -> MlperfSheet:
     columns = (
         "training", "machine", "devices", "global batch", "runs", "measured [s]", "predicted [s]", "error [%]",
     )  # fmt: skip
-    return MlperfSheet("held_back", "How far predictions are off", columns, rows, (note, told))
+    return MlperfSheet("held_back", "How far predictions are off", columns, rows, (note, remark))
 
 
 def curves(measured: Sequence[ThroughputPoint]) -> Iterator[MlperfSheet]:

@@ -385,9 +385,9 @@ def _epochs(measurement: Measurement, training: Sequence[RunInterval]) -> float 
 
 
 def _batch(parameters: Mapping[str, Any], events: Sequence[RunEvent]) -> int | None:
-    told = count(events, "global_batch_size")
-    if told is not None:
-        return told
+    batch_size = count(events, "global_batch_size")
+    if batch_size is not None:
+        return batch_size
     return whole_number(parameters.get("global_batch"))
 
 

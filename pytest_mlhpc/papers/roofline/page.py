@@ -236,10 +236,10 @@ def _points(device: DeviceRoofline, x: AxisScale, y: AxisScale) -> Iterator[str]
     kinds = colours(device)
     for number, point in enumerate(device.points, 1):
         across = x.at(point.intensity)
-        told = f"{point.label}: {si(point.flops, 'FLOP/s')} at {point.intensity:.3g} FLOP/byte"
+        markup = f"{point.label}: {si(point.flops, 'FLOP/s')} at {point.intensity:.3g} FLOP/byte"
         yield (
             f'<circle class="point {kinds[point.workload]}" cx="{across:.1f}" cy="{y.at(point.flops):.1f}" r="6">'
-            f"<title>{escape(told)}</title></circle>"
+            f"<title>{escape(markup)}</title></circle>"
         )
         yield _text("number", across + 9, y.at(point.flops) + 4, str(number))
         for one in point.trained:
@@ -320,8 +320,8 @@ def _device_data(device: DeviceRoofline) -> dict[str, Any]:
 def name_of(device: DeviceRoofline) -> str:
     """Return how a device is called."""
     machine = device.machine
-    words = [machine.id, machine.device_model, machine.environment, device.share]
-    return one_line(", ".join(word for word in words if word))
+    labels = [machine.id, machine.device_model, machine.environment, device.share]
+    return one_line(", ".join(word for word in labels if word))
 
 
 def peaks_of(device: DeviceRoofline) -> str:
@@ -450,8 +450,8 @@ def _rows(device: DeviceRoofline, number: int, point: RooflinePoint) -> Iterator
         (bound(device.peaks, point) or "-", ""),
         (memory_of(point), ""),
     )
-    told = "".join(f'<td class="{kind}">{escape(text)}</td>' for text, kind in cells)
-    yield f"<tr>{told}<td>{_bar(point)}{escape(classes_of(point))}</td></tr>"
+    markup = "".join(f'<td class="{kind}">{escape(text)}</td>' for text, kind in cells)
+    yield f"<tr>{markup}<td>{_bar(point)}{escape(classes_of(point))}</td></tr>"
     for one in point.trained:
         share = f"{one.flops / roof:.1%}" if roof else "-"
         when = f"as trained by {one.name}, {minutes(one.created_ns)}"

@@ -219,8 +219,10 @@ def _name(record: Record) -> str:
     key = keys.parse(keys.benchmark_of(record))
     if key is None:
         return record.benchmark
-    words = {**key.rest, "name": key.name}
-    return " ".join([words["name"], *(f"{one}={words[one]}" for one in ("data", "devices") if one in words)])
+    labels = {**key.rest, "name": key.name}
+    return " ".join(
+        [labels["name"], *(f"{one}={labels[one]}" for one in ("data", "devices") if one in labels)]
+    )
 
 
 def _per_device(record: Record) -> float:

@@ -104,8 +104,8 @@ def find_cause(
     teller: str, reason: str, text: str, *, whose: str = "", node: str = ""
 ) -> FailureCause | None:
     """Return the cause that *reason* is in the table, with this *text*; None if it is none, or if somebody else tells more."""
-    for told_by, container, pattern, outcome, patience in CAUSES:
-        if told_by == teller and container in ("", whose) and re.fullmatch(pattern, reason):
+    for source, container, pattern, outcome, patience in CAUSES:
+        if source == teller and container in ("", whose) and re.fullmatch(pattern, reason):
             return FailureCause(outcome, text, patience, node) if outcome else None
     return None
 

@@ -276,9 +276,9 @@ def _volumes(pods: RenderContext) -> list[Any]:
     if len(secrets) == 1:
         config = {"secret": {"secretName": pods.name}}
     plan = FixedValue({"name": "mlhpc-config", **config})
-    told = FixedValue({"name": "mlhpc-info", "downwardAPI": {"items": [info]}})
+    info_volume = FixedValue({"name": "mlhpc-info", "downwardAPI": {"items": [info]}})
     work = FixedValue({"name": "mlhpc-work", "emptyDir": {}})
-    ours: list[Any] = [plan, work, told] if settings.agent else [work]
+    ours: list[Any] = [plan, work, info_volume] if settings.agent else [work]
     ours.append({"name": "mlhpc-shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared >> 20}Mi"}})
     # A volume may be mounted several times.
     sources = {volume.name: volume.source for volume in settings.volumes}

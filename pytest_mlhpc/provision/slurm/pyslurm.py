@@ -339,15 +339,15 @@ def _script_options(script: str) -> list[tuple[str, str | None]]:
         if line.strip() and not line.startswith("#"):
             break
         if line.startswith("#SBATCH"):
-            words = shlex.split(line.removeprefix("#SBATCH"))
-            while words:
-                options.append(_next_option(words))
+            arguments = shlex.split(line.removeprefix("#SBATCH"))
+            while arguments:
+                options.append(_next_option(arguments))
     return options
 
 
-def _next_option(words: list[str]) -> tuple[str, str | None]:
-    """Take one option off the front of *words*."""
-    word = words.pop(0)
+def _next_option(arguments: list[str]) -> tuple[str, str | None]:
+    """Take one option off the front of *arguments*."""
+    word = arguments.pop(0)
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
         if equals:
@@ -360,9 +360,9 @@ def _next_option(words: list[str]) -> tuple[str, str | None]:
         raise UnsupportedOptionError(f"pyslurm cannot say {word!r}")
     if name in _FLAG_OPTIONS:
         return name, None
-    if not words:
+    if not arguments:
         raise UnsupportedOptionError(f"pyslurm cannot say {word!r} without a value")
-    return name, words.pop(0)
+    return name, arguments.pop(0)
 
 
 def _attribute(option: str, value: str | None) -> dict[str, Any]:
@@ -403,11 +403,11 @@ def _gres(option: str, value: str | None) -> dict[str, int]:
     """Return ``gpu:h100`` -> 4 of ``gpu:h100:4``; one of what has no count."""
     found: dict[str, int] = {}
     for part in (value or "").split(","):
-        words = part.split(":") if option == "gres" else ["gpu", *part.split(":")]
-        count = int(words.pop()) if len(words) > 1 and words[-1].isdecimal() else 1
-        if not 0 < len(words) < 3 or not all(words):
+        arguments = part.split(":") if option == "gres" else ["gpu", *part.split(":")]
+        count = int(arguments.pop()) if len(arguments) > 1 and arguments[-1].isdecimal() else 1
+        if not 0 < len(arguments) < 3 or not all(arguments):
             raise UnsupportedOptionError(f"pyslurm cannot say --{option}={value}")
-        found[":".join(words)] = count
+        found[":".join(arguments)] = count
     return found
 
 

@@ -111,8 +111,8 @@ def write_job(
 def differing_software(plan: Plan, partition: Partition) -> bool:
     """Return whether runs of *plan* want different modules, virtual environments or other set-ups."""
     own = [environment_of(plan, partition, run) for run in plan.runs if run.environment]
-    words = {tuple(with_software((), one)) for one in (environment_of(plan, partition), *own)}
-    return len(words) > 1
+    software = {tuple(with_software((), one)) for one in (environment_of(plan, partition), *own)}
+    return len(software) > 1
 
 
 def with_launch_options(plan: Plan, partition: Partition, payload: Path | None) -> Plan:

@@ -121,7 +121,7 @@ class _HostNights:
 
 def hosts(benches: Sequence[BenchmarkNights]) -> tuple[Host, ...]:
     """Return all nodes that any record names, those with trouble first within a system."""
-    seen: dict[tuple[str, str], _HostNights] = {}
+    by_host: dict[tuple[str, str], _HostNights] = {}
     counted: set[tuple[str, str, str]] = (
         set()
     )  # session, host, reason: a packed vetting is in each run's record
@@ -129,17 +129,17 @@ def hosts(benches: Sequence[BenchmarkNights]) -> tuple[Host, ...]:
         changes = _changes(bench)
         for place, night in enumerate(bench.nights):
             for name in night.nodes:
-                _ran(seen.setdefault((night.system, name), _HostNights()), night, changes[place])
+                _ran(by_host.setdefault((night.system, name), _HostNights()), night, changes[place])
             for name, reason in night.unfit.items():
                 mark = (night.session, name, reason)
                 _left_out(
-                    seen.setdefault((night.system, name), _HostNights()),
+                    by_host.setdefault((night.system, name), _HostNights()),
                     night,
                     reason,
                     new=mark not in counted,
                 )
                 counted.add(mark)
-    found = [_host(system, name, one) for (system, name), one in seen.items()]
+    found = [_host(system, name, one) for (system, name), one in by_host.items()]
     return tuple(sorted(found, key=lambda host: (host.system, -host.unfit, host.deviation or 0.0, host.name)))
 
 

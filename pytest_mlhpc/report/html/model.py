@@ -32,9 +32,9 @@ def kind_of(verdict: str) -> str:
     return "broken"
 
 
-def short_id(*words: str) -> str:
-    """Return ten letters that stand for *words* in a link, the same in every report."""
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:10]
+def short_id(*fields: str) -> str:
+    """Return ten letters that stand for *fields* in a link, the same in every report."""
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:10]
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Split:
     io: tuple[float, ...]
     compute: tuple[float, ...]
     communication: tuple[float, ...]
-    told: bool  #: whether communication was measured; else it is part of compute
+    communication_measured: bool  #: whether communication was measured; else it is part of compute
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def split_of(bench: BenchmarkNights) -> Split | None:
         return None
     exposed, steps = figures.get("exposed_communication_time"), figures.get("step_time")
     nights, io, compute, communication = [], [], [], []
-    told = False
+    communication_measured = False
     for place, counts in enumerate(bench.watched):
         epoch_s, io_s = figures["epoch_time"][place], figures["io_time"][place]
         if not counts or epoch_s is None or io_s is None or epoch_s <= 0 or io_s < 0:
@@ -253,11 +253,13 @@ def split_of(bench: BenchmarkNights) -> Split | None:
         exposed_s = exposed[place] if exposed else None
         step_s = steps[place] if steps else None
         if exposed_s is not None and step_s is not None and step_s > 0 and exposed_s >= 0:
-            talks, told = min(exposed_s / step_s, 1.0 - waits), True
+            talks, communication_measured = min(exposed_s / step_s, 1.0 - waits), True
         nights.append(place)
         io.append(waits)
         communication.append(talks)
         compute.append(1.0 - waits - talks)
     if not nights:
         return None
-    return Split(bench.id, tuple(nights), tuple(io), tuple(compute), tuple(communication), told)
+    return Split(
+        bench.id, tuple(nights), tuple(io), tuple(compute), tuple(communication), communication_measured
+    )

@@ -99,7 +99,7 @@ def encode(page: Page) -> str:
         "marks": [[_seconds(mark.at_ns), mark.system, mark.partition, mark.text] for mark in page.marks],
         "splits": [
             {
-                "bench": one.bench, "at": _steps(one.nights), "told": one.told,
+                "bench": one.bench, "at": _steps(one.nights), "told": one.communication_measured,
                 "io": [_share(share) for share in one.io], "talk": [_share(share) for share in one.communication],
             }
             for one in page.splits
@@ -169,12 +169,12 @@ def _bench(bench: BenchmarkNights, texts: _Texts) -> dict[str, Any]:
 
 def _more(night: Night) -> str:
     """Return what is not as usual of a night: no first attempt, not nightly, a branch of its own."""
-    words = [f"re-run {night.attempt}"] if night.attempt else []
+    remarks = [f"re-run {night.attempt}"] if night.attempt else []
     if night.purpose not in {"", "nightly"}:
-        words.append(night.purpose)
+        remarks.append(night.purpose)
     if night.branch not in {"", "main"}:
-        words.append(f"branch {night.branch}")
-    return ", ".join(words)
+        remarks.append(f"branch {night.branch}")
+    return ", ".join(remarks)
 
 
 def _row(row: BenchmarkRow) -> dict[str, Any]:

@@ -105,14 +105,14 @@ def _chosen(
     figures = sum(len(one.points) for some in found.values() for one in some)
     if figures <= MOST_FIGURES:
         return found, []
-    kept = {
+    data = {
         key: [one for one in some if one.judged or one.key.metric in NEEDED] for key, some in found.items()
     }
     note = (
         f"{figures:,} figures are more than a page holds: only metrics that tests are judged by are shown; "
         "others with --metric NAME, or choose a --system, a --benchmark or a later --since"
     )
-    return kept, [note]
+    return data, [note]
 
 
 def _time(night: Night) -> tuple[int, str]:
@@ -157,5 +157,5 @@ class _ReadSource:
 def _watched(
     found: Mapping[SeriesKey, Sequence[Series]], events: Sequence[Event], default_branch: str
 ) -> dict[SeriesKey, WatchedSeries]:
-    look = NightlyQuery(default_branch=default_branch)
-    return {one.series.key: one for one in watch(_ReadSource(found), look, events)}
+    query = NightlyQuery(default_branch=default_branch)
+    return {one.series.key: one for one in watch(_ReadSource(found), query, events)}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_mlhpc.history.events import Event, began, epoch_start, present_epoch
-from pytest_mlhpc.history.level_changes import Shift as Told
+from pytest_mlhpc.history.level_changes import Shift as LevelShift
 from pytest_mlhpc.history.level_changes import WatchedSeries
 from pytest_mlhpc.history.rendering import short
 from pytest_mlhpc.history.series import Night, Series, feeds
@@ -156,17 +156,17 @@ def _relative(value: float | None, centre: float | None) -> float | None:
     return change if math.isfinite(change) else None
 
 
-def _shift(told: Told, places: Mapping[str, int]) -> ChangeMark:
-    size = (told.after - told.before) / abs(told.before) if told.before else math.inf
+def _shift(change: LevelShift, places: Mapping[str, int]) -> ChangeMark:
+    size = (change.after - change.before) / abs(change.before) if change.before else math.inf
     return ChangeMark(
-        index=places[told.at.id],
-        first=places[told.first.id],
-        last=places[told.last.id],
-        before=told.before,
-        after=told.after,
+        index=places[change.at.id],
+        first=places[change.first.id],
+        last=places[change.last.id],
+        before=change.before,
+        after=change.after,
         size=size,
-        worse=None if told.better == "none" or not told.before else told.worse,
-        causes=(*(event.text for event in told.events), *map(short, told.causes)),
+        worse=None if change.better == "none" or not change.before else change.worse,
+        causes=(*(event.text for event in change.events), *map(short, change.causes)),
     )
 
 

@@ -107,7 +107,7 @@ def test_torchruns_table_names_the_rank():
 def test_a_program_may_print_what_looks_like_its_launchers_words_and_end_well():
     made, words = book(), LauncherOutput()
     words.feed(b"srun: error: node1: task 0: Killed\nsrun: error: Node failure on node1\n")
-    made.launcher_ended(0, "", is_rank=False, words=words)
+    made.launcher_ended(0, "", is_rank=False, launcher_output=words)
     assert made.trouble is None
 
 
@@ -117,14 +117,14 @@ def test_a_program_may_print_what_looks_like_its_launchers_words_and_end_well():
 def test_only_a_node_of_the_run_is_believed_to_have_failed_in_it(node, outcome):
     made, words = RankBook(book().run, ["node1", "node2"]), LauncherOutput()
     words.feed(f"srun: error: Node failure on {node}\n".encode())
-    made.launcher_ended(1, "", is_rank=False, words=words)
+    made.launcher_ended(1, "", is_rank=False, launcher_output=words)
     assert made.trouble.outcome == outcome
 
 
 def test_a_step_that_somebody_else_cancelled_is_an_error_by_that_name():
     made, words = book(), LauncherOutput()
     words.feed(b"slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-25T12:00:00 ***\n")
-    made.launcher_ended(143, "", is_rank=False, words=words)
+    made.launcher_ended(143, "", is_rank=False, launcher_output=words)
     assert made.trouble.outcome == "cancelled_outside"
 
 
@@ -213,5 +213,5 @@ def test_a_kill_of_which_slurm_does_not_say_why_is_one_for_memory_where_the_job_
     made, words = book(), LauncherOutput()
     made.memory = lambda: at_limit
     words.feed(b"srun: error: node1: task 0: Killed\n")
-    made.launcher_ended(137, "", is_rank=False, words=words)
+    made.launcher_ended(137, "", is_rank=False, launcher_output=words)
     assert trouble(made)[0] == outcome

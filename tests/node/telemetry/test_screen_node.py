@@ -259,7 +259,7 @@ def test_amdsmi_is_read_where_nvml_is_not():
 
 def test_without_devices_it_is_said_why():
     broken = Nvml({"init": {"error": "DRIVER_NOT_LOADED"}})
-    assert devices_of().words == "no module pynvml; no module amdsmi"
+    assert devices_of().text == "no module pynvml; no module amdsmi"
     why = NVMLError(ERRORS["DRIVER_NOT_LOADED"])
-    assert devices_of(pynvml=broken).words == f"pynvml: {why}; no module amdsmi"
+    assert devices_of(pynvml=broken).text == f"pynvml: {why}; no module amdsmi"
     assert devices_of(pynvml=Nvml({"count": 0})).read() == ()

@@ -75,7 +75,7 @@ def test_the_engine_starts_it_and_has_it_carry_out_all_that_a_quick_vetting_orde
         while not told or told[-1]["kind"] != kind:
             assert time.monotonic() < deadline, told
             assert load.child is not None, told
-            select.select([load.child.answers, load.child.words], [], [], 1.0)
+            select.select([load.child.answers, load.child.printed], [], [], 1.0)
             load.tend()
         return told.pop()
 

@@ -70,7 +70,7 @@ def test_text_that_is_no_text_is_unknown() -> None:
     broken = Mock(nvmlDeviceGetName=lambda handle: b"\xff\xfe".decode("utf-8"))
     answer = NvmlLibrary(broken).ask("nvmlDeviceGetName", None)
     assert (answer.ok, answer.absent) == (False, False)
-    assert "utf-8" in answer.words
+    assert "utf-8" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_lost_device_is_named_once_by_one_check() -> None:
     exam = Examination("nvidia_memory", Machine(), Context(built_in()))
     device = NvidiaDevice(3, None, "NVIDIA H200", "", "")
     for _ in range(3):
-        unread(exam, "nvidia.uncorrectable", device, "anything", Answer(code=15, words="lost"))
+        unread(exam, "nvidia.uncorrectable", device, "anything", Answer(code=15, text="lost"))
     assert [(one.rule, one.device) for one in exam.findings] == [("nvidia.lost", "GPU 3")]
 
 

@@ -49,7 +49,7 @@ def ask(begin):
         deadline, answers = time.monotonic() + HANG_S, []
         while not answers and not child.trouble and child.ended is None:
             assert time.monotonic() < deadline, "it printed nothing"
-            select.select([child.answers, child.words], [], [], 1.0)
+            select.select([child.answers, child.printed], [], [], 1.0)
             answers = child.read()
         return child, answers
 

@@ -98,7 +98,7 @@ def test_shares_of_time_add_up(seconds, io, communication, compute):
 
 def test_without_communication_it_is_part_of_compute_and_said_so():
     (split,) = splits(epoch_time=[100.0], io_time=[20.0])
-    assert (split.told, split.compute) == (False, (0.8,))
+    assert (split.communication_measured, split.compute) == (False, (0.8,))
 
 
 # --- scaling

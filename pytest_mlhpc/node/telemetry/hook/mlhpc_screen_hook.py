@@ -38,7 +38,7 @@ class HookRecord:
         self.ends: List[float] = []
         self.waits: List[float] = []
         self.wait_s = 0.0
-        self.told_s = time.monotonic()
+        self.written_s = time.monotonic()
         self.optimizer: Optional[int] = None
         self.profiler: Any = None
         self.off = False
@@ -58,7 +58,7 @@ class HookRecord:
         self.ends.append(round(now, 6))
         self.waits.append(round(self.wait_s, 6))
         self.wait_s = 0.0
-        if now - self.told_s > TELL_S:
+        if now - self.written_s > TELL_S:
             self.tell()
         if self.count and self.steps == self.first:
             self.begin_profile()
@@ -75,7 +75,7 @@ class HookRecord:
         }
         line.update(more)
         self.ends, self.waits = [], []
-        self.told_s = time.monotonic()
+        self.written_s = time.monotonic()
         try:
             with open(self.path + ".jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

@@ -87,8 +87,8 @@ class AmdLibrary:
         except Exception as error:  # its own exceptions, ctypes', OSError: all mean that there is no answer
             code = getattr(error, "err_code", None)
             kind = NotReported if code in NEVER_TOLD else Unreadable
-            words = " ".join(str(error).split()) or type(error).__name__
-            raise kind(f"{name} of amdsmi {self.release} fails: {words}") from error
+            text_of_error = " ".join(str(error).split()) or type(error).__name__
+            raise kind(f"{name} of amdsmi {self.release} fails: {text_of_error}") from error
 
 
 def number(value: Any, bits: int = 64) -> Optional[int]:
@@ -101,8 +101,8 @@ def number(value: Any, bits: int = 64) -> Optional[int]:
 
 def text(value: Any) -> str:
     """Return a text, or "" where the library says that there is none."""
-    words = str(value).strip() if value is not None else ""
-    return "" if words.upper() in ("N/A", "NONE") else words
+    text_of_error = str(value).strip() if value is not None else ""
+    return "" if text_of_error.upper() in ("N/A", "NONE") else text_of_error
 
 
 def entry(answer: Any, *keys: str) -> Any:
@@ -302,8 +302,8 @@ def _is_display(session: AmdSession, device: AmdDevice) -> bool:
 
 def busy(session: AmdSession, device: AmdDevice) -> Optional[int]:
     """Return how much of the time a device computes, in per cent; None if nobody tells."""
-    told = number(entry(session.maybe("gpu_activity", device), "gfx_activity"), 16)
-    return told if told is not None else session.number(device, "gpu_busy_percent")
+    answer = number(entry(session.maybe("gpu_activity", device), "gfx_activity"), 16)
+    return answer if answer is not None else session.number(device, "gpu_busy_percent")
 
 
 #: Modes and versions: key -> (function of the library, keys of its answer, file of sysfs).
@@ -340,9 +340,9 @@ def memory_mib(session: AmdSession, device: AmdDevice) -> int:
 def driver_version(session: AmdSession) -> str:
     """Return the version of amdgpu, or "" if nobody tells: a driver that came with its kernel has none of its own."""
     for device in session.devices:
-        told = text(entry(session.maybe("gpu_driver_info", device), "driver_version"))
-        if told:
-            return told
+        answer = text(entry(session.maybe("gpu_driver_info", device), "driver_version"))
+        if answer:
+            return answer
     return or_else(session.machine.text, "/sys/module/amdgpu/version", "", Unreadable)
 
 

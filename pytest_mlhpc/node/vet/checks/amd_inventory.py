@@ -75,13 +75,13 @@ def _judge_device(exam: Examination, session: AmdSession, device: AmdDevice) -> 
     exam.judge("amd.model", int(_bare(model) not in _bare(device.model)), text, name)
     for key in EXPECTABLE:
         if key in exam.wanted.expect:
-            words = key.replace("_", " ")
+            label = key.replace("_", " ")
             is_now = property_of(session, device, key)
-            text = f"{name} has {words} {is_now} where {exam.wanted.expect[key]} is expected: correct either"
+            text = f"{name} has {label} {is_now} where {exam.wanted.expect[key]} is expected: correct either"
             if is_now:
                 _judge_expected(exam, key, is_now, text, name)
             else:
-                text = f"{name}: {words} is reported neither by amdsmi nor by sysfs"
+                text = f"{name}: {label} is reported neither by amdsmi nor by sysfs"
                 exam.unknown("amd.expectation", text, name)
     computing = busy(session, device)
     if computing is not None:
@@ -158,10 +158,10 @@ def _tell_facts(exam: Examination, session: AmdSession) -> None:
     if driver:
         exam.fact("amd driver", driver)
     for device in session.devices:
-        told = {key.replace("_", " "): property_of(session, device, key) for key in TOLD}
+        properties = {key.replace("_", " "): property_of(session, device, key) for key in TOLD}
         size = memory_mib(session, device)
-        told["memory"] = f"{size} MiB" if size else ""
-        for name, value in told.items():
+        properties["memory"] = f"{size} MiB" if size else ""
+        for name, value in properties.items():
             if value:
                 exam.fact(f"amd {name}", value, device.model, device.name)
 

@@ -105,14 +105,14 @@ def _count(state: LinkState, session: AmdSession, device: AmdDevice) -> None:
         if session.library is not None:
             state.troubles[device.name] = str(error)
         return
-    told = entry(answer, "status")
-    if not isinstance(told, list):
+    status = entry(answer, "status")
+    if not isinstance(status, list):
         state.troubles[device.name] = (
             f"amdsmi_get_gpu_xgmi_link_status says {str(answer)[:80]!r}, which makes no sense"
         )
         return
-    state.up[device.name] = sum(one == "U" for one in told)
-    state.down[device.name] = max(sum(one == "D" for one in told), state.down.get(device.name, 0))
+    state.up[device.name] = sum(one == "U" for one in status)
+    state.down[device.name] = max(sum(one == "D" for one in status), state.down.get(device.name, 0))
 
 
 def pcie(session: AmdSession, device: AmdDevice) -> Tuple[Optional[Lanes], Optional[Rate]]:
@@ -228,10 +228,10 @@ def bits(session: AmdSession, device: AmdDevice) -> int:
     found = bits_of_sysfs(session, device)
     if found is not None:
         return found
-    told = entry(session.ask("gpu_metrics_info", device), "indep_throttle_status")
-    if isinstance(told, bool):
-        return UNEXPLAINED if told else 0
-    counted = number(told)
+    status = entry(session.ask("gpu_metrics_info", device), "indep_throttle_status")
+    if isinstance(status, bool):
+        return UNEXPLAINED if status else 0
+    counted = number(status)
     if counted is None:
         raise Unreadable("neither amdsmi nor gpu_metrics reports what slows this device down")
     return counted
@@ -393,15 +393,15 @@ def _judge_throttle(exam: Examination, state: ThrottleState) -> Optional[str]:
     for one in state.devices:
         name = one.device.name
         try:
-            heat, outside, words = one.shares()
+            heat, outside, shares = one.shares()
         except Unreadable as error:
             exam.unknown("amd.throttle_thermal", f"{name}: {error}", name)
             continue
         slowed = f"{name} was slowed down by"
-        text = f"{slowed} heat for {heat:.0%} of the load ({words}): see to its cooling"
+        text = f"{slowed} heat for {heat:.0%} of the load ({shares}): see to its cooling"
         exam.judge("amd.throttle_thermal", heat, text, name)
         text = (
-            f"{slowed} PROCHOT or VRHOT for {outside:.0%} of the load ({words}): see to its power supply, and to what "
+            f"{slowed} PROCHOT or VRHOT for {outside:.0%} of the load ({shares}): see to its power supply, and to what "
             "the board reports"
         )
         exam.judge("amd.throttle_prochot", outside, text, name)

@@ -148,8 +148,8 @@ def bad_pages(session: AmdSession, device: AmdDevice) -> Dict[int, int]:
 
 def allowed_pages(session: AmdSession, device: AmdDevice) -> int:
     """Return after how many bad pages the driver gives a device up; 0 if nobody can tell."""
-    told = number(session.maybe("gpu_bad_page_threshold", device), 32)
-    return told or (memory_mib(session, device) << 20) // BYTES_PER_BAD_PAGE
+    threshold = number(session.maybe("gpu_bad_page_threshold", device), 32)
+    return threshold or (memory_mib(session, device) << 20) // BYTES_PER_BAD_PAGE
 
 
 def is_guarded(session: AmdSession, device: AmdDevice) -> Optional[bool]:

@@ -67,9 +67,9 @@ def inventory(machine: Machine, ipus: int) -> List[Dict[str, str]]:
         listed = read_json(done.output)["devices"]
         found = [{str(key): str(value) for key, value in device.items()} for device in listed]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        words = (done.errors.strip() or done.output.strip() or "nothing").splitlines()[-1][:200]
+        message = (done.errors.strip() or done.output.strip() or "nothing").splitlines()[-1][:200]
         raise Unreadable(
-            f"gc-inventory -j (exit code {done.code}) does not list devices, it says: {words}"
+            f"gc-inventory -j (exit code {done.code}) does not list devices, it says: {message}"
         ) from error
     return [device for device in found if "id" in device and int(device.get("num ipus", "1") or 1) == 1]
 
@@ -82,8 +82,8 @@ def _by_info(machine: Machine, place: int) -> Dict[str, str]:
         if between and value.strip():
             found[key.strip()] = value.strip()
     if done.code or "id" not in found:
-        words = (done.errors.strip() or done.output.strip() or "nothing").splitlines()[-1][:200]
-        raise Unreadable(f"gc-info of IPU {place} fails (exit code {done.code}): {words}")
+        message = (done.errors.strip() or done.output.strip() or "nothing").splitlines()[-1][:200]
+        raise Unreadable(f"gc-info of IPU {place} fails (exit code {done.code}): {message}")
     return found
 
 
@@ -100,10 +100,10 @@ def _judge_client(exam: Examination) -> Optional[str]:
         if exam.wanted.accelerator == "auto":
             return None
         raise
-    words = " ".join((done.errors if done.code else done.output).split())[:300]
-    text = f"the appliance does not answer csctl (exit code {done.code}): {words or 'no words'}; ask its operators"
+    message = " ".join((done.errors if done.code else done.output).split())[:300]
+    text = f"the appliance does not answer csctl (exit code {done.code}): {message or 'no message'}; ask its operators"
     exam.judge("cerebras.client", int(done.code != 0), text)
-    return f"the appliance answers: {words}"
+    return f"the appliance answers: {message}"
 
 
 CHECKS = (

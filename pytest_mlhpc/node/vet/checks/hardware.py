@@ -114,14 +114,14 @@ def _ticks(machine: Machine) -> Dict[str, Tuple[int, int]]:
     lines = or_else(machine.text, "/proc/stat", "", Unreadable).splitlines()
     found = {}
     for line in lines:
-        name, *words = line.split()
+        name, *fields = line.split()
         if (
             name[:3] == "cpu"
             and name[3:].isdecimal()
-            and len(words) >= 5
-            and all(word.isdecimal() for word in words[:8])
+            and len(fields) >= 5
+            and all(word.isdecimal() for word in fields[:8])
         ):
-            values = [int(word) for word in words[:8]]  # guest time is within user's
+            values = [int(word) for word in fields[:8]]  # guest time is within user's
             found[name] = (sum(values) - values[3] - values[4], sum(values))
     return found
 

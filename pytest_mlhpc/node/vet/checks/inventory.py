@@ -75,12 +75,12 @@ def memory_info(machine: Machine, name: str) -> int:
     Raises:
         Unreadable: it does not say.
     """
-    words = machine.key_values("/proc/meminfo").get(name, "").split()
-    if not words:
+    fields = machine.key_values("/proc/meminfo").get(name, "").split()
+    if not fields:
         raise Absent(f"/proc/meminfo has no {name}")
-    if not words[0].isdecimal():
-        raise Unreadable(f"/proc/meminfo holds {words[0][:20]!r} for {name}, not a number")
-    return int(words[0]) * (_KIB if words[-1] == "kB" else 1)
+    if not fields[0].isdecimal():
+        raise Unreadable(f"/proc/meminfo holds {fields[0][:20]!r} for {name}, not a number")
+    return int(fields[0]) * (_KIB if fields[-1] == "kB" else 1)
 
 
 def _judge_memory(exam: Examination) -> None:

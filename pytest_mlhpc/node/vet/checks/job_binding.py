@@ -136,8 +136,8 @@ def _far(ranks: Sequence[RankBinding], board: Board) -> Tuple[str, ...]:
 
 def _short(cpus: FrozenSet[int]) -> str:
     """Return processors as the kernel writes them: ``0-3,8``."""
-    words = number_ranges(cpus)
-    return ",".join(words[:6]) + (",..." if len(words) > 6 else "")
+    ranges = number_ranges(cpus)
+    return ",".join(ranges[:6]) + (",..." if len(ranges) > 6 else "")
 
 
 #: PCI vendors of accelerators, and the classes that they use: displays, of Intel without a console, and processing accelerators.

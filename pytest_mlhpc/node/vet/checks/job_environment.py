@@ -106,8 +106,8 @@ def _python(machine: Machine, python: str) -> Dict[str, str]:
         packages = {str(name): str(version) for name, version in said["packages"].items()}
         found = {"python": str(said["python"])}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        words = (done.errors or done.output).strip()[-200:]
-        raise Unreadable(f"{python} does not say its packages: {words or error}") from error
+        message = (done.errors or done.output).strip()[-200:]
+        raise Unreadable(f"{python} does not say its packages: {message or error}") from error
     found["torch"] = packages.get("torch", "")
     found["device_packages"] = " ".join(f"{name} {packages[name]}" for name in PACKAGES if name in packages)
     listing = "\n".join(f"{name}=={version}" for name, version in sorted(packages.items()))
@@ -327,8 +327,8 @@ def _left(machine: Machine) -> Optional[float]:
     if is_number(job):
         done = machine.command(("squeue", "-h", "-j", job, "-o", "%L"), SQUEUE_S)
         if done.code:
-            words = (done.errors or done.output).strip()[-200:]
-            raise Unreadable(f"squeue does not say how long the job has left: {words}")
+            message = (done.errors or done.output).strip()[-200:]
+            raise Unreadable(f"squeue does not say how long the job has left: {message}")
         return left_by_squeue(done.output.strip())
     return _of_pod(machine)
 

@@ -30,8 +30,8 @@ def addresses(machine: Machine, name: str) -> Tuple[str, ...]:
         return ()
     done = machine.command(("getent", "ahosts", name), RESOLVE_S)
     if done.code not in {0, 2}:  # getent(1): 2, the name is not known
-        words = (done.errors or done.output).strip()[-200:]
-        raise Unreadable(f"getent ahosts {name} failed: {words or done.code}")
+        message = (done.errors or done.output).strip()[-200:]
+        raise Unreadable(f"getent ahosts {name} failed: {message or done.code}")
     found = (line.split()[0] for line in done.output.splitlines() if line.strip())
     return tuple(dict.fromkeys(found))
 
@@ -233,28 +233,29 @@ def _direct(text: str) -> bool:
     return all("GDRDMA" in match[2] for match in _VIA.finditer(text))
 
 
-def judge_transport(exam: Examination, seen: Transport, fabric: Fabric) -> None:
+def judge_transport(exam: Examination, transport: Transport, fabric: Fabric) -> None:
     """Judge the transport that was chosen, on a node with this *fabric*; what forces sockets beside one is named."""
-    if not seen.kind:
+    if not transport.kind:
         text = "the library did not say which transport it uses: was NCCL_DEBUG=INFO overridden by nccl.conf?"
         exam.unknown("job.transport", text)
         return
     by = tuple(
-        f"{name}={value}" for name, value in forcing({**dict(seen.forced), **exam.machine.environ}, fabric)
+        f"{name}={value}"
+        for name, value in forcing({**dict(transport.forced), **exam.machine.environ}, fabric)
     )
-    words = f"{seen.version or 'the library'} joins nodes by {seen.network}"
-    words += f" ({seen.provider})" if seen.provider else ""
-    words += f" over {some(seen.devices)}" if seen.devices else ""
-    reason = f"{words}, although there is {fabric.text}: " + (
-        f"{', '.join(by)} forces it, unset it" if by else f"see NCCL_DEBUG=INFO; {_why(seen, fabric)}"
+    message = f"{transport.version or 'the library'} joins nodes by {transport.network}"
+    message += f" ({transport.provider})" if transport.provider else ""
+    message += f" over {some(transport.devices)}" if transport.devices else ""
+    reason = f"{message}, although there is {fabric.text}: " + (
+        f"{', '.join(by)} forces it, unset it" if by else f"see NCCL_DEBUG=INFO; {_why(transport, fabric)}"
     )
-    if not exam.judge("job.transport", weight(fabric) if seen.kind == "sockets" else 0, reason):
-        exam.info(words, rule="job.transport")
+    if not exam.judge("job.transport", weight(fabric) if transport.kind == "sockets" else 0, reason):
+        exam.info(message, rule="job.transport")
 
 
-def _why(seen: Transport, fabric: Fabric) -> str:
+def _why(transport: Transport, fabric: Fabric) -> str:
     if fabric.slingshot:
-        return f"is the plug-in for Slingshot (aws-ofi-nccl) loaded? {seen.plugin}".strip()
+        return f"is the plug-in for Slingshot (aws-ofi-nccl) loaded? {transport.plugin}".strip()
     return (
         "are /dev/infiniband and libibverbs in the container, and are its ports the right ones (NCCL_IB_HCA)?"
     )
@@ -299,8 +300,8 @@ def fits(wanted: str, name: str) -> bool:
     rest = wanted[1:] if without else wanted
     exact = rest.startswith("=")
     rest = rest[1:] if exact else rest
-    words = [word.partition(":")[0] for word in rest.split(",") if word]
-    hit = any(name == word if exact else name.startswith(word) for word in words)
+    message = [word.partition(":")[0] for word in rest.split(",") if word]
+    hit = any(name == word if exact else name.startswith(word) for word in message)
     return hit != without
 
 

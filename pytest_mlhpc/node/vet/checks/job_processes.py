@@ -37,16 +37,16 @@ def parse(text: str) -> Process:
     """
     head, _, tail = text.rpartition(")")
     number, _, name = head.partition("(")
-    words = tail.split()
+    fields = tail.split()
     try:
         return Process(
             int(number),
             name,
-            words[0],
-            int(words[1]),
-            int(words[3]),
-            (int(words[11]) + int(words[12])) / TICKS,
-            int(words[19]) / TICKS,
+            fields[0],
+            int(fields[1]),
+            int(fields[3]),
+            (int(fields[11]) + int(fields[12])) / TICKS,
+            int(fields[19]) / TICKS,
         )
     except (ValueError, IndexError) as error:
         raise Unreadable(f"{text[:40]!r} is no line of /proc/PID/stat") from error
@@ -60,8 +60,8 @@ def pids(machine: Machine) -> List[int]:
 
 def processes(machine: Machine) -> Dict[int, Process]:
     """Return all that may be seen; those that end meanwhile are left out."""
-    seen = (_process_of(machine, pid) for pid in pids(machine))
-    return {process.pid: process for process in seen if process is not None}
+    every = (_process_of(machine, pid) for pid in pids(machine))
+    return {process.pid: process for process in every if process is not None}
 
 
 def _process_of(machine: Machine, pid: int) -> Optional[Process]:
@@ -126,7 +126,7 @@ def _judge(exam: Examination) -> str:
         for one in found.values()
         if one.pid not in mine and KERNEL not in (one.pid, one.parent) and one.pid > 1
     ]
-    busy, held = _busy(machine, others), _holders(machine, others)
+    busy, holders = _busy(machine, others), _holders(machine, others)
     cores = len(machine.names("/sys/devices/system/node/node*/cpu[0-9]*")) or _online(machine)
     text = (
         f"{len(busy)} processes that are none of this job's compute on this node ({some(busy)}): "
@@ -135,8 +135,8 @@ def _judge(exam: Examination) -> str:
     exam.judge("job.leftover_busy", len(busy), text)
     text = f"they take {len(busy)} of {cores} processors"
     exam.judge("job.leftover_share", len(busy) / max(1, cores), text)
-    text = f"processes of yours from before hold a device and its memory ({some(held)}): end them"
-    exam.judge("job.leftover_device", len(held), text)
+    text = f"processes of yours from before hold a device and its memory ({some(holders)}): end them"
+    exam.judge("job.leftover_device", len(holders), text)
     return f"none of {len(others)} other processes computes"
 
 

@@ -71,12 +71,12 @@ def space(machine: Machine, path: str) -> Space:
         Unreadable: the file system does not answer, in time or at all.
     """
     done = machine.command(("stat", "-f", "-c", "%S %b %a %c %d", "--", path), ASK_S)
-    words = done.output.split()
-    if done.code or len(words) != 5 or not all(is_number(word.lstrip("-")) for word in words):
+    fields = done.output.split()
+    if done.code or len(fields) != 5 or not all(is_number(word.lstrip("-")) for word in fields):
         text = (done.errors or done.output).strip()[-200:] or f"exit code {done.code}"
         kind = Absent if "No such file" in text else Unreadable
         raise kind(f"the file system of {path} cannot be asked: {text}")
-    block, blocks, free, inodes, free_inodes = map(int, words)
+    block, blocks, free, inodes, free_inodes = map(int, fields)
     return Space(block * blocks, block * free, inodes, free_inodes)
 
 
@@ -161,8 +161,8 @@ def _folder(machine: Machine, path: str) -> str:
         return f"the checkpoint folder {path} is no folder"
     if "ro" in machine.mount_of(path)[1]:
         return f"the file system of the checkpoint folder {path} is mounted read-only"
-    words = try_to_write(machine, path)
-    return f"no file can be written in the checkpoint folder {path}: {words}" if words else ""
+    fields = try_to_write(machine, path)
+    return f"no file can be written in the checkpoint folder {path}: {fields}" if fields else ""
 
 
 def _judge_space(exam: Examination, path: str, found: Space) -> None:

@@ -140,15 +140,15 @@ def _count(exam: Examination, devices: List[NvidiaDevice], there: int) -> None:
 def _identify(exam: Examination, devices: List[NvidiaDevice]) -> None:
     """Compare models and UUIDs."""
     wanted = exam.wanted.device_model
-    seen: Dict[str, NvidiaDevice] = {}
+    by_uuid: Dict[str, NvidiaDevice] = {}
     for device in devices:
         if not device.name:
-            answer = Answer(code=999, words="nvmlDeviceGetName failed")
+            answer = Answer(code=999, text="nvmlDeviceGetName failed")
             unread(exam, "nvidia.model", device, "its model", answer)
         elif wanted and exam.wanted.accelerator == "cuda":
             text = f"{device.place} is a {device.name}, while the partition has {wanted}; correct either"
             exam.judge("nvidia.model", int(not _is_model(wanted, device.name)), text, device.label)
-        twin = seen.setdefault(device.uuid, device) if device.uuid else device
+        twin = by_uuid.setdefault(device.uuid, device) if device.uuid else device
         text = f"{device.place} has the UUID of {twin.place}; ask the site to look at the driver"
         exam.judge("nvidia.uuid", int(twin is not device), text, device.label)
     models = Counter(device.name for device in devices if device.name)
@@ -177,7 +177,7 @@ def _properties(library: NvmlLibrary, device: NvidiaDevice) -> Dict[str, Answer]
     memory = library.ask("nvmlDeviceGetMemoryInfo", device.handle)
     power = library.ask("nvmlDeviceGetEnforcedPowerLimit", device.handle)
     links = link_states(library, device)
-    none = Answer(code=NOT_SUPPORTED, words="it has none that can be read")
+    none = Answer(code=NOT_SUPPORTED, text="it has none that can be read")
     return {
         "nvidia vbios": library.ask("nvmlDeviceGetVbiosVersion", device.handle),
         "nvidia memory": Answer(f"{memory.value.total >> 30}GiB") if memory.ok else memory,
@@ -192,7 +192,7 @@ def _compare(exam: Examination, key: str, found: Answer, what: str, device: str 
     if not expected:
         return
     if not found.ok:
-        text = f"{what} cannot be read, while the partition expects {expected}: {found.words}"
+        text = f"{what} cannot be read, while the partition expects {expected}: {found.text}"
         exam.unknown("nvidia.expected", text, device)
     else:
         differs = not fnmatchcase(found.value.lower(), str(expected).lower())

@@ -32,7 +32,7 @@ class Answer:
 
     value: Any = None
     code: int = 0
-    words: str = ""
+    text: str = ""
 
     @property
     def ok(self) -> bool:
@@ -127,12 +127,12 @@ class NvmlLibrary:
         """Return what a function says."""
         function = getattr(self.module, name, None)
         if function is None:
-            return Answer(code=NO_FUNCTION, words=f"this nvidia-ml-py has no {name}")
+            return Answer(code=NO_FUNCTION, text=f"this nvidia-ml-py has no {name}")
         try:
             value = function(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever the vendor's module raises is an answer
             code = getattr(error, "value", DEFECT)
-            return Answer(code=code if isinstance(code, int) and code else DEFECT, words=f"{name}: {error}")
+            return Answer(code=code if isinstance(code, int) and code else DEFECT, text=f"{name}: {error}")
         return Answer(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
 
     def devices(self) -> Iterator[Tuple[int, Answer]]:
@@ -143,7 +143,7 @@ class NvmlLibrary:
         """
         count = self.ask("nvmlDeviceGetCount")
         if not count.ok:
-            raise NvmlUnavailable(f"NVML does not say how many devices there are: {count.words}", count.code)
+            raise NvmlUnavailable(f"NVML does not say how many devices there are: {count.text}", count.code)
         for index in range(count.value):
             yield index, self.ask("nvmlDeviceGetHandleByIndex", index)
 
@@ -176,7 +176,7 @@ def opened(machine: Machine) -> NvmlLibrary:
         raise NvmlUnavailable(str(error), NO_FUNCTION) from error
     begun = library.ask("nvmlInit")
     if not begun.ok:
-        raise NvmlUnavailable(f"NVML cannot be initialised: {begun.words}", begun.code)
+        raise NvmlUnavailable(f"NVML cannot be initialised: {begun.text}", begun.code)
     return library
 
 
@@ -209,9 +209,9 @@ def unread(
     """Say what a failed call means: a lost device, nothing for what is absent (unless *essential*), else UNKNOWN."""
     if any(one.rule == "nvidia.lost" and one.device == device.label for one in exam.findings):
         return
-    text = f"{device.place} cannot be used: {answer.words}; leave the node out, reset or replace the device"
+    text = f"{device.place} cannot be used: {answer.text}; leave the node out, reset or replace the device"
     if exam.judge("nvidia.lost", int(answer.lost), text, device.label):
         return
     if not answer.absent or essential:
-        text = f"{device.place} does not say {what}: {answer.words}; ask the site to look at the driver"
+        text = f"{device.place} does not say {what}: {answer.text}; ask the site to look at the driver"
         exam.unknown(key, text, device.label)

@@ -67,16 +67,16 @@ def start(machine: Machine, context: Context) -> Optional[WatchedDevices]:
     return WatchedDevices(frozenset(device.index for device in answering)) if answering else None
 
 
-def observe(machine: Machine, seen: WatchedDevices, read: Read) -> WatchedDevices:
+def observe(machine: Machine, watched: WatchedDevices, read: Read) -> WatchedDevices:
     """Return the state with what *read* says of each device that computes now."""
     try:
         library = opened(machine)
         handles = list(library.devices())
     except NvmlUnavailable as closed:
-        return replace(seen, closed=(*seen.closed, str(closed)))
-    samples, lost = list(seen.samples), {device.index: (device, why) for device, why in seen.lost}
+        return replace(watched, closed=(*watched.closed, str(closed)))
+    samples, lost = list(watched.samples), {device.index: (device, why) for device, why in watched.lost}
     for index, handle in handles:
-        if index not in seen.before:
+        if index not in watched.before:
             continue
         if not handle.ok:
             if handle.lost:
@@ -89,7 +89,7 @@ def observe(machine: Machine, seen: WatchedDevices, read: Read) -> WatchedDevice
             lost.setdefault(index, (device, gone))
         elif is_busy(library, device, values["reasons"]):
             samples.append(GpuSample(replace(device, handle=None), values))
-    return replace(seen, samples=tuple(samples), lost=tuple(lost.values()))
+    return replace(watched, samples=tuple(samples), lost=tuple(lost.values()))
 
 
 def is_busy(library: NvmlLibrary, device: NvidiaDevice, reasons: Answer) -> bool:
@@ -195,27 +195,27 @@ def _judge_link(exam: Examination, samples: List[GpuSample]) -> None:
         exam.judge(key, value, text, device.label)
 
 
-def _judge_throttle(exam: Examination, seen: WatchedDevices) -> Optional[str]:
-    for device, why in seen.lost:
+def _judge_throttle(exam: Examination, watched: WatchedDevices) -> Optional[str]:
+    for device, why in watched.lost:
         unread(exam, "nvidia.lost", device, "anything", why)
-    if seen.closed and not seen.samples:
-        text = f"nothing was read under load: {seen.closed[0]}; ask the site to look at the driver"
+    if watched.closed and not watched.samples:
+        text = f"nothing was read under load: {watched.closed[0]}; ask the site to look at the driver"
         exam.unknown("nvidia.hw_slowdown", text)
-    return _judge_each(exam, seen, _judge_clocks, "clocks were not reduced under load")
+    return _judge_each(exam, watched, _judge_clocks, "clocks were not reduced under load")
 
 
 def _judge_each(
     exam: Examination,
-    seen: WatchedDevices,
+    watched: WatchedDevices,
     judge: Callable[[Examination, List[GpuSample]], None],
     passed: str,
 ) -> Optional[str]:
     """Judge each device by its samples."""
-    for samples in seen.by_device().values():
+    for samples in watched.by_device().values():
         judge(exam, samples)
-    if not seen.samples and not exam.findings:
+    if not watched.samples and not exam.findings:
         exam.info("there was no load to watch")
-    return passed if seen.samples else None
+    return passed if watched.samples else None
 
 
 WATCHES = (

@@ -51,7 +51,7 @@ def link_states(library: NvmlLibrary, device: NvidiaDevice) -> LinkStates:
             up += answer.value in UP
             down += answer.value not in UP
         elif answer.absent or answer.code == INVALID_ARGUMENT:
-            none = Answer(code=NOT_SUPPORTED, words=answer.words)
+            none = Answer(code=NOT_SUPPORTED, text=answer.text)
         else:
             trouble = trouble or answer
             if answer.lost:
@@ -100,10 +100,10 @@ def _judge_links(exam: Examination, device: NvidiaDevice, states: LinkStates, *,
         return
     model = device.model
     key = "nvidia.nvlinks_partly" if model and model.direct and states.up else "nvidia.nvlinks_down"
-    seen = states.up + states.down
+    links = states.up + states.down
     fixed = model is not None and not model.direct and not model.optional and states.trouble is None
     most = (
-        max(seen, model.links) if model and fixed else seen
+        max(links, model.links) if model and fixed else links
     )  # links that NVML does not show at all are missing
     text = (
         f"{most - states.up} of {most} NVLinks of {device.place} are down; reset the device, "
@@ -174,10 +174,10 @@ def field(library: NvmlLibrary, handle: Any, ident: int) -> Answer:
     found = answer.value[0]
     if found.nvmlReturn:
         code = 3 if found.nvmlReturn == INVALID_ARGUMENT else found.nvmlReturn
-        return Answer(code=code, words=f"field {ident} gives error {found.nvmlReturn}")
+        return Answer(code=code, text=f"field {ident} gives error {found.nvmlReturn}")
     member = MEMBERS.get(found.valueType)
     if member is None:
-        return Answer(code=999, words=f"field {ident} is of the unknown type {found.valueType}")
+        return Answer(code=999, text=f"field {ident} is of the unknown type {found.valueType}")
     return Answer(getattr(found.value, member))
 
 

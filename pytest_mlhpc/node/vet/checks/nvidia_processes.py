@@ -60,19 +60,19 @@ def _judge(exam: Examination, library: NvmlLibrary, device: NvidiaDevice) -> Non
         return
     foreign: List[int] = []
     left: List[int] = []
-    unseen, held = 0, 0
+    unseen, used = 0, 0
     for process in answer.value:
         owner = machine.status(process.pid, "Uid")
         if owner is None:
             unseen += 1
             continue
-        held += process.usedGpuMemory or 0
+        used += process.usedGpuMemory or 0
         if _descends(machine, process.pid, machine.status("self", "PPid")):
             continue
         if not _is_service(machine, library, process.pid):
             (left if owner == machine.status("self", "Uid") else foreign).append(process.pid)
     _name_them(exam, device, foreign, left)
-    _judge_memory(exam, library, device, unseen, held)
+    _judge_memory(exam, library, device, unseen, used)
 
 
 def _name_them(exam: Examination, device: NvidiaDevice, foreign: List[int], left: List[int]) -> None:
@@ -86,15 +86,15 @@ def _name_them(exam: Examination, device: NvidiaDevice, foreign: List[int], left
 
 
 def _judge_memory(
-    exam: Examination, library: NvmlLibrary, device: NvidiaDevice, unseen: int, held: int
+    exam: Examination, library: NvmlLibrary, device: NvidiaDevice, unseen: int, used: int
 ) -> None:
-    """Judge memory beside the *held* bytes of processes in sight: left over, or of processes outside of our container."""
+    """Judge memory beside the *used* bytes of processes in sight: left over, or of processes outside of our container."""
     if device.model is not None and device.model.shared_memory:
         return  # the kernel puts pages of the host there
     memory = library.ask("nvmlDeviceGetMemoryInfo", device.handle)
     if not memory.ok or not memory.value.total:
         return
-    rest = max(0, memory.value.used - held)
+    rest = max(0, memory.value.used - used)
     share = rest / memory.value.total
     who = f"{unseen} processes that cannot be seen from here hold" if unseen else "no visible process holds"
     text = (
@@ -195,33 +195,33 @@ def _list(value: Any) -> List[Any]:
 def _result(test: str, result: Dict[str, Any]) -> Result:
     entity: Optional[Any] = result.get("entity_id") if result.get("entity_group") == "GPU" else None
     found = _list(result.get("warnings"))
-    words = [str(_table(one).get("warning", "")) if isinstance(one, dict) else str(one) for one in found]
+    warnings = [str(_table(one).get("warning", "")) if isinstance(one, dict) else str(one) for one in found]
     grades = [_table(one).get("error_severity") for one in found]
     return Result(
         test,
         str(result.get("status", "")).strip().lower(),
         "" if entity is None else f"GPU {entity}",
-        tuple(words),
+        tuple(warnings),
         tuple(grade for grade in grades if isinstance(grade, int)),
     )
 
 
 def _judge_test(exam: Examination, result: Result) -> None:
-    words = " ".join(result.warnings) or "without a reason"
+    warnings = " ".join(result.warnings) or "without a reason"
     what = f"dcgmi diag: {result.test}" + (f" on {result.device}" if result.device else "")
     failed = result.status == "fail"
     grave = bool(GRAVE.intersection(result.severities))
     if not result.severities:
         grave = result.test.lower() not in SETTINGS
-    text = f"{what} failed: {words}; leave the node out and have it checked"
+    text = f"{what} failed: {warnings}; leave the node out and have it checked"
     exam.judge("nvidia.dcgm_failed", int(failed and grave), text, result.device)
-    text = f"{what} failed: {words}; look at that setting"
+    text = f"{what} failed: {warnings}; look at that setting"
     exam.judge("nvidia.dcgm_setting", int(failed and not grave), text, result.device)
-    empty = result.status == "pass" and "alloc" in words.lower()
-    text = f"{what} passed without having run: {words}; free the device, and run it again"
+    empty = result.status == "pass" and "alloc" in warnings.lower()
+    text = f"{what} passed without having run: {warnings}; free the device, and run it again"
     exam.judge("nvidia.dcgm_no_proof", int(empty), text, result.device)
     if result.status == "warn":
-        exam.info(f"{what} warns: {words}", result.device)
+        exam.info(f"{what} warns: {warnings}", result.device)
 
 
 CHECKS = (

@@ -211,12 +211,12 @@ def on_all(
             ended.add(number)
 
     def watch() -> None:
-        told: Set[int] = set()
+        reported: Set[int] = set()
         while not over.wait(LATE_S):
             ahead = set(ended or met)
             late = set(range(len(devices))) - ahead
-            if ahead and late and late != told:
-                told = late
+            if ahead and late and late != reported:
+                reported = late
                 begun(f"{what} on {', '.join(devices[number].name for number in sorted(late)[:8])}")
 
     threading.Thread(target=watch, daemon=True).start()
@@ -246,17 +246,17 @@ def is_no_memory(error: BaseException) -> bool:
 
 def failure(check: str, device: Device, error: Exception) -> Finding:
     """Return the finding on a device that could not do what was asked."""
-    words = " ".join(str(error).split())[:300]
+    message = " ".join(str(error).split())[:300]
     if is_no_memory(error):
         text = (
             f"{check} needs more memory than {device.name} ({device.model}) has free: is a process of an earlier job "
-            f"left on it? {words}"
+            f"left on it? {message}"
         )
         return Finding(check, Severity.CRITICAL, text, device.name, "device_memory")
-    if any(sign in words.lower() for sign in _LACKING):
-        text = f"whether {device.name} ({device.model}) is well cannot be told by {check}: this torch cannot do it there: {words}"
+    if any(sign in message.lower() for sign in _LACKING):
+        text = f"whether {device.name} ({device.model}) is well cannot be told by {check}: this torch cannot do it there: {message}"
         return Finding(check, Severity.UNKNOWN, text, device.name, "not_supported")
-    text = f"{check} failed on {device.name} ({device.model}): {type(error).__name__}: {words}"
+    text = f"{check} failed on {device.name} ({device.model}): {type(error).__name__}: {message}"
     return Finding(check, Severity.CRITICAL, text, device.name, "device_error")
 
 

@@ -43,7 +43,7 @@ class Link:
 
     def __init__(self, connection: socket.socket, deadline: Deadline, partner: str) -> None:
         self.socket, self._deadline, self.partner = connection, deadline, partner
-        self._held = b""
+        self._unread = b""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -68,8 +68,8 @@ class Link:
         until = time.monotonic() + min(
             self._deadline.left, self._deadline.left if within_s is None else within_s
         )
-        while b"\n" not in self._held:
-            if len(self._held) > LONGEST:
+        while b"\n" not in self._unread:
+            if len(self._unread) > LONGEST:
                 raise Failed("garbage", f"{self.partner} sent a line that is too long")
             try:
                 self.socket.settimeout(max(0.01, until - time.monotonic()))
@@ -78,8 +78,8 @@ class Link:
                 raise lost(error, self.partner, self._deadline) from error
             if not data:
                 raise dead(self.partner)
-            self._held += data
-        line, self._held = self._held.split(b"\n", 1)
+            self._unread += data
+        line, self._unread = self._unread.split(b"\n", 1)
         try:
             message = read_json(line)
         except (ValueError, RecursionError) as error:
@@ -94,7 +94,7 @@ class Link:
         Raises:
             Failed: its process has ended.
         """
-        if not self._held and select.select([self.socket], [], [], 0)[0]:
+        if not self._unread and select.select([self.socket], [], [], 0)[0]:
             with contextlib.suppress(BlockingIOError):
                 try:
                     if not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
@@ -177,9 +177,9 @@ def _authenticated(link: Link, key: bytes) -> Optional[Dict[str, Any]]:
     ours = new_challenge()
     try:
         link.send({"challenge": ours})
-        told = link.receive(HELLO_S)
-        text, theirs = str(told.get("hello")), str(told.get("challenge"))
-        if not proved(key, told.get("mac"), "second", ours, theirs, text):
+        greeting = link.receive(HELLO_S)
+        text, theirs = str(greeting.get("hello")), str(greeting.get("challenge"))
+        if not proved(key, greeting.get("mac"), "second", ours, theirs, text):
             return None
         link.send({"mac": proof(key, "first", theirs, ours)})
         hello = read_json(text)

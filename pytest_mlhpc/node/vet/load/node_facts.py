@@ -143,7 +143,7 @@ class ChosenTransport:
 
     ``library`` is nccl, rccl or gloo; ``network`` its own word for what joins nodes (``IB``, ``Socket``, ``AWS Libfabric``), empty
     where it did not say; ``interfaces`` the ports or interfaces; ``inside`` what joins devices of a node (``P2P/CUMEM``);
-    ``seen`` all that the log says of the network.
+    ``observed`` all that the log says of the network.
     """
 
     library: str
@@ -153,12 +153,12 @@ class ChosenTransport:
     provider: str = ""
     version: str = ""
     nvls: bool = False
-    seen: Transport = field(default_factory=Transport)
+    observed: Transport = field(default_factory=Transport)
 
     @property
     def sockets(self) -> bool:
         """Return whether nodes would be joined by TCP sockets."""
-        return self.network == "TCP" or self.seen.kind == "sockets"
+        return self.network == "TCP" or self.observed.kind == "sockets"
 
 
 def prepare(environ: MutableMapping[str, str]) -> None:
@@ -188,14 +188,14 @@ def log_text(environ: MutableMapping[str, str]) -> str:
 
 def parse_log(log: str, library: str) -> ChosenTransport:
     """Return what a log says."""
-    seen, version = job_network.parse(log), _VERSION.search(log)
+    observed, version = job_network.parse(log), _VERSION.search(log)
     return ChosenTransport(
         library,
-        seen.network,
-        seen.devices,
+        observed.network,
+        observed.devices,
         tuple(sorted(set(_VIA.findall(log)))),
-        seen.provider,
+        observed.provider,
         version.group(1) if version else "",
         bool(_NVLS.search(log)),
-        seen,
+        observed,
     )

@@ -83,15 +83,15 @@ def of_nccl(node: LoadNode, name: str) -> ChosenTransport:
 def judge(exam: Examination, chosen: ChosenTransport, fabric: Fabric) -> None:
     """Judge what was chosen, beside what there is."""
     if chosen.library != "gloo":
-        job_network.judge_transport(exam, chosen.seen, fabric)
+        job_network.judge_transport(exam, chosen.observed, fabric)
         return
-    words = f"{chosen.library} joins nodes by {chosen.network}"
-    words += f" ({', '.join(chosen.interfaces[:8])})" if chosen.interfaces else ""
+    message = f"{chosen.library} joins nodes by {chosen.network}"
+    message += f" ({', '.join(chosen.interfaces[:8])})" if chosen.interfaces else ""
     if not _is_slow(chosen, exam.machine) or not fabric.text:
-        exam.info(words if fabric.text else f"{words}; the node shows no fabric", rule="job.transport")
+        exam.info(message if fabric.text else f"{message}; the node shows no fabric", rule="job.transport")
         return
     reason = (
-        f"{words}, although there is {fabric.text}: many times slower; "
+        f"{message}, although there is {fabric.text}: many times slower; "
         "set GLOO_SOCKET_IFNAME to an interface of the fabric"
     )
     # Gloo knows nothing but sockets: that they do not run over the fabric costs less than it does NCCL.

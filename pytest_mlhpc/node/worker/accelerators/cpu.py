@@ -134,9 +134,9 @@ def require(mode: str, accelerator: Accelerator) -> None:
             trial(torch.ones(64, device=accelerator.device, requires_grad=True)).sum().backward()
     # Compilers fail with classes of torch, of triton, OSError and more; each means that it does not work here.
     except Exception as error:
-        words = " ".join(str(error).split())[:_WORDS] or type(error).__name__
+        message = " ".join(str(error).split())[:_WORDS] or type(error).__name__
         text = (
-            f"compile={mode!r}: torch {torch.__version__} cannot compile on this node for {accelerator.type}: {words}. "
+            f"compile={mode!r}: torch {torch.__version__} cannot compile on this node for {accelerator.type}: {message}. "
             "On CPUs it needs a C++ compiler (variable CXX, else g++), on GPUs triton and a C compiler"
         )
         raise WorkerFailure("not_supported", text) from error

@@ -394,12 +394,14 @@ def _train(job: ChildJob, data_seed: int, teller: ChildPipe, orders: ChildOrders
         draw=prepare.Draw(data_seed, held_out, sampler),
         begin=begin,
     )
-    told = ensemble.predictions(trained.trainer, score, trained.data.source.dataset, asked, sizes.micro)
-    if not bool(torch.isfinite(told[0]).all()):
+    predictions = ensemble.predictions(
+        trained.trainer, score, trained.data.source.dataset, asked, sizes.micro
+    )
+    if not bool(torch.isfinite(predictions[0]).all()):
         raise WorkerFailure(
             "loss_nan", "the trained model predicts NaN or infinity; look at precision and learning rate"
         )
-    teller.say("predictions", {"distinct": used.distinct if used is not None else 0.0}, told)
+    teller.say("predictions", {"distinct": used.distinct if used is not None else 0.0}, predictions)
     teller.say("report", to_json(trained.report))
 
 

@@ -85,7 +85,7 @@ class MemoryDataset(Dataset[Sample]):
 class TextDataset(Dataset[Sample]):
     """Windows of text: the input is each window's first bytes, the target what follows each of them.
 
-    ``held`` is the whole text in memory (uint8), or None: every window is read from its files.
+    ``whole_text`` is the whole text in memory (uint8), or None: every window is read from its files.
     Lengths of input and target are *lengths*; windows start *context* bytes apart.
     """
 
@@ -96,14 +96,14 @@ class TextDataset(Dataset[Sample]):
         lengths: Tuple[int, int],
         dtypes: Tuple[torch.dtype, torch.dtype],
         *,
-        held: Optional[Tensor] = None,
+        whole_text: Optional[Tensor] = None,
         limit: Optional[int] = None,
     ) -> None:
         self.text = text
         self.context = context
         self.lengths = lengths
         self.dtypes = dtypes
-        self.held = held
+        self.whole_text = whole_text
         self.length = windows(text, context) if limit is None else min(limit, windows(text, context))
 
     def __len__(self) -> int:
@@ -115,13 +115,13 @@ class TextDataset(Dataset[Sample]):
             raise IndexError(index)
         start = time.perf_counter()
         offset, size = index * self.context, self.context + 1
-        if self.held is not None:
-            window = self.held[offset : offset + size]
+        if self.whole_text is not None:
+            window = self.whole_text[offset : offset + size]
         else:
             window = torch.frombuffer(bytearray(self.text.read(offset, size)), dtype=torch.uint8)
         inputs = window[: self.lengths[0]].to(self.dtypes[0])
         targets = window[size - self.lengths[1] :].to(self.dtypes[1])
-        read_s = 0.0 if self.held is not None else time.perf_counter() - start
+        read_s = 0.0 if self.whole_text is not None else time.perf_counter() - start
         return inputs, targets, read_s
 
     @property
@@ -193,7 +193,7 @@ def dataset(task: Task, *, count: int, seed: int) -> MemoryDataset:
 
 TEXT_WORKLOAD = "language_model"
 SOURCES = ("memory", "device", "files")
-#: Text held in memory at most; a run of a few hundred steps uses less.
+#: Text in memory at most; a run of a few hundred steps uses less.
 TEXT_BUDGET = 256 << 20
 #: Unpacked bytes of a set that is made within a run; one core makes about 10 MB/s. Larger ones are made beforehand.
 MADE_BUDGET = 4 << 30
@@ -262,10 +262,10 @@ def _text(run: RunPlan, task: Task, count: int) -> DataSource:
         dataset[0]
         return DataSource(dataset, kind, "files", check.prepare(dataset.paths, run.cache))
     size = min(corpus.size, count * context + 1, max(TEXT_BUDGET, context + 1))
-    held = torch.frombuffer(bytearray(corpus.read(0, size)), dtype=torch.uint8)
+    whole_text = torch.frombuffer(bytearray(corpus.read(0, size)), dtype=torch.uint8)
     limit = max((size - 1) // context, 1)
     return DataSource(
-        TextDataset(corpus, context, lengths, dtypes, held=held, limit=limit),
+        TextDataset(corpus, context, lengths, dtypes, whole_text=whole_text, limit=limit),
         kind,
         run.data_source,
         "unknown",

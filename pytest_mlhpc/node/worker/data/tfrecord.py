@@ -232,16 +232,16 @@ def _lanes(state: int, data: memoryview, lanes: int) -> int:
     """Return the state after *data*, whose length is a multiple of ``4 * lanes``; *lanes* is a power of two."""
     import numpy as np
 
-    words = np.frombuffer(data, dtype="<u4").reshape(lanes, -1)
+    lanes_of_data = np.frombuffer(data, dtype="<u4").reshape(lanes, -1)
     low, high = _word_tables()
     states = np.zeros(lanes, dtype=np.uint32)
     states[0] = state
     block = 64  # columns turned into rows at a time: small enough to stay in the cache
-    for start in range(0, words.shape[1], block):
-        for column in np.ascontiguousarray(words[:, start : start + block].T):
+    for start in range(0, lanes_of_data.shape[1], block):
+        for column in np.ascontiguousarray(lanes_of_data[:, start : start + block].T):
             states ^= column
             states = low.take(states & 0xFFFF) ^ high.take(states >> np.uint32(16))
-    length = words.shape[1] * 4
+    length = lanes_of_data.shape[1] * 4
     while len(states) > 1:
         states = _apply(_zeros(length), states[0::2]) ^ states[1::2]
         length *= 2

@@ -307,8 +307,8 @@ class Collective:
                 seconds[name] = took
                 slowest = max(slowest, took)
             seconds[label] = slowest
-        told = {one.name for one in self.operations}
-        return {name: value for name, value in seconds.items() if name in told}
+        names = {one.name for one in self.operations}
+        return {name: value for name, value in seconds.items() if name in names}
 
     def cache(self) -> str:
         """Return unknown: nothing is read."""

@@ -107,13 +107,13 @@ def _close(opened: List[int]) -> None:
 
 def _config(text: str) -> int:
     """Return ``event=0x04,umask=0x03`` as perf's number: the event in the low byte, the mask in the next."""
-    words: Dict[str, int] = {}
+    values: Dict[str, int] = {}
     for part in text.strip().split(","):
         name, _, value = part.partition("=")
-        words[name] = int(value or "1", 0)
-    if set(words) - {"event", "umask"} or not words:
+        values[name] = int(value or "1", 0)
+    if set(values) - {"event", "umask"} or not values:
         raise ValueError(f"event {text.strip()!r} is not spelt by event and umask")
-    return words.get("event", 0) | words.get("umask", 0) << 8
+    return values.get("event", 0) | values.get("umask", 0) << 8
 
 
 def perf_open(kind: int, config: int, processor: int, pid: int = -1) -> int:

@@ -61,11 +61,11 @@ class Lowering:
         Raises:
             WorkerFailure: ``cannot_lower``, with the compiler's words.
         """
-        told = self._lowered(self._folder / str(len(self._operations)))
-        if "reason" in told:
-            raise WorkerFailure(str(told.get("outcome", "cannot_lower")), str(told["reason"]))
-        self._operations.append(int(told["operations"]))
-        return {"lowering": float(told["seconds"])}
+        reply = self._lowered(self._folder / str(len(self._operations)))
+        if "reason" in reply:
+            raise WorkerFailure(str(reply.get("outcome", "cannot_lower")), str(reply["reason"]))
+        self._operations.append(int(reply["operations"]))
+        return {"lowering": float(reply["seconds"])}
 
     def _lowered(self, folder: Path) -> Dict[str, Any]:
         asked = json.dumps({"run": self._run, "folder": str(folder), "precision": self._precision})

@@ -74,11 +74,11 @@ class StorageProbe:
         neighbour = (group.rank + group.world // nodes) % group.world
         if nodes == 1 or group.world == 1:
             return group.rank, False
-        seen = torch.tensor(
+        sizes = torch.tensor(
             [float(self._folder_of(neighbour).is_dir())], device=self._place.accelerator.device
         )
-        dist.all_reduce(seen, op=dist.ReduceOp.MIN)
-        shared = bool(seen.item() > 0)
+        dist.all_reduce(sizes, op=dist.ReduceOp.MIN)
+        shared = bool(sizes.item() > 0)
         return (neighbour if shared else group.rank), shared
 
     def _folder_of(self, rank: int) -> Path:

@@ -387,13 +387,13 @@ class QualityRun:
         )
         trained = len(range(place, len(data.training), ranks))
         own = range(place, len(data.evaluation), ranks)
-        told = gathered(group, (trained, len(own), len(data.training), len(data.evaluation)))
-        steps = min(one[0] for one in told) // (micro * self.sizes.accumulate)
-        whole = [sum(one[part] for one in told) for part in (0, 1)]
+        gathered_counts = gathered(group, (trained, len(own), len(data.training), len(data.evaluation)))
+        steps = min(one[0] for one in gathered_counts) // (micro * self.sizes.accumulate)
+        whole = [sum(one[part] for one in gathered_counts) for part in (0, 1)]
         if not steps:
             text = f"{whole[0]} samples are less than one step of {self.sizes.step_samples} on {group.world} ranks"
             raise WorkerFailure("data_exhausted", f"{text}: use more data or a smaller global_batch")
-        if not min(one[1] for one in told):
+        if not min(one[1] for one in gathered_counts):
             raise WorkerFailure(
                 "data_exhausted",
                 f"{whole[1]} samples to evaluate are not one for each of {group.world} ranks",
@@ -403,7 +403,7 @@ class QualityRun:
         workers = prepare.choose_workers(reading.asked_workers, "files", reading.cores, accelerator.type)
         shape = prepare.Shape(micro, workers, pin=accelerator.asynchronous)
         training = ShardedSampler(len(data.training), place, ranks, reading.seed)
-        evaluation = InOrder(own, max(one[1] for one in told))
+        evaluation = InOrder(own, max(one[1] for one in gathered_counts))
         return _Loaders(
             prepare.loader_of(data.training.dataset(task), training, shape),
             steps,

@@ -40,7 +40,7 @@ def test_windows_cover_all_files_in_order_and_overlap_by_one(tmp_path_factory, p
 def test_text_held_in_memory_gives_the_same_windows(tmp_path):
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
     held = torch.frombuffer(bytearray(formats.open_corpus(tmp_path).read(0, 100)), dtype=torch.uint8)
-    of_files, of_memory = windows(tmp_path, 10), windows(tmp_path, 10, held=held)
+    of_files, of_memory = windows(tmp_path, 10), windows(tmp_path, 10, whole_text=held)
     for files, memory in zip(
         map(of_files.__getitem__, range(9)), map(of_memory.__getitem__, range(9)), strict=True
     ):

@@ -103,7 +103,7 @@ def train(
     compiled: Compiled, batches: Iterator[Batch], steps: int, tell: Callable[[int, int], None]
 ) -> List[Call]:
     """Train *steps* steps. ``tell(steps done, samples done)`` is called at most once a second."""
-    now, calls, told = time.perf_counter_ns, [], time.perf_counter_ns()
+    now, calls, reported_ns = time.perf_counter_ns, [], time.perf_counter_ns()
     samples = 0
     for done in range(0, steps, compiled.iterations):
         before = now()
@@ -116,8 +116,8 @@ def train(
         losses = tuple(output.reshape(compiled.iterations, -1).float().mean(dim=1).unbind())
         calls.append(Call((before, there, over), latencies, losses, len(batch[0]), batch[2]))
         samples += len(batch[0])
-        if over - told >= PROGRESS_NS:
-            told = over
+        if over - reported_ns >= PROGRESS_NS:
+            reported_ns = over
             tell(done + compiled.iterations, samples)
     return calls
 
@@ -147,8 +147,8 @@ def figures(compiled: Compiled, calls: Sequence[Call], settings: IpuSettings) ->
         Figure("ipus", float(ipus), "1", "none", over="sum"),
     ]
     for place, (_, name) in enumerate(_LATENCIES):
-        told = [call.latencies[place] for call in calls]
-        found.append(Figure(name, statistics.median(told), "s", "lower", samples=tuple(told)))
+        reported_ns = [call.latencies[place] for call in calls]
+        found.append(Figure(name, statistics.median(reported_ns), "s", "lower", samples=tuple(reported_ns)))
     return tuple(found)
 
 
@@ -247,8 +247,8 @@ def shares(run: RunPlan, settings: options.IpuSettings, world: int) -> prepare.B
         )
         raise WorkerFailure("worker_exit", text)
     # The no-I/O twin holds a few whole batches, which then are those of calls.
-    held = iterations if run.data_source == "device" else 1
-    return prepare.Batches(micro * settings.micro_batches, 1, sizes.step_samples * held)
+    repeats = iterations if run.data_source == "device" else 1
+    return prepare.Batches(micro * settings.micro_batches, 1, sizes.step_samples * repeats)
 
 
 def with_loss(poptorch: Any, network: nn.Module, task: Task) -> ModelWithLoss:

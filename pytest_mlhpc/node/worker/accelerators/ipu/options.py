@@ -94,11 +94,9 @@ def _of_several(settings: IpuSettings) -> Any:
     except ImportError as error:
         text = f"several ranks on IPUs need popdist, which comes with the Poplar SDK: {error}"
         raise WorkerFailure("import_failed", text) from error
-    told = int(popdist.getNumLocalReplicas())
-    if told != settings.replicas:
-        text = (
-            f"poprun gave this rank {told} replicas, ipu_replicas is {settings.replicas}; use launcher poprun"
-        )
+    replicas = int(popdist.getNumLocalReplicas())
+    if replicas != settings.replicas:
+        text = f"poprun gave this rank {replicas} replicas, ipu_replicas is {settings.replicas}; use launcher poprun"
         raise WorkerFailure("worker_exit", text)
     return module.Options(ipus_per_replica=settings.ipus_per_replica)
 
@@ -163,14 +161,14 @@ def begins(
         WorkerFailure: ``not_supported``, there are fewer units than IPUs.
     """
     costs = [_cost(name, operations) for name in names]
-    kept = list(names)
+    chosen = list(names)
     if shared[1] and ipus > 1:
-        costs[kept.index(shared[0])] += costs.pop(kept.index(shared[1]))
-        kept.remove(shared[1])
-    if len(kept) < ipus:
-        text = f"ipus_per_replica={ipus}: the model has {len(kept)} parts that can be on IPUs of their own"
+        costs[chosen.index(shared[0])] += costs.pop(chosen.index(shared[1]))
+        chosen.remove(shared[1])
+    if len(chosen) < ipus:
+        text = f"ipus_per_replica={ipus}: the model has {len(chosen)} parts that can be on IPUs of their own"
         raise WorkerFailure("not_supported", text)
-    found = [Begin(kept[first], ipu) for ipu, first in enumerate(balance(costs, ipus)) if ipu]
+    found = [Begin(chosen[first], ipu) for ipu, first in enumerate(balance(costs, ipus)) if ipu]
     if found and shared[1]:
         found.append(Begin(shared[1], 0))
     return tuple(found)

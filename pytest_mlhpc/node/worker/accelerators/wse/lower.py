@@ -87,13 +87,13 @@ def main() -> NoReturn:
     die_with_parent(os.getppid())
     asked = json.loads(sys.stdin.read())
     try:
-        told = lower(asked["run"], Path(asked["folder"]), asked["precision"])
+        reply = lower(asked["run"], Path(asked["folder"]), asked["precision"])
     except WorkerFailure as failure:
-        told = {"outcome": failure.outcome, "reason": failure.text}
+        reply = {"outcome": failure.outcome, "reason": failure.text}
     # Whatever the compiler raises is a reason.
     except Exception as error:  # noqa: BLE001
-        told = {"outcome": "cannot_lower", "reason": reason(error)}
-    sys.stdout.write(f"\n{json.dumps(told)}\n")
+        reply = {"outcome": "cannot_lower", "reason": reason(error)}
+    sys.stdout.write(f"\n{json.dumps(reply)}\n")
     sys.stdout.flush()
     os._exit(0)  # all is told: what libraries do on their way out can only spoil it
 
