@@ -87,8 +87,8 @@ class AmdLibrary:
         except Exception as error:  # its own exceptions, ctypes', OSError: all mean that there is no answer
             code = getattr(error, "err_code", None)
             kind = NotReported if code in NEVER_TOLD else Unreadable
-            text_of_error = " ".join(str(error).split()) or type(error).__name__
-            raise kind(f"{name} of amdsmi {self.release} fails: {text_of_error}") from error
+            flat = " ".join(str(error).split()) or type(error).__name__
+            raise kind(f"{name} of amdsmi {self.release} fails: {flat}") from error
 
 
 def number(value: Any, bits: int = 64) -> Optional[int]:
@@ -101,8 +101,8 @@ def number(value: Any, bits: int = 64) -> Optional[int]:
 
 def text(value: Any) -> str:
     """Return a text, or "" where the library says that there is none."""
-    text_of_error = str(value).strip() if value is not None else ""
-    return "" if text_of_error.upper() in ("N/A", "NONE") else text_of_error
+    flat = str(value).strip() if value is not None else ""
+    return "" if flat.upper() in ("N/A", "NONE") else flat
 
 
 def entry(answer: Any, *keys: str) -> Any:
