@@ -1,10 +1,10 @@
 """A against B: is one of two sides slower, by runs that alternate on the same nodes? Pure statistics.
 
 Runs come in blocks A B B A, in which a steady drift of the machine hits both sides alike. Logarithms of figures are compared
-within their blocks: a randomised block design (Montgomery, Design and Analysis of Experiments, ch. 4). Looks between blocks
+within their blocks: a randomised block design (Montgomery, Design and Analysis of Experiments, ch. 4). Analyses between blocks
 follow Haybittle (1971) and Peto et al. (1976): early ones ask for so much certainty that the last one keeps nearly all of it.
-The levels of all looks add up to *alpha* (Bonferroni), and so do those of all comparisons of a session, so that in at most
-*alpha* of sessions two equal sides are called different. The interval of a look holds whenever it is looked at: a repeated
+The levels of all analyses add up to *alpha* (Bonferroni), and so do those of all comparisons of a session, so that in at most
+*alpha* of sessions two equal sides are called different. The interval of an analysis holds whenever it is made: a repeated
 confidence interval (Jennison and Turnbull 1989).
 """
 
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pytest_mlhpc.jobs.job import BLOCK
 from pytest_mlhpc.judge.fence import SMALLEST
 
-#: Most runs of one comparison, both sides together, and the fewest after which it is looked at.
+#: Most runs of one comparison, both sides together, and the fewest after which it is analysed.
 MOST_RUNS, FEWEST_RUNS = 30, 8
 #: Chance that two equal sides are called different, in any comparison of a session.
 ALPHA = 0.05
-#: Share of *alpha* that each look but the last spends.
+#: Share of *alpha* that each analysis but the last spends.
 EARLY = 0.01
 #: Smallest difference that is asked for, unless the user says otherwise: nothing below it is ever called a change.
 PRECISION = SMALLEST
@@ -44,7 +44,7 @@ class PairedResult:
     """One metric of A against B. Changes are relative to B and positive where A is better.
 
     ``first`` and ``second`` are the medians of A and B; ``noise`` is the standard deviation of the difference of a pair, as a
-    share, None with one pair. ``low`` and ``high`` bound the change, infinite before the first look.
+    share, None with one pair. ``low`` and ``high`` bound the change, infinite before the first analysis.
     """
 
     verdict: PairedVerdict
@@ -63,12 +63,12 @@ class PairedResult:
 
 
 def analyses(most: int) -> list[int]:
-    """Return the numbers of runs after which a comparison of at most *most* runs is looked at, the last of them *most*."""
+    """Return the numbers of runs after which a comparison of at most *most* runs is analysed, the last of them *most*."""
     return [*(runs for runs in range(FEWEST_RUNS, most - BLOCK + 1, BLOCK)), most]
 
 
 def level(runs: int, most: int, alpha: float) -> float:
-    """Return the two-sided level of the look after *runs* of at most *most*; 0 where there is none."""
+    """Return the two-sided level of the analysis after *runs* of at most *most*; 0 where there is none."""
     planned = analyses(most)
     if runs not in planned:
         return 0.0
@@ -78,9 +78,9 @@ def level(runs: int, most: int, alpha: float) -> float:
 def follow(
     pairs: Sequence[tuple[float, float]], better: str, *, most: int, precision: float, alpha: float
 ) -> PairedResult:
-    """Return the result of the first look at *pairs* that decides, else of the last; see :func:`compare`.
+    """Return the result of the first analysis of *pairs* that decides, else of the last; see :func:`compare`.
 
-    All looks hold together, so what an earlier one has decided stands whatever later runs say.
+    All analyses hold together, so what an earlier one has decided stands whatever later runs say.
     """
     made = [runs for runs in analyses(most) if runs <= 2 * len(pairs)]
     for runs in made:
@@ -141,7 +141,7 @@ def _half_width(logs: Sequence[tuple[float, float]], mean: float, nominal: float
     return quantile(nominal, free) * math.sqrt(residual / free * 4 / runs)
 
 
-@functools.lru_cache(maxsize=256)  # a comparison has few looks, a simulation thousands of comparisons
+@functools.lru_cache(maxsize=256)  # a comparison has few analyses, a simulation thousands of comparisons
 def quantile(nominal: float, free: int) -> float:
     """Return which deviation from zero Student's t with *free* degrees of freedom exceeds with probability *nominal*, both tails."""
     low, high = 0.0, 1.0

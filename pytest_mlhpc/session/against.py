@@ -338,7 +338,7 @@ def loss_of(judgement: Judgement) -> Failure | None:
 
 
 def interval_text(result: PairedResult) -> str:
-    """Return the interval of the change in per cent; ``?`` before the first look."""
+    """Return the interval of the change in per cent; ``?`` before the first analysis."""
     if not math.isfinite(result.low) or not math.isfinite(result.high):
         return "?"
     return f"{100 * result.low:+.1f} to {100 * result.high:+.1f}"
@@ -389,10 +389,10 @@ def _no_result(job: Job) -> str:
 
 def _chance(comparison: Comparison) -> str:
     if comparison.metrics == 1:
-        return f"All intervals hold with {1 - ALPHA:.0%}, looks at the runs between counted."
+        return f"All intervals hold with {1 - ALPHA:.0%}, interim analyses counted."
     return (
         f"All {comparison.metrics} intervals hold together with {1 - ALPHA:.0%}: each has {comparison.alpha:.2%} of chance "
-        "(Bonferroni), looks at the runs between counted."
+        "(Bonferroni), interim analyses counted."
     )
 
 
