@@ -70,8 +70,8 @@ def command(folder: Path, from_reframe: tuple[str, str] | None) -> CommandReport
     if from_reframe is not None and "systems.yaml" in there:
         lines.append("systems.yaml is there already: no system was taken over")
     lines += notes
-    if any(name.startswith("suites/from_reframe/") for name in files):
-        lines.append(f"next, for the stubs: {change}pytest suites/from_reframe --system NAME")
+    stubs = {str(Path(name).parent) for name in files if "/from_reframe/" in name}
+    lines += [f"next, for the stubs: {change}pytest {folder_of} --system NAME" for folder_of in sorted(stubs)]
     if from_reframe is None and "systems.yaml" in written and surroundings.slurm:
         lines.append("once the questions in systems.yaml are answered: pytest --system cluster")
     if "systems.yaml" in written and surroundings.kubernetes:

@@ -3,17 +3,17 @@
 import pytest
 
 from pytest_mlhpc.errors import SpecError
-from pytest_mlhpc.node.worker.workloads.fields import parallel
+from pytest_mlhpc.node.worker.workloads.fields import bagging
 
 
 def texts(devices: int = 4, **changes) -> list[str]:
-    return [f"{field}: {text}" for field, text in parallel.wrong({"devices": devices, **changes})]
+    return [f"{field}: {text}" for field, text in bagging.wrong({"devices": devices, **changes})]
 
 
 @pytest.mark.parametrize("pair", [(4, 1), (2, 2), (1, 4), [2, 2]])
 def test_m_times_p_may_be_the_devices(pair):
     assert texts(bagging=pair) == []
-    assert parallel.expected({"bagging": pair}) == parallel.ENSEMBLE_METRICS
+    assert bagging.expected({"bagging": pair}) == bagging.METRICS
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_cold_cache_and_other_ways_to_share_contradict_it():
 def test_a_test_that_declares_an_ensemble_gets_it_in_key_and_metrics(declare_probe):
     spec, run = declare_probe("resnet50", 4, bagging=(2, 2))
     assert "bagging=[2,2]" in spec.definition
-    assert set(parallel.ENSEMBLE_METRICS) <= set(spec.expected_metrics)
+    assert set(bagging.METRICS) <= set(spec.expected_metrics)
     assert list(run.parameters["bagging"]) == [2, 2]
     assert run.parameters["global_batch"] == 32
     assert "bagging" not in declare_probe("resnet50", 4)[0].definition

@@ -12,6 +12,7 @@ from typing import Any, Dict, Mapping, Tuple
 from pytest_mlhpc.node.worker.workloads.definitions import Field
 from pytest_mlhpc.node.worker.workloads.fields import (
     arithmetic,
+    bagging,
     basic,
     compiled_devices,
     parallel,
@@ -29,7 +30,7 @@ REPORTED = (
     "compile_time", "ipus", "ipu_latency", "host_ipu_latency", "ipu_compute_latency", "ipu_host_latency",
     *(f"{kind}_{what}" for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast") for what in ("count", "bytes")),
     "time_to_train", "staging_time", "training_time", "evaluation_time", "epochs", "quality", "training_epoch_time",
-    "evaluation_throughput", "staging_bandwidth", *parallel.ENSEMBLE_METRICS, "hpc_ai500_flop_per_sample",
+    "evaluation_throughput", "staging_bandwidth", *bagging.METRICS, "hpc_ai500_flop_per_sample",
     "telemetry_cores", "telemetry_memory", "telemetry_read_rate", "telemetry_device_busy", "telemetry_power",
     "telemetry_temperature", "telemetry_clock", "telemetry_cost",
 )  # fmt: skip
@@ -42,6 +43,7 @@ _MATTERS = (
     compiled_devices,
     parallel,
     quality,
+    bagging,
 )
 
 
@@ -53,6 +55,7 @@ def training(optimizer: str, learning_rate: float) -> Dict[str, Field]:
         **compiled_devices.FIELDS,
         **parallel.FIELDS,
         **quality.FIELDS,
+        **bagging.FIELDS,
     }
 
 

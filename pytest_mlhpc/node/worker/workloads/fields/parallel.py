@@ -3,9 +3,6 @@
 ``parallel={"replicate": R, "shard": S}``: R replicas of the model, each of them spread over S ranks. S = 1 is data-parallel
 training (DDP), R = 1 is fully sharded (ZeRO stage 3, arXiv 1910.02054; torch's FSDP2), and both above 1 is hybrid sharding:
 shards within a group of S neighbouring ranks, replicas between groups. Compression and buckets are DDP's, so of replicas alone.
-
-``bagging=(M, P)``: an ensemble of M independent base models, each trained data-parallel on P devices and on a bootstrap sample of its
-own, all at once in one allocation (HPC AI500). Unset by default: one training on all devices.
 """
 
 from __future__ import annotations
@@ -25,11 +22,6 @@ POWERSGD_AFTER = 2
 #: MiB in a bucket at most, a tebibyte: more than any device has. torch counts its bytes in 64 bits, and fails beyond.
 _LARGEST_BUCKET = float(1 << 20)
 
-#: What a run tells of its ensemble besides; see ``node/worker/bagging/measure.py``.
-ENSEMBLE_METRICS = (
-    "base_models", "base_models_failed", "ensemble_quality", "base_model_quality", "distinct_samples",
-)  # fmt: skip
-
 FIELDS: Mapping[str, Field] = {
     "parallel": Field(
         None, "{'replicate': R, 'shard': S} with R x S devices; unset: each rank has a replica", "mapping"
@@ -42,11 +34,6 @@ FIELDS: Mapping[str, Field] = {
     ),
     "bucket_mb": Field(
         None, "MiB of gradients that replicas exchange at a time; unset: 25, as DDP", "float", minimum=0.001
-    ),
-    "bagging": Field(
-        None,
-        "(M, P): M base models on P devices each, instead of one training on all devices (HPC AI500)",
-        "list",
     ),
 }
 
@@ -79,10 +66,10 @@ def layout(values: Mapping[str, Any]) -> Optional[MeshLayout]:
 
 
 def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
-    """Refuse what does not fit the devices, and what shards, a single device or an ensemble cannot have."""
+    """Refuse what does not fit the devices, and what shards or a single device cannot have."""
     texts = [] if values.get("parallel") is None else _wrong_mapping(values["parallel"])
     if texts:
-        return (*(("parallel", text) for text in texts), *_wrong_ensemble(values))
+        return tuple(("parallel", text) for text in texts)
     found: Found = []
     devices, how = values.get("devices"), layout(values)
     if how is not None:
@@ -94,7 +81,7 @@ def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
             found.append(("parallel", text))
         if how.shard > 1:
             found += _wrong_with_shards(values)
-    return (*found, *_wrong_exchange(values), *_wrong_backend(values), *_wrong_ensemble(values))
+    return tuple(found + _wrong_exchange(values) + _wrong_backend(values))
 
 
 def _wrong_backend(values: Mapping[str, Any]) -> Found:
@@ -171,36 +158,6 @@ def _wrong_mapping(asked: Any) -> List[str]:
     return texts
 
 
-def _wrong_ensemble(values: Mapping[str, Any]) -> Found:
-    """Refuse what is no pair of numbers, a product other than the devices, and what contradicts an ensemble."""
-    asked = values.get("bagging")
-    if asked is None:
-        return []
-    pair = list(asked)
-    if len(pair) != 2 or not all(_counts(one) for one in pair):
-        text = f"bagging={asked!r} is no pair (M, P) of whole numbers of at least 1: base models, and devices of each"
-        return [("bagging", text)]
-    models, each = pair
-    found: Found = []
-    devices = values.get("devices")
-    if devices is not None and models * each != devices:
-        text = (
-            f"bagging=({models}, {each}) is {models * each} devices, the run has {devices}: make them equal"
-        )
-        found.append(("bagging", text))
-    if values.get("cache") == "cold":
-        text = "a bootstrap sample holds samples several times, which come from the page cache from the second time on"
-        found.append(("cache", f"{text}: leave cache='cold' out"))
-    if values.get("parallel"):
-        text = "base models are trained by plain data parallelism on P devices each: leave parallel or bagging out"
-        found.append(("parallel", text))
-    return found
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def expected(values: Mapping[str, Any]) -> Tuple[str, ...]:
-    """Return what a run of an ensemble must tell."""
-    return ENSEMBLE_METRICS if values.get("bagging") else ()
+def expected(_values: Mapping[str, Any]) -> Tuple[str, ...]:
+    """Expect nothing more."""
+    return ()
