@@ -107,7 +107,7 @@ def unknown(node: ast.AST) -> str:
 
 def unknown_in(value: Any) -> str:
     """Return the first unknown expression that *value*, of any depth, holds; empty: none."""
-    for one in _parts(value):
+    for one in _nested(value):
         if isinstance(one, SanityCall):
             return one.source
         if isinstance(one, str) and (found := _UNKNOWN.search(one)):
@@ -117,10 +117,10 @@ def unknown_in(value: Any) -> str:
 
 def too_large(value: Any) -> bool:
     """Return whether *value* has more than MAX_VALUES parts. One that holds itself has."""
-    return sum(1 for _ in _parts(value)) > MAX_VALUES
+    return sum(1 for _ in _nested(value)) > MAX_VALUES
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _nested(value: Any) -> Iterator[Any]:
     """Yield *value*, and depth first all that it holds, but not more than MAX_VALUES and one."""
     waiting = [value]
     for _ in range(MAX_VALUES + 1):
