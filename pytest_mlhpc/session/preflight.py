@@ -236,8 +236,9 @@ def _refuse_unusable_slurm(specs: Sequence[JobSpec], settings: Settings) -> list
     slurm = [spec for spec in specs if spec.target.partition.scheduler == "slurm"]
     if not slurm:
         return []
-    from pytest_mlhpc.provision.slurm.client import SlurmUnusable
+    from pytest_mlhpc.provision.slurm.client import SlurmUnreachable, SlurmUnusable
     from pytest_mlhpc.provision.slurm.preflight import (
+        CONNECTION_PAUSES_S,
         refuse_unreachable,
         refuse_unusable,
         unused_variables,
@@ -254,6 +255,12 @@ def _refuse_unusable_slurm(specs: Sequence[JobSpec], settings: Settings) -> list
                 refuse_unreachable(client_of(by_ssh[name]))
         except SlurmUnusable as error:
             raise UsageError(f"{name}: {error}; nothing was submitted") from error
+        except SlurmUnreachable as error:
+            attempts = len(CONNECTION_PAUSES_S) + 1
+            pytest.exit(
+                f"infra: {name}: no connection in {attempts} attempts: {error}; nothing was submitted",
+                returncode=settings.infra_exit_code,
+            )
     return unused_variables(os.environ) if here and not settings.here else []
 
 

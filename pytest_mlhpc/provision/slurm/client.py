@@ -30,6 +30,10 @@ class SlurmUnavailable(SlurmError):  # noqa: N818 - as above
     """Slurm did not answer in time. The call may succeed later; a submission may have been accepted."""
 
 
+class SlurmUnreachable(SlurmUnavailable):
+    """There is no connection to the login node at present, or it broke."""
+
+
 class SlurmUnusable(SlurmUnavailable):
     """A program or the configuration of Slurm is missing on this machine. No submission was accepted."""
 

@@ -35,6 +35,7 @@ from pytest_mlhpc.provision.slurm.client import (
     SlurmJob,
     SlurmSubmission,
     SlurmUnavailable,
+    SlurmUnreachable,
     SlurmUnusable,
 )
 from pytest_mlhpc.provision.slurm.commands import (
@@ -148,7 +149,7 @@ class RemoteSlurmClient(CliClient):
 
 
 def _slurm_error(error: RemoteUnavailable) -> SlurmError:
-    return (SlurmUnusable if isinstance(error, RemoteUnusable) else SlurmUnavailable)(str(error))
+    return (SlurmUnusable if isinstance(error, RemoteUnusable) else SlurmUnreachable)(str(error))
 
 
 class RemoteRuns:

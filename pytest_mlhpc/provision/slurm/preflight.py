@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import UsageError
@@ -16,6 +18,7 @@ from pytest_mlhpc.provision.slurm.client import (
     Reservation,
     SlurmClient,
     SlurmError,
+    SlurmUnreachable,
     SlurmUnusable,
 )
 from pytest_mlhpc.provision.slurm.commands import PRESERVED_VARIABLES
@@ -24,6 +27,10 @@ from pytest_mlhpc.store.locations import page
 
 #: The programs that every job needs.
 _PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")
+
+#: Pauses between attempts to reach a login node before a session begins, in seconds, each beyond that of ``RemoteHost``. An sshd
+#: turns connections away at random while many log in (sshd_config(5), MaxStartups).
+CONNECTION_PAUSES_S: Final = (2.5, 5.0, 9.0)
 
 
 def refuse_unusable(environ: Mapping[str, str]) -> None:
@@ -54,18 +61,26 @@ def refuse_unusable(environ: Mapping[str, str]) -> None:
             raise UsageError(f"{name}={environ[name]} in the environment cannot be followed: {OTHER_CLUSTER}")
 
 
-def refuse_unreachable(client: SlurmClient) -> None:
-    """Refuse a Slurm behind a login node that can never be used. One that does not answer at present is not refused.
+def refuse_unreachable(client: SlurmClient, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Refuse a login node that cannot be reached or used. A Slurm behind it that does not answer at present is not refused.
 
     Raises:
         SlurmUnusable: ssh is refused, or a program is missing there.
+        SlurmUnreachable: there was no connection in any of the attempts.
     """
-    try:
-        client.version()
-    except SlurmUnusable:
-        raise
-    except SlurmError:
-        return
+    for pause_s in (*CONNECTION_PAUSES_S, None):
+        try:
+            client.version()
+        except SlurmUnusable:
+            raise
+        except SlurmUnreachable:
+            if pause_s is None:
+                raise
+            sleep(pause_s)
+        except SlurmError:
+            return
+        else:
+            return
 
 
 def _cluster_name(environ: Mapping[str, str]) -> str:

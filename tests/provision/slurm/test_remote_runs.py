@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 from allocation_worlds import AllocationWorld, worker_lines
-from login_worlds import write_ssh
+from login_worlds import RUN, connections, write_ssh
 
 from pytest_mlhpc.config.model import BY_SSH
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.node.protocol.plan import read_plan
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.slurm import over_ssh
-from pytest_mlhpc.provision.slurm.client import SlurmUnavailable, SlurmUnusable
+from pytest_mlhpc.provision.slurm.client import SlurmUnavailable, SlurmUnreachable, SlurmUnusable
 from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns, RemoteSlurmClient
+from pytest_mlhpc.provision.slurm.preflight import CONNECTION_PAUSES_S, refuse_unreachable
 from pytest_mlhpc.provision.slurm.submit import write_job
 from pytest_mlhpc.provision.ssh import RemoteHost, RemoteUnavailable
 
@@ -352,3 +353,33 @@ def test_the_ledger_says_how_a_cluster_is_reached(world):
     assert partition.cluster == f"{BY_SSH}ada@login:{world.shared}"
     assert partition.apart
     assert (world.partition.cluster, world.partition.apart) == ("", False)
+
+
+class SleptClock:
+    """A clock that goes on where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def __call__(self) -> float:
+        return sum(self.waits)
+
+
+def test_a_login_node_that_turns_one_connection_away_is_asked_again(tmp_path):
+    (slurm := tmp_path / "sinfo").write_text("#!/bin/sh\necho slurm 24.11.5\n")
+    slurm.chmod(0o755)
+    away = f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; echo closed >&2; exit 255; }}"
+    environ = write_ssh(tmp_path / "bin", f"{away}; PATH={tmp_path}:$PATH; {RUN}")
+    clock = SleptClock()
+    host = RemoteHost("me@login", environ, clock)
+    refuse_unreachable(RemoteSlurmClient(host), clock.waits.append)
+    host.close()
+    assert (clock.waits, connections(tmp_path / "bin")) == ([CONNECTION_PAUSES_S[0]], 2)
+
+
+def test_a_login_node_that_takes_no_connection_is_refused_after_four_attempts(tmp_path):
+    clock = SleptClock()
+    host = RemoteHost("me@login", write_ssh(tmp_path / "bin", "echo no route >&2; exit 255"), clock)
+    with pytest.raises(SlurmUnreachable, match="no route"):
+        refuse_unreachable(RemoteSlurmClient(host), clock.waits.append)
+    assert (clock.waits, connections(tmp_path / "bin")) == ([*CONNECTION_PAUSES_S], 4)

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -228,6 +229,20 @@ def test_a_host_that_no_name_server_knows_is_named(far, login):
     far.run().expect(
         4, "user@no-such-host.invalid: there is no host of this name: correct `transport: {ssh: ...}`"
     )
+
+
+def test_a_login_node_that_takes_no_connection_ends_the_session_before_anything_is_submitted(far, login):
+    with socket.socket() as closed:  # bound and not listening: connections to it are refused
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        write_systems(far, login, destination=f"ssh://user@127.0.0.1:{port}")
+        far.tests('@script("echo rate: 4")\ndef test_one(run): pass\n')
+        result = far.run("-o", "mlhpc_infra_exit_code=75")
+    result.expect(
+        75, "no connection in 4 attempts", f"port {port}: Connection refused", "nothing was submitted"
+    )
+    assert "Traceback" not in result.text
+    assert far.ledgers() == []
 
 
 def test_a_folder_that_cannot_be_written_there_is_named(far, login):
