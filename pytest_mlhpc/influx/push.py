@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
+from pytest_mlhpc.config.http import system_message
 from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
 from pytest_mlhpc.history.events import event_of_line, journal_entry_of
 from pytest_mlhpc.influx import cursor as cursors
@@ -115,7 +116,7 @@ class InfluxSink:
         except library.failure as error:
             raise self._failure(error) from None  # the library's error holds the whole answer
         except (library.transport, OSError, UnicodeDecodeError) as error:
-            raise UnavailableError(f"{server.url} does not answer: {self._text_of(error)}") from None
+            raise UnavailableError(f"{server.url} does not answer: {self._server.hide(system_message(error))}") from None
         if status != _NO_CONTENT:  # a portal that wants a password answers 200 and a page
             raise UnavailableError(
                 f"{server.url} answered {status} to a write, as InfluxDB never does; check the address",
@@ -141,10 +142,6 @@ class InfluxSink:
         with contextlib.suppress(ValueError, AttributeError, RecursionError):
             text = str(read_json(text).get("message") or text)
         return self._server.hide(" ".join(text.split()))[:_LONGEST_REASON] or "no reason given"
-
-    def _text_of(self, error: Exception) -> str:
-        text = " ".join(str(error).split())
-        return self._server.hide(text.rpartition("Caused by ")[2])[:_LONGEST_REASON] or type(error).__name__
 
 
 def hint(status: int, server: InfluxServer) -> str:
