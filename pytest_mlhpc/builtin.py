@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def make_manager(*, entry_points: bool = True) -> pluggy.PluginManager:
-    """Return a manager with our own parts registered, and those of installed packages unless told otherwise."""
+    """Return a manager with our own parts registered, and those of installed packages unless disabled."""
     manager = pluggy.PluginManager("pytest_mlhpc")
     manager.add_hookspecs(hookspecs)
     manager.register(sys.modules[__name__], "builtin")

@@ -74,7 +74,7 @@ class InfrastructureError(MlhpcError):
 
 
 class ProvisionError(InfrastructureError):
-    """No nodes were to be had, in the scheduler's own words."""
+    """No nodes were to be had, with the scheduler's own message."""
 
 
 class NodeFault(InfrastructureError):  # noqa: N818 - the field's word; a fault is an error

@@ -76,7 +76,7 @@ def mlhpc_record(record: Record) -> None:
 def mlhpc_records_end(tell: Callable[[str], None], hurry: bool) -> None:
     """Finish what was begun with the records: no further one will come. Called once, at the end of a session.
 
-    ``tell`` adds a line to the summary, which changes no exit code. With ``hurry`` the session was told to end: keep what is
+    ``tell`` adds a line to the summary, which changes no exit code. With ``hurry`` the session received a signal to end: keep what is
     there and start nothing. Otherwise it may take some seconds. Must not raise.
     """
 

@@ -32,7 +32,7 @@ BASELINE = ("fail", "record", "update")
 SHORT = "--system"
 
 
-#: All words of pytest's command line, those of ``addopts`` too.
+#: All arguments of pytest's command line, those of ``addopts`` too.
 ARGS = pytest.StashKey[Sequence[str]]()
 
 
@@ -113,7 +113,7 @@ def _has_short(arguments: Sequence[str]) -> bool:
 
 
 def without_names(paths: Sequence[str], args: Sequence[str], here: Path) -> list[str]:
-    """Return *paths* of tests without the words behind ``--system``, which pytest does not know yet to be none."""
+    """Return *paths* of tests without the arguments behind ``--system``, which pytest does not know yet to be none."""
     names = {value for option, value in itertools.pairwise(args) if option == SHORT}
     return [path for path in paths if path not in names or (here / path).exists()]
 
@@ -264,7 +264,7 @@ def benchmark_tables_asked_for(config: pytest.Config) -> bool:
 def state_and_baselines(settings: Settings, default_baselines: Path) -> tuple[str, ...]:
     """Return the options of `mlhpc` that name state and baselines where they lie elsewhere than by default.
 
-    *default_baselines* is where the command that gets them looks by itself.
+    *default_baselines* is where the command that gets them reads by default.
     """
     options: tuple[str, ...] = ()
     if settings.state_dir != default_state_dir(os.environ):
@@ -378,7 +378,7 @@ def _exit_code(text: str) -> int:
 
 
 def _whole(text: str, least: int, most: int) -> int:
-    """Parse for argparse, which puts a ValueError's text aside: the useful words travel in its own error."""
+    """Parse for argparse, which puts a ValueError's text aside: the useful text travels in its own error."""
     try:
         number = int(text)
     except ValueError:

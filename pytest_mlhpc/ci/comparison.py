@@ -41,7 +41,7 @@ class MetricRow:
 
 @dataclass(frozen=True)
 class BenchmarkTrouble:
-    """A benchmark that did not pass, in the judge's words or those of its failure."""
+    """A benchmark that did not pass, with the judge's text or that of its failure."""
 
     test: str
     verdict: str

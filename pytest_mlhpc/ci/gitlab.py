@@ -179,7 +179,7 @@ _MOST = 200
 
 
 class GitError(MlhpcError):
-    """Git could not do it; the text has its own words, and no token."""
+    """Git could not do it; the text has its own message, and no token."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _push(git: _Git, proposal: Proposal, commit: str) -> None:
     """Push *commit*, unless the branch is there with it.
 
     Git must be given nothing that it does not send, be it there already or refused by git itself: with push options it then writes
-    to a receiver that may have ended, and SIGPIPE ends it without a word (seen in 1 push of 100 with git 2.39). So the branch is
+    to a receiver that may have ended, and SIGPIPE ends it without a message (measured: 1 push of 100 with git 2.39). So the branch is
     looked up first, and again where git was ended so: somebody else pushed in between.
     """
     remote, name = proposal.remote or "origin", f"refs/heads/{proposal.branch}"

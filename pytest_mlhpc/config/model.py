@@ -90,7 +90,7 @@ class Partition:
 
     ``accelerator`` is cpu, cuda, rocm, xpu, ipu or wse. ``scheduler_options`` is the mapping under the scheduler's own
     name (``slurm:``, ``kubernetes:``), validated by that scheduler's own model. ``preset`` is what ``--mlhpc-preset``
-    overrides. ``max_jobs`` is how many jobs are kept in the queue. ``owner`` is asked about its nodes, and about tests that
+    overrides. ``max_jobs`` is the most jobs in the queue at a time. ``owner`` is asked about its nodes, and about tests that
     have no owner of their own.
     """
 

@@ -167,7 +167,7 @@ PROPERTIES = tuple(sorted({*EXPECTABLE, *OF_DEVICES}))
 #: What a systems file says under ``nodes:``, by its name in ``--expect``.
 OF_NODES = {"cores": "cores", "memory": "memory", "model": "device_model"}
 
-#: Names whose value is a whole number, and those that have words.
+#: Names whose value is a whole number, and those whose value is a text.
 _WHOLE = ("cores", "numa", "hugepages")
 _WORDS = {"ecc": ("on", "off", "any"), "mig": ("on", "off", "any")}
 

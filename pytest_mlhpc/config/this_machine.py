@@ -58,7 +58,7 @@ def cpu_model(root: Path = Path("/")) -> str:
 
 
 def fingerprint(machine: LocalMachine, nodes: NodeType) -> str:
-    """Return the words that tell this machine from others, fit for a file name.
+    """Return the text that tells this machine from others, fit for a file name.
 
     CPU model, cores and memory in GiB (of *nodes*: what the partition uses), and accelerators if any.
     """
@@ -169,7 +169,7 @@ def find_accelerators(
 ) -> Accelerators:
     """Return the accelerators that torch of the interpreter *python* sees.
 
-    They are kept below *state_dir*/cache (if given) for this boot, as long as that torch installation is the same. That there
+    They are cached below *state_dir*/cache (if given) for this boot, as long as that torch installation is the same. That there
     are none is asked again each time: a driver may have been mended.
     """
     files = device_files(dev)

@@ -250,7 +250,7 @@ class _Builder:
         text = str(event.value)
         if bad := _CONTROL.search(text):
             self.problems.append(Problem(where, key, f"holds the control character {bad.group()!r}"))
-        if not event.implicit[0]:  # quoted or a block: text, whatever it looks like
+        if not event.implicit[0]:  # quoted or a block: text, whatever its form
             return text
         if text in _WORDS:
             return _WORDS[text]

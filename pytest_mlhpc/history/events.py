@@ -159,7 +159,7 @@ def remove(state_dir: Path, removal: Removal) -> None:
 
 
 def events(state_dir: Path, on_problem: Callable[[str], None] | None = None) -> tuple[Event, ...]:
-    """Return all events that were not removed, oldest first; what cannot be read is told to *on_problem* and left out.
+    """Return all events that were not removed, oldest first; what cannot be read is reported to *on_problem* and left out.
 
     Raises:
         StoreError: their folder cannot be listed.

@@ -59,7 +59,7 @@ class UnreadableRun:
 
 @dataclass(frozen=True)
 class ForeignNames:
-    """What the source does not say, or says in other words.
+    """What the source does not say, or calls by other names.
 
     ``system``, ``partition`` and ``environment`` win over the source's own where they are set. ``better`` and ``units`` are by
     the name of a metric.

@@ -197,7 +197,7 @@ def _environment(name: str) -> Callable[[Night], str]:
 def _differs(
     name: str, before: Sequence[Night], after: Sequence[Night], value: Callable[[Night], str]
 ) -> Cause | None:
-    """A commit is another one each night: what counts is that no value stands on both sides; the nearest two are told."""
+    """A commit is another one each night: what counts is that no value stands on both sides; the nearest two are reported."""
     if {value(night) for night in before} & {value(night) for night in after}:
         return None
     return Cause(name, value(before[-1]), value(after[0]))
@@ -223,7 +223,7 @@ def _some_hosts(hosts: Counter[str], most: int = 4) -> str:
     return "+".join(names[:most]) + more
 
 
-#: Nights of a series that are looked at, newest: almost three years. What lies before them was told long ago.
+#: Nights of a series that are examined, newest: almost three years. What lies before them was reported long ago.
 MOST_NIGHTS = 1000
 #: Series that go through the detector at a time: a few MB, and enough for its arrays.
 PORTION = 512
@@ -231,7 +231,7 @@ PORTION = 512
 
 @dataclass(frozen=True)
 class Shift:
-    """A lasting change of level of one series, told in nights.
+    """A lasting change of level of one series, dated by nights.
 
     ``at`` is the first night of the new level as far as one can tell; it is one of ``first`` to ``last``, both inclusive.
     ``before`` and ``after`` are the levels (medians) in the unit, ``worse_by`` the relative change, positive when worse
@@ -263,7 +263,7 @@ class Shift:
 class WatchedSeries:
     """A series of which only the points remain that are watched over nights, with its shifts, oldest first.
 
-    The points are of the present epoch, which ``began`` after nights of another one, if there were some. ``changes`` are the same shifts in the detector's words: indices into ``series.points``.
+    The points are of the present epoch, which ``began`` after nights of another one, if there were some. ``changes`` are the same shifts as the detector returns them: indices into ``series.points``.
     """
 
     series: Series
@@ -275,7 +275,7 @@ class WatchedSeries:
 
 @dataclass(frozen=True)
 class NightlyQuery:
-    """What a pass looks at. ``judged_only`` leaves out metrics by which no test fails."""
+    """What a pass examines. ``judged_only`` leaves out metrics by which no test fails."""
 
     since_ns: int = 0
     until_ns: int | None = None
@@ -291,7 +291,7 @@ def watch(
 ) -> Iterator[WatchedSeries]:
     """Yield all series that *query* asks for, by key, with their shifts. Those without a watched night are left out.
 
-    With *cache*, a file, what was computed is kept there for the next pass; it may be lost or damaged at any time.
+    With *cache*, a file, what was computed is cached there for the next pass; it may be lost or damaged at any time.
 
     Raises:
         StoreError: the history cannot be read.

@@ -21,14 +21,14 @@ _TEXTS = ("session", "node_id", *_KEY, "device_model", "definition", "verdict", 
 #: Comparisons of two sides are no part of any history.
 _OF_NIGHTS = f"purpose != '{AGAINST}'"
 _NIGHT = f"records.id, record_id, {', '.join(_TEXTS)}, attempt, created_ns, node_hours, calibration, commit_id, more, text"
-_NIGHTS = f"SELECT {_NIGHT} FROM records LEFT JOIN surroundings ON surroundings.id = records.surroundings"  # noqa: S608 - our own words
+_NIGHTS = f"SELECT {_NIGHT} FROM records LEFT JOIN surroundings ON surroundings.id = records.surroundings"  # noqa: S608 - constants of this module
 
 
 class LocalSource:
     """A :class:`~pytest_mlhpc.history.series.Source`: the records of one state directory.
 
     Series come one benchmark after the other, so that no more than one benchmark's figures are in memory. What the store
-    cannot make sense of is told to *on_problem*, once for each index. An *index* that is given stays its owner's to close.
+    cannot make sense of is reported to *on_problem*, once for each index. An *index* that is given stays its owner's to close.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LocalSource:
         """
         window = {"since": since_ns, "until": _until(until_ns)}
         query = (
-            f"SELECT DISTINCT {', '.join(_KEY)} FROM records WHERE created_ns >= :since AND created_ns < :until AND {_OF_NIGHTS}"  # noqa: S608 - our own words
+            f"SELECT DISTINCT {', '.join(_KEY)} FROM records WHERE created_ns >= :since AND created_ns < :until AND {_OF_NIGHTS}"  # noqa: S608 - constants of this module
             " AND (:system = '' OR system = :system) AND (:benchmark = '' OR benchmark = :benchmark)"
             f" ORDER BY {', '.join(_KEY)}"
         )
@@ -83,7 +83,7 @@ class LocalSource:
         which = f"WHERE {same} AND created_ns >= :since AND created_ns < :until AND {_OF_NIGHTS}"
         nights = {row[0]: self._night(row) for row in self._index.ask(f"{_NIGHTS} {which}", values)}
         points = self._index.ask(
-            f"SELECT metric, record, value, unit, better FROM records JOIN points ON record = id {which} ORDER BY metric",  # noqa: S608 - our own words
+            f"SELECT metric, record, value, unit, better FROM records JOIN points ON record = id {which} ORDER BY metric",  # noqa: S608 - constants of this module
             values,
         )
         metrics: dict[str, list[NightFigure]] = {}

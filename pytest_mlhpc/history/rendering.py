@@ -1,4 +1,4 @@
-"""How series and shifts are put in words and in characters. Pure."""
+"""How series and shifts become text. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_SPAN = 0.1
 
 
 def line(text: str, width: int = 240) -> str:
-    """Return *text* as one line of output, its indentation kept, safe to print, cut to *width* characters."""
+    """Return *text* as one line of output, with its indentation, safe to print, cut to *width* characters."""
     flat = clean(text).rstrip().replace("\n", " ")
     return (flat if len(flat) <= width else f"{flat[: width - 3]}...") + "\n"
 
@@ -30,7 +30,7 @@ def line(text: str, width: int = 240) -> str:
 def sparkline(values: Sequence[float], width: int = 60) -> str:
     """Return the newest *width* values as bars; a blank where there is no number.
 
-    The scale spans at least a tenth of their level, so that noise looks as small as it is.
+    The scale spans at least a tenth of their level, so that noise appears as small as it is.
     """
     recent = values[-width:]
     finite = [value for value in recent if math.isfinite(value)]

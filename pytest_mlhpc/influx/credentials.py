@@ -31,7 +31,7 @@ TOKEN, TOKEN_FILE = "MLHPC_INFLUX_TOKEN", "MLHPC_INFLUX_TOKEN_FILE"
 DEFAULT_BUCKET = "mlhpc"
 #: A longer token file is another file.
 _MAX_TOKEN_BYTES = 16384
-#: Shorter words are no secrets, and hiding them would leave nothing readable: a token ``e`` stands in every sentence.
+#: Shorter texts are no secrets, and hiding them would leave nothing readable: a token ``e`` stands in every sentence.
 _SHORTEST_SECRET = 4
 
 
@@ -53,7 +53,7 @@ class InfluxServer:
         return f"Token {self.token}" if self.token else ""
 
     def hide(self, text: str) -> str:
-        """Return *text* without the token, whoever put it there; words of three letters and fewer hide nothing."""
+        """Return *text* without the token, whoever put it there; tokens of three letters and fewer hide nothing."""
         secrets = {self.token, self.token.partition(":")[2], self.authorization.partition(" ")[2]}
         for secret in sorted(secrets, key=len, reverse=True):
             if len(secret) >= _SHORTEST_SECRET:
@@ -142,7 +142,7 @@ def _token(environ: Mapping[str, str]) -> str:
 
 
 def store_text(name: str, state_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """Return in words where the source of that name has its history, without secrets."""
+    """Return as text where the source of that name has its history, without secrets."""
     if name == "local":
         return str(state_dir)
     server = server_of(environ)

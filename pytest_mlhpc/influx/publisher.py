@@ -66,7 +66,7 @@ class Publisher:
 
     @hookimpl
     def mlhpc_records_end(self, tell: Callable[[str], None], hurry: bool) -> None:
-        """Send what waits, unless the session was told to end."""
+        """Send what waits, unless the session received a signal to end."""
         try:
             begin(self._state_dir, self._notes.append, self._draft)
         except StoreError as error:
@@ -158,14 +158,14 @@ def check(server: InfluxServer) -> tuple[list[tuple[str, str]], int]:
 def _read_back(server: InfluxServer, moment: int) -> Iterator[tuple[str, str]]:
     connection = InfluxConnection(server, silence_s=REQUEST_LIMIT_S)
     try:
-        question = f'SELECT "value" FROM "{MEASUREMENT}" WHERE time = {moment}'  # noqa: S608 - our own words
+        question = f'SELECT "value" FROM "{MEASUREMENT}" WHERE time = {moment}'  # noqa: S608 - constants of this module
         rows = [row for block in connection.ask(question) for row in block.rows]
         if [row[1] for row in rows] != [os.getpid()]:
             raise StoreError(
                 "the written point cannot be read back: check that writes and queries use the same database"
             )
         yield "read", "ok: the same point came back"
-        question = f'SELECT count("created_ns") FROM "{RUN.name}"'  # noqa: S608 - our own words
+        question = f'SELECT count("created_ns") FROM "{RUN.name}"'  # noqa: S608 - constants of this module
         found = [int(row[1]) for block in connection.ask(question) for row in block.rows]
         yield "records", str(sum(found))
     finally:

@@ -116,7 +116,9 @@ class InfluxSink:
         except library.failure as error:
             raise self._failure(error) from None  # the library's error holds the whole answer
         except (library.transport, OSError, UnicodeDecodeError) as error:
-            raise UnavailableError(f"{server.url} does not answer: {self._server.hide(system_message(error))}") from None
+            raise UnavailableError(
+                f"{server.url} does not answer: {self._server.hide(system_message(error))}"
+            ) from None
         if status != _NO_CONTENT:  # a portal that wants a password answers 200 and a page
             raise UnavailableError(
                 f"{server.url} answered {status} to a write, as InfluxDB never does; check the address",
@@ -201,7 +203,7 @@ T = TypeVar("T")
 
 
 class StuckError(MlhpcError):
-    """The server refuses every line. All was kept."""
+    """The server refuses every line. None is lost."""
 
 
 @dataclass

@@ -102,7 +102,7 @@ class InfluxConnection:
             raise
 
     def _send(self, url: str) -> BaseHTTPResponse:
-        """Ask; once more where a connection that was kept open turns out to be closed."""
+        """Ask; once more where a persistent connection turns out to be closed."""
         headers = {"Accept": "application/json", "User-Agent": "pytest-mlhpc"}
         if self._server.authorization:
             headers["Authorization"] = self._server.authorization
@@ -192,7 +192,7 @@ class InfluxSource:
     """A :class:`~pytest_mlhpc.history.series.Source`: what the sessions of any machines wrote to one InfluxDB.
 
     Series come one benchmark after the other, so that no more than one benchmark's figures are in memory. Nights of another
-    schema are left out and told to *on_problem*.
+    schema are left out and reported to *on_problem*.
     """
 
     def __init__(self, server: InfluxServer, on_problem: Callable[[str], None] | None = None) -> None:
@@ -239,7 +239,7 @@ class InfluxSource:
         span = _span(since_ns, until_ns)
         asked = {name: text for name, text in (("system", system), ("benchmark", benchmark)) if text}
         groups = self._connection.ask(
-            f'SELECT last("value") FROM "{METRIC.name}" WHERE {_where(span, asked)} GROUP BY {_names(_KEY)}'  # noqa: S608 - our own words and literals
+            f'SELECT last("value") FROM "{METRIC.name}" WHERE {_where(span, asked)} GROUP BY {_names(_KEY)}'  # noqa: S608 - constants of this module and literals
         )
         found = {tuple(from_tag(group.tags.get(name) or "-") for name in _KEY) for group in groups}
         for key in sorted(found):
@@ -255,7 +255,7 @@ class InfluxSource:
         self, values: Mapping[str, str], span: tuple[int, int | None], nights: Mapping[str, Night]
     ) -> Iterator[Series]:
         metrics: dict[str, list[NightFigure]] = {}
-        question = f'SELECT "value", "id" FROM "{METRIC.name}" WHERE {_where(span, values)} GROUP BY {_names(_MEASURED)}'  # noqa: S608 - our own words and literals
+        question = f'SELECT "value", "id" FROM "{METRIC.name}" WHERE {_where(span, values)} GROUP BY {_names(_MEASURED)}'  # noqa: S608 - constants of this module and literals
         for block in self._connection.ask(question):
             metric, unit, better = (from_tag(block.tags.get(name) or "-") for name in _MEASURED)
             figures = metrics.setdefault(metric, [])
@@ -272,7 +272,7 @@ class InfluxSource:
     def _nights(
         self, since_ns: int, until_ns: int | None, values: Mapping[str, str] | None = None
     ) -> Iterator[Night]:
-        question = f'SELECT {_names(_COLUMNS)} FROM "{RUN.name}" WHERE {_where(_span(since_ns, until_ns), values or {})}'  # noqa: S608 - our own words and literals
+        question = f'SELECT {_names(_COLUMNS)} FROM "{RUN.name}" WHERE {_where(_span(since_ns, until_ns), values or {})}'  # noqa: S608 - constants of this module and literals
         for block in self._connection.ask(question):
             for row in block.rows:
                 night = self._night(dict(zip(block.columns, row, strict=True)))
@@ -318,7 +318,7 @@ class InfluxSource:
 
     def _edge(self, which: str) -> int | None:
         """Return the time of the first or last point; None if there is none."""
-        question = f'SELECT {which}("created_ns") FROM "{RUN.name}"'  # noqa: S608 - our own words and literals
+        question = f'SELECT {which}("created_ns") FROM "{RUN.name}"'  # noqa: S608 - constants of this module and literals
         return next(
             (int(row[1]) for block in list(self._connection.ask(question)) for row in block.rows), None
         )

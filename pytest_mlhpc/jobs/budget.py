@@ -146,7 +146,7 @@ class Budget:
         )
 
 
-#: Less than that is not told exactly, in hours.
+#: Less than that is not given exactly, in hours.
 _MIN_HOURS = 0.001
 
 #: Most re-runs of one judged job (judge/fence.py: RERUNS; a test compares the two).

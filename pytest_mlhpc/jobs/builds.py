@@ -82,7 +82,7 @@ def build(
     needs it.
 
     Args:
-        command: a list of words, or a text that is split as a POSIX shell splits words. It starts in the folder of the build.
+        command: a list of arguments, or a text that is split as a POSIX shell splits it. It starts in the folder of the build.
         files: files, folders and globs relative to the file that declares it, which it finds in that folder.
         env: variables over those of the test.
         where: ``node``: by the first run that needs it. ``login``: where pytest runs, before anything is submitted, with the
@@ -99,7 +99,7 @@ def prepare(command: str | Sequence[Any], **fields: Unpack[ProgramFields]) -> An
     error of each test that takes it. Pods find its artifacts in ``{NAME}``, and nothing else of it.
 
     Args:
-        command: a list of words, or a text that is split as a POSIX shell splits words. It may name builds and other such runs.
+        command: a list of arguments, or a text that is split as a POSIX shell splits it. It may name builds and other such runs.
         fields: those of :func:`pytest_mlhpc.program`, but for those of a test: ``judge``, ``reference``, ``requires``, functions.
     """
     return _fixture(Preparation(command, dict(fields)))

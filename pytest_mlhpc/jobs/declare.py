@@ -446,7 +446,7 @@ def _time_limit(workload: Workload, partition: Partition) -> float:
 
 
 def _test_node_ranks(nodes: int, asked: Mapping[str, Any], partition: Partition) -> int:
-    """Return how many devices are held: all of each node, unless the test says otherwise; on CPUs one rank a node."""
+    """Return how many devices a test reserves: all of each node, unless the test says otherwise; on CPUs one rank a node."""
     each = partition.nodes.devices if partition.accelerator != "cpu" else 1
     return nodes * int(asked.get("devices_per_node", max(1, each)))
 

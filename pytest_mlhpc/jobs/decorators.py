@@ -121,7 +121,7 @@ def program(command: str | Sequence[Any], *metrics: Metric, **fields: Unpack[Pro
     """Run a program and judge the *metrics* that it prints.
 
     Args:
-        command: a list of words, or a text that is split as a POSIX shell splits words. No shell is involved.
+        command: a list of arguments, or a text that is split as a POSIX shell splits it. No shell is involved.
         metrics: what is taken from its output.
         fields: ``ranks_per_node`` is how many processes the launcher starts on each node; unset: one, on the first node, by no
             launcher. ``files`` are files, folders and globs relative to the test's file that the run finds in its folder,
@@ -142,7 +142,7 @@ def nodes(
 
     Args:
         count: how many nodes.
-        vet: how thoroughly they are vetted; None: they are held. ``quick`` takes a minute, ``deep`` ten.
+        vet: how thoroughly they are vetted; None: they are only reserved. ``quick`` takes a minute, ``deep`` ten.
         fields: with ``vet``: ``need``, how many must be fit (0: all), ``unknown``, what becomes of a node that cannot be
             judged (``fail``, ``warn``; unset: as the partition says), and ``require_comparison``: whether figures without
             anything to be compared with make a node unknown. Otherwise those of every test, see :func:`train`.

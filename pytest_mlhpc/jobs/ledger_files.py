@@ -123,7 +123,7 @@ class LedgerSnapshot:
 
     def __init__(self, state_dir: Path, *, strict: bool = False) -> None:
         self.left_alone: list[str] = []
-        self.moved = False  #: a file was claimed or removed meanwhile: what is in it may not be seen here
+        self.moved = False  #: a file was claimed or removed meanwhile: what is in it may be missing here
         self.unsubmitted: list[Path] = []  #: of dead sessions; found by :meth:`entries`
         self._strict = strict
         self._clock = False

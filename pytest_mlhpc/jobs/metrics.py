@@ -61,7 +61,7 @@ def choices(pattern: str) -> int:
 
 @dataclass
 class _Group:
-    """What has been seen of one group so far; ``needed``: its current branch holds what must match by itself."""
+    """What was read of one group so far; ``needed``: its current branch has what must match by itself."""
 
     open_ended: bool = False  #: holds an open-ended repeat
     variable: bool = False  #: its current branch holds a `?` or a repeat of bounded but varying length

@@ -277,7 +277,7 @@ def vetted_record(
 
 
 def node_verdict(attempt: Attempt) -> VetVerdict | None:
-    """Return the whole verdict on the nodes of *attempt*; None where it was told to another run, or is of another form."""
+    """Return the whole verdict on the nodes of *attempt*; None where another run has it, or is of another form."""
     data = (attempt.vetted or {}).get("verdict")
     try:
         return verdict_from_json(data).verdict if data is not None else None
@@ -286,7 +286,7 @@ def node_verdict(attempt: Attempt) -> VetVerdict | None:
 
 
 def probe_verdict(attempt: Attempt) -> VetVerdict | None:
-    """Return what pods' probes said of nodes that *attempt* was then provisioned without; None: nothing, or it was told to another.
+    """Return what pods' probes said of nodes that *attempt* was then provisioned without; None: nothing, or another run has it.
 
     A probe tells an unfit node from a set-up that is wrong on all of them, so whatever it says of one is the node's problem.
     """

@@ -1,4 +1,4 @@
-"""A declared program: its words, where it starts, its files, and what its metrics promise. Pure, but for a look at the files."""
+"""A declared program: its arguments, where it starts, its files, and what its metrics promise. Pure, but for reading which files exist."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def with_plain_values(where: str, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolved_argv(spec: JobSpec) -> tuple[str, ...]:
-    """Return the program and its arguments as nodes are told them.
+    """Return the program and its arguments as nodes receive them.
 
     A program by a relative name is that of the run's files, where it is among them. By a relative path, such as ``./bench``, it
     is the file of that name beside the test, where there is one. A spec has it as it was typed: another checkout declares

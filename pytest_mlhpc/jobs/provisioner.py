@@ -79,7 +79,7 @@ class Provisioner(Protocol):
         """Submit *plan*. Returns at once.
 
         Raises:
-            ProvisionError: refused, in the scheduler's own words.
+            ProvisionError: refused, with the scheduler's own message.
         """
 
     def events(self, handles: Sequence[Handle], timeout_s: float) -> Iterable[Event]:

@@ -32,7 +32,7 @@ NO_DATA = "none"
 
 
 class JobState(enum.Enum):
-    """Where a declared job stands. The words are what the terminal shows."""
+    """Where a declared job stands. The values are what the terminal shows."""
 
     DECLARED = "declared"  #: known, not yet submitted (max_jobs are in the queue already)
     QUEUED = "queued"  #: submitted, waiting for nodes or for a device lock
@@ -50,7 +50,7 @@ class JobSpec:
     ``asked`` is what marker and parameters said, ``parameters`` the workload's effective fields after
     parametrize > marker > preset > default. ``nodes`` and ``ranks`` are totals; a rank owns one device, or on CPUs
     a share of the cores. ``data`` is "memory", "device", "files" (a synthetic set made for the run), the name of a
-    ``datasets:`` entry, or a path. ``judged`` names the metrics that a baseline is kept for; empty = never judged.
+    ``datasets:`` entry, or a path. ``judged`` names the metrics that have a baseline; empty: never judged.
     """
 
     node_id: str
@@ -122,7 +122,7 @@ class JobSpec:
 
     @property
     def about_nodes(self) -> bool:
-        """Whether nothing is measured: nodes are held for the test, or vetted."""
+        """Whether nothing is measured: nodes are reserved for the test, or vetted."""
         return self.workload in (HELD, VETTED)
 
     @property
@@ -435,7 +435,7 @@ def data_kind(spec: JobSpec) -> str:
 def path_kind(path: str) -> str:
     """Return the kind of the set at *path*: as its manifest says if it is one of ours, else real.
 
-    Looks where the worker looks (node/worker/data/source.py). What cannot be read here is left to the worker, which says why.
+    Searches the folders that the worker searches (node/worker/data/source.py). What cannot be read here is left to the worker, which says why.
     """
     try:
         manifest = read_manifest(Path(path)) or read_manifest(Path(path).parent)

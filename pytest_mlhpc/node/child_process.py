@@ -2,7 +2,7 @@
 
 The owner (``ChildProcess``) sends orders as JSON lines to its standard input, ``{"id": 1, "do": "gemm", "args": {...}}``, and reads
 answers from a descriptor of their own, as libraries print to standard output. It waits for nothing: what takes too long, dies,
-or answers what is no message is killed with all its descendants, and named with its last words. The child (``Orders``,
+or answers what is no message is killed with all its descendants, and named with its last output. The child (``Orders``,
 ``Answers``) ends when its owner is gone, whatever it is doing.
 """
 
@@ -26,7 +26,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.processes import describe_exit, die_with_parent, last_lines
 
-#: Longest answer, and how much of what it prints is kept, in bytes.
+#: Longest answer, and how much of what it prints is stored, in bytes.
 MOST_BYTES, TAIL_BYTES = 16 * 1024 * 1024, 4096
 
 #: Longest order, in bytes: it has a dozen short fields.
@@ -169,7 +169,7 @@ class ChildProcess:
         return self._process.poll()
 
     def how(self) -> str:
-        """Say how it ended, with its last words."""
+        """Say how it ended, with its last output."""
         self._listen()
         code = self._process.poll()
         text = "does not end although it got SIGKILL" if code is None else describe_exit(code)
@@ -189,7 +189,7 @@ class ChildProcess:
     def answer(self) -> Tuple[Optional[Mapping[str, Any]], bool]:
         """Wait for its first answer until it has failed; return it, None where there is none, and whether it hung."""
         while True:
-            ended = self.ended is not None  # before its last words are read
+            ended = self.ended is not None  # before its last output is read
             for message in self.read():
                 return message, False
             how, hung = self.failed()

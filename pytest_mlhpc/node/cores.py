@@ -1,4 +1,4 @@
-"""The cores of a node: what a program may be told of them, and how threads wait for each other where others use them.
+"""The cores of a node: what a program is given of them, and how threads wait for each other where others use them.
 
 ``{last_level_cache}`` and ``{numa_nodes}`` in a program's arguments and variables are filled in here, where it starts.
 

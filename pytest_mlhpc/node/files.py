@@ -64,7 +64,7 @@ def own_folder(root: Path, name: str) -> Path:
     """Return this user's folder *name* below *root*, which a group may share: who came first has *name*, others *name*-<uid>."""
     try:
         ours = (root / name).lstat().st_uid == os.geteuid()
-    except OSError:  # nobody's yet, or not to be seen: who makes it will be told
+    except OSError:  # nobody's yet, or not visible: who makes it gets the error
         ours = True
     return root / (name if ours else f"{name}-{os.geteuid()}")
 
@@ -119,7 +119,7 @@ def _open_folder(folder: Path) -> int:
 
 
 def refuse_others(path: Path, found: os.stat_result) -> None:
-    """Raise UnsafeDirectoryError if another user than root owns it, or may change it, as seen on an open descriptor.
+    """Raise UnsafeDirectoryError if another user than root owns it, or may change it, as read from an open descriptor.
 
     In a sticky folder nobody replaces what is another's.
     """

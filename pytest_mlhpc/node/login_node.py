@@ -37,7 +37,7 @@ Fields = Dict[str, Any]
 Answer = Tuple[Fields, bytes]
 
 
-class RequestRefused(Exception):  # noqa: N818 - what happened, in the words of the flow
+class RequestRefused(Exception):  # noqa: N818 - named for what happened
     """A request that cannot be carried out. ``number`` is an errno, 0: none."""
 
     def __init__(self, text: str, number: int = 0) -> None:

@@ -234,7 +234,7 @@ def end_descendants(
         left = [pid for pid in descendants(root) if pid not in spared]
         passed = time.monotonic() - start
         if not left or passed > grace_s + KILL_LIMIT_S:
-            ended.update(reap())  # what ended between the two looks
+            ended.update(reap())  # what ended between the two reads
             return ended, left
         number = signal.SIGTERM if passed < grace_s else signal.SIGKILL
         for pid in left:
@@ -363,8 +363,8 @@ def say(text: str) -> None:
 #: Longest wait for one answer of squeue or scancel, in seconds.
 CALL_LIMIT_S = 20.0
 
-#: How long a step may take to vanish, and the time between two looks, in seconds. After SIGKILL of its srun a step's record
-#: was seen for 4 s although its tasks were gone at once.
+#: How long a step may take to vanish, and the time between two checks, in seconds. After SIGKILL of its srun a step's record
+#: was there for 4 s although its tasks were gone at once.
 GONE_LIMIT_S, LOOK_S = 15.0, 1.0
 
 #: Names under which OpenMPI 4 and 5 start their daemons by srun.

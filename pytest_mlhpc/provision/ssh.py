@@ -73,7 +73,7 @@ class RemoteError(MlhpcError):
     """A login node cannot be used as asked. The text says which, and why."""
 
 
-class RemoteUnavailable(RemoteError):  # noqa: N818 - what happened, in the words of the flow
+class RemoteUnavailable(RemoteError):  # noqa: N818 - named for what happened
     """The connection cannot be made at present, or broke. What was under way may have been carried out."""
 
 

@@ -259,7 +259,7 @@ def summarise(index: Index, since_ns: int) -> list[VerdictCount]:
         StoreError: the record files cannot be read.
     """
     rows = index.ask(
-        f"SELECT {_MACHINE}, benchmark, definition, verdict, count(*), sum(created_ns >= :since), max(created_ns) FROM records"  # noqa: S608 - our own words
+        f"SELECT {_MACHINE}, benchmark, definition, verdict, count(*), sum(created_ns >= :since), max(created_ns) FROM records"  # noqa: S608 - constants of this module
         f" WHERE attempt = 0 GROUP BY {_MACHINE}, benchmark, definition, verdict",
         {"since": since_ns},
     )
@@ -286,7 +286,7 @@ def newest(
             places.setdefault(machine, []).append(place)
     verdicts = ", ".join(f"'{verdict}'" for verdict in ACCEPTED)
     rows = index.ask(
-        f"SELECT path, start, record_id, benchmark, definition, {_MACHINE} FROM records WHERE attempt = 0"  # noqa: S608 - our own words
+        f"SELECT path, start, record_id, benchmark, definition, {_MACHINE} FROM records WHERE attempt = 0"  # noqa: S608 - constants of this module
         f" AND created_ns >= :since AND verdict IN ({verdicts}) ORDER BY created_ns DESC, id DESC",
         {"since": since_ns},
     )

@@ -308,7 +308,7 @@ def _judgement(comparison: Comparison, results: Sequence[NamedResult]) -> Judgem
 
 
 def sentence(one: NamedResult, comparison: Comparison) -> str:
-    """Return what is known of one metric in words."""
+    """Return what is known of one metric as text."""
     result = one.result
     change = f"{abs(result.change):.1%} {'better' if result.change > 0 else 'worse'}"
     many = f"{interval_text(result)} %, {result.runs} runs"

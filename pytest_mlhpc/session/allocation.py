@@ -23,11 +23,11 @@ from pytest_mlhpc.store.record import Failure
 #: How long a program may run unless the test says otherwise, in seconds.
 TIMEOUT_S = 300.0
 
-#: Time between two looks for the answer, first and last, and between two for the allocation's state, in seconds.
+#: Time between two checks for the answer, first and last, and between two for the allocation's state, in seconds.
 LOOK_FIRST_S, LOOK_MOST_S, STATE_S = 0.02, 0.25, 1.0
 
 #: How much longer than a program's own time its answer may take, in seconds: it is ended first, and on a network file
-#: system the answer is seen late.
+#: system the answer arrives late.
 ANSWER_S = 90.0
 
 #: How long the scheduler may take to tell why srun could not start anything, in seconds.
@@ -75,7 +75,7 @@ class Finished:
 
 
 class ProgramTimeoutError(TimeoutError):
-    """A program was ended because its time was over; the nodes are still held. ``finished`` has what it printed."""
+    """A program was ended because its time was over; the nodes are still reserved. ``finished`` has what it printed."""
 
     def __init__(self, text: str, finished: Finished) -> None:
         super().__init__(text)
@@ -124,7 +124,7 @@ class Allocation:
             cores_per_rank: None: an equal share of a node's cores.
             timeout: seconds after which it is ended; the nodes stay.
             env: variables beside those of the environment.
-            cwd: folder to start in, seen by the nodes; None: ``directory``.
+            cwd: folder to start in, visible to the nodes; None: ``directory``.
 
         Raises:
             TypeError, ValueError: that cannot be started on these nodes.
@@ -369,7 +369,7 @@ class Vetting:
         return self._of(check, frozenset({Severity.UNKNOWN}))
 
     def ran(self, check: str) -> bool:
-        """Return whether *check* said anything at all: nodes have not what it looks at, or it is too slow for the level."""
+        """Return whether *check* said anything at all: nodes have not what it checks, or it is too slow for the level."""
         return any(found.check == check for node in self.verdict.nodes for found in node.findings)
 
     def _of(self, check: str, severities: frozenset[Severity]) -> list[str]:

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pytest_mlhpc.provision.slurm.client import PartitionLimits, Reservation, SlurmClient, SlurmNode
 
 
-#: Words after --mlhpc-each-node= that are no names.
+#: Values of --mlhpc-each-node= that are no names.
 IDLE, ALL = "idle", "all"
 
 
 @dataclass(frozen=True)
 class NotMeasured:
-    """A node that the sweep leaves out. ``reason`` holds Slurm's own words where it has any."""
+    """A node that the sweep leaves out. ``reason`` is Slurm's own where it gives one."""
 
     partition: str  #: system:partition
     node: str
@@ -216,7 +216,7 @@ def _named(
 
 
 def _unfit(node: SlurmNode, *, mine: bool, idle: bool) -> str:
-    """Return why a job cannot start on *node*, in Slurm's words; *mine*: our reservation holds it."""
+    """Return why a job cannot start on *node*, by Slurm's own reason; *mine*: our reservation has it."""
     usable = replace(node, flags=node.flags - {"maintenance", "reserved"}) if mine else node
     base = "idle" if mine and node.state in {"maint", "reserved", "resv"} else node.state
     usable = replace(usable, state=base)
@@ -394,7 +394,7 @@ def not_measured(sweep: Sweep, jobs: Iterable[Job]) -> tuple[NotMeasured, ...]:
     failed = []
     for job in jobs:
         failure = job.outcome.failure if job.outcome else None
-        sound = job.outcome is not None and failure is None  # nodes were held, for the test to use
+        sound = job.outcome is not None and failure is None  # nodes were reserved, for the test to use
         if not _figures(job) and not sound:
             reasons = one_line(f"{failure.outcome}: {failure.text}") if failure else "no result"
             failed.append(

@@ -179,7 +179,7 @@ def _as_it_is(found: re.Match[str]) -> str:
 
 
 def _owners(text: str) -> Iterator[str]:
-    """Yield the words before a comment."""
+    """Yield the fields before a comment."""
     for word in text.split():
         if word.startswith("#"):
             return

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Spending:
-    """Asked before each re-run, told after each attempt. ``announcement`` is printed before anything is submitted.
+    """Asked before each re-run, updated after each attempt. ``announcement`` is printed before anything is submitted.
 
     ``reruns_left`` is how many more re-runs the session may make.
 

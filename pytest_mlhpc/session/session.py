@@ -118,7 +118,7 @@ class BenchmarkSession:
             unbuilt, lines = build_before(specs, self.settings.state_dir, self.id, self._books.payload)
             self.announcement += lines
         provenance = self._books.provenance = provenance_of(self._root)
-        # `mlhpc` looks for baselines in the folder in which it is called; found out now, as tests may change theirs.
+        # `mlhpc` reads baselines of the folder in which it is called; found out now, as tests may change theirs.
         options = state_and_baselines(self.settings, Path.cwd() / "baselines")
         terms = SessionTerms(self.settings, self.id, provenance, options, self._false_alarms, self.comparison)
         self._stores = SessionStores(
@@ -134,7 +134,7 @@ class BenchmarkSession:
         for job in jobs:
             job.unbuilt = unbuilt.get(job.spec.node_id)
         adopted: Mapping[str, Sequence[AdoptedAllocation]] = {}
-        self._signals.catch()  # what is taken over keeps its lease if this session is told to end now
+        self._signals.catch()  # what is taken over keeps its lease if this session is signalled to end now
         try:
             recovered, messages = self._books.take_over(jobs)
             self.announcement += messages
@@ -312,7 +312,7 @@ class BenchmarkSession:
                 self._await_drivers()
             except KeyboardInterrupt:  # the second: what is left is named, and not waited for
                 hurry = True
-                self._close_drivers()  # it may have come before all were told
+                self._close_drivers()  # it may have come before all were notified
             with self._signals.uninterrupted():
                 self._finish()
             self._end_records(hurry=hurry)

@@ -291,7 +291,7 @@ def _doubtful(session: BenchmarkSession) -> str:
 
 
 def rows_of(job: Job) -> list[tuple[str, ...]]:
-    """Return the table rows of one run: a row for each judged metric, or what kept it from being judged."""
+    """Return the table rows of one run: a row for each judged metric, or what prevented that."""
     outcome, name = job.outcome, job.spec.node_id.partition("::")[2]
     if outcome is None:
         return []

@@ -79,7 +79,7 @@ def insert(database: sqlite3.Connection, record: Record, path: str, start: int) 
     }
     names, places = ", ".join(row), ", ".join(f":{name}" for name in row)
     stored = {name: storable(value) for name, value in row.items()}
-    cursor = database.execute(f"INSERT INTO records ({names}) VALUES ({places})", stored)  # noqa: S608 - our own words
+    cursor = database.execute(f"INSERT INTO records ({names}) VALUES ({places})", stored)  # noqa: S608 - constants of this module
     points = [
         (cursor.lastrowid, *map(storable, (m.name, m.unit, m.better, m.value)))
         for m in (measurement.metrics if measurement else ())
@@ -121,7 +121,7 @@ class Index:
     """Finds series and records fast.
 
     A question first takes in what was appended since the last one, unless that was less than *patience_s* seconds ago.
-    *on_problem* is told of damaged lines when they are first met. May be used from several threads, one at a time.
+    *on_problem* receives damaged lines when they are first read. May be used from several threads, one at a time.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Index:
         if key.fingerprint:
             feed = f"({feed} OR purpose = 'manual')"
         query = (
-            "SELECT value, unit, calibration FROM records JOIN points ON points.record = records.id"  # noqa: S608 - our own words
+            "SELECT value, unit, calibration FROM records JOIN points ON points.record = records.id"  # noqa: S608 - constants of this module
             f" WHERE {_SAME_SERIES} AND {_SAME_EPOCH} AND metric = :metric AND attempt = 0 AND verdict = 'passed'"
             f" AND created_ns >= :since AND {feed} GROUP BY record_id ORDER BY created_ns DESC, record_id DESC LIMIT :limit"
         )
@@ -182,7 +182,7 @@ class Index:
     def newest_epoch(self, key: SeriesKey) -> Epoch | None:
         """Return the epoch of the newest figure of *key*, or None."""
         query = (
-            "SELECT definition, device_model FROM records JOIN points ON points.record = records.id"  # noqa: S608 - our own words
+            "SELECT definition, device_model FROM records JOIN points ON points.record = records.id"  # noqa: S608 - constants of this module
             f" WHERE {_SAME_SERIES} AND metric = :metric AND attempt = 0 ORDER BY created_ns DESC, id DESC LIMIT 1"
         )
         rows = self._ask(query, {**_series(key), "metric": key.metric})
@@ -191,7 +191,7 @@ class Index:
     def last_good(self, key: SeriesKey, epoch: Epoch) -> Record | None:
         """Return the newest record of the benchmark of *key* (metric aside) in *epoch* that passed, or None."""
         query = (
-            f"SELECT path, start, record_id FROM records WHERE {_SAME_SERIES} AND {_SAME_EPOCH} AND attempt = 0"  # noqa: S608 - our own words
+            f"SELECT path, start, record_id FROM records WHERE {_SAME_SERIES} AND {_SAME_EPOCH} AND attempt = 0"  # noqa: S608 - constants of this module
             " AND verdict IN ('passed', 'improved', 'new') ORDER BY created_ns DESC, id DESC LIMIT 3"
         )
         return next(iter(self._read(self._ask(query, {**_series(key), **epoch._asdict()}))), None)
@@ -235,7 +235,7 @@ class Index:
     def newest_of(self, key: SeriesKey) -> Record | None:
         """Return the newest first attempt of the benchmark of *key* (metric aside), whatever its verdict, or None."""
         query = (
-            f"SELECT path, start, record_id FROM records WHERE {_SAME_SERIES} AND attempt = 0"  # noqa: S608 - our own words
+            f"SELECT path, start, record_id FROM records WHERE {_SAME_SERIES} AND attempt = 0"  # noqa: S608 - constants of this module
             " ORDER BY created_ns DESC, id DESC LIMIT 1"
         )
         return next(iter(self._read(self._ask(query, _series(key)))), None)
@@ -254,7 +254,7 @@ class Index:
         return self._ask(query, dict(values))
 
     def read(self, lines: Iterable[tuple[str, int, str]]) -> Iterator[Record]:
-        """Yield the records at (path, start, record_id), as the table has them; what cannot be read is told and left out."""
+        """Yield the records at (path, start, record_id), as the table has them; what cannot be read is reported and left out."""
         return self._read(lines)
 
     def rebuild(self) -> int:
@@ -286,7 +286,7 @@ class Index:
 
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
-            # Whoever only looks leaves no folder behind where the state directory is another one.
+            # Whoever only reads leaves no folder behind where the state directory is another one.
             self._in_memory = self._in_memory or not self._state_dir.exists()
             if not self._in_memory:
                 try:

@@ -165,6 +165,6 @@ def page(name: str) -> str:
 
 
 def suite(name: str) -> str:
-    """Return the words by which pytest runs suites/*name*."""
+    """Return the arguments by which pytest runs suites/*name*."""
     installed = (_PACKAGE / "suites" / name).is_dir()
     return f"--pyargs pytest_mlhpc.suites.{name}" if installed else f"suites/{name}"

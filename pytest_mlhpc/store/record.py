@@ -213,7 +213,7 @@ INFRASTRUCTURE: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """One thing that went wrong with one attempt: its name above, what was seen, and where to read on."""
+    """One thing that went wrong with one attempt: its name above, what was found, and where to read on."""
 
     outcome: str
     text: str

@@ -149,7 +149,7 @@ def record_of(data: Any) -> Record:
 def read_lines(
     path: Path, on_problem: Callable[[str], None] | None = None, start: int = 0
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, line) of the whole lines of *path* from byte *start* on; a torn last one is told and left out.
+    """Yield (offset, line) of the whole lines of *path* from byte *start* on; a torn last one is reported and left out.
 
     Nothing is read behind a torn line: its writer may be about to end it, and the rest of a line is none.
 
@@ -180,7 +180,7 @@ def read_records(state_dir: Path, on_problem: Callable[[str], None] | None = Non
     """Yield all records of all sessions, files in order of name, streaming.
 
     A torn last line (its writer died or is still writing), a damaged line, a newer schema and an unreadable file are
-    skipped and told to *on_problem* as ``path: byte N: what``.
+    skipped and reported to *on_problem* as ``path: byte N: what``.
     """
     tell = on_problem or (lambda _text: None)
     for path in record_files(state_dir):

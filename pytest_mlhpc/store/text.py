@@ -125,7 +125,7 @@ def minutes(moment_ns: int) -> str:
 
 
 def tell(text: str) -> None:
-    """Say a sentence to whoever looks on."""
+    """Print a sentence for the user."""
     sys.stderr.write(f"{clean(text)}\n")
 
 

@@ -26,7 +26,7 @@ PROTOCOL = 3
 #: Most connections that have not proved who they are, beside one of each peer; the oldest goes first.
 MOST_STRANGERS = 64
 
-#: Time between two looks at all connections, in seconds.
+#: Time between two checks of all connections, in seconds.
 LOOK_S = 0.5
 
 #: Most connections that are accepted in one go.
@@ -263,7 +263,7 @@ class Hub:
             return
         rank, why = self._admit(wire, text)
         handshake.welcome(refused=why)
-        if why:  # it closes the connection when it has read why; closed here, with bytes unread, words would be lost
+        if why:  # it closes the connection when it has read why; closed here, with bytes unread, the reason would be lost
             self.watch(wire.socket.fileno(), functools.partial(self._show_out, wire))
         else:
             del self._strangers[wire]
@@ -296,7 +296,7 @@ class Hub:
         return rank not in self.peers and rank not in self._spoke | self._left
 
 
-class FirstNodeNotReached(RuntimeError):  # noqa: N818 - what happened, in the words of the flow
+class FirstNodeNotReached(RuntimeError):  # noqa: N818 - named for what happened
     """The first node was not reached in time, or refuses us; the text says why."""
 
 

@@ -23,7 +23,7 @@ SCONTROL_LIMIT_S = 60.0
 DRAWN_PORTS = range(20000, 32000)
 
 
-class NodesUnknown(RuntimeError):  # noqa: N818 - what happened, in the words of the flow
+class NodesUnknown(RuntimeError):  # noqa: N818 - named for what happened
     """The nodes, or the address of one, cannot be found out; the text says of which, and what was tried."""
 
 
@@ -48,10 +48,10 @@ def own_node(environ: Mapping[str, str]) -> str:
 
 
 def scontrol(*arguments: str) -> str:
-    """Return what ``scontrol WORDS`` prints.
+    """Return what ``scontrol ARGUMENTS`` prints.
 
     Raises:
-        NodesUnknown: there is no such command, it fails or does not answer; with its own words.
+        NodesUnknown: there is no such command, it fails or does not answer; with its own message.
     """
     shown = " ".join(("scontrol", *arguments))
     try:

@@ -118,7 +118,7 @@ def _digest(*fields: str) -> bytes:
 
 
 def new_challenge() -> str:
-    """Return words that nobody has used before."""
+    """Return a text that nobody has used before."""
     return secrets.token_hex(32)
 
 

@@ -212,7 +212,7 @@ def do_all(plan: Plan, path: Path, relay: Lines, signals: BatchSignals, site: Si
             site = replace(site, nodes=vetted.nodes)
         for run in plan.runs:
             if vetted.trouble and run.workload != VETTED:
-                continue  # it was told already
+                continue  # it was reported already
             if run.workload == VETTED:
                 relay.send(run, "end", {"exit": []})
             elif run.workload == HELD:

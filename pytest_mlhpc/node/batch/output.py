@@ -30,7 +30,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
-class AlreadyStarted(Exception):  # noqa: N818 - what happened, in the words of the flow
+class AlreadyStarted(Exception):  # noqa: N818 - named for what happened
     """A batch of this allocation has already said that it runs; nothing was written."""
 
 
@@ -38,7 +38,7 @@ class LinesFolder:
     """The three files of one allocation.
 
     Args:
-        folder: made by the controller, seen by it and by this node.
+        folder: made by the controller, visible to it and to this node.
         allocation_id: first part of the files' names.
 
     Raises:
@@ -56,7 +56,7 @@ class LinesFolder:
 
     @property
     def holder(self) -> Optional[str]:
-        """The id of the job whose batch has said that it runs, empty if it is not told; None: no such file is seen."""
+        """The id of the job whose batch has said that it runs, empty if it does not say so; None: no such file is visible."""
         try:
             found = read_json((self._folder / f"{self._id}.up").read_text(encoding="ascii"))
             return str(found["job_id"])
@@ -161,14 +161,14 @@ def _link(name: str, target: Path, content: Mapping[str, Any]) -> None:
             descriptor = os.open(str(target), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError as exists:
             raise AlreadyStarted from exists
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:  # whoever reads half of it looks again
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:  # whoever reads half of it reads again
             json.dump(content, file)
             file.flush()
             os.fsync(file.fileno())
     os.unlink(name)  # noqa: PTH108 - as above
 
 
-#: Most bytes of output that are kept of one rank.
+#: Most bytes of output that are stored of one rank.
 LOG_CAP = 16 * 1024 * 1024
 
 #: Logs that are no rank's; ``provision/local_process.py`` and ``session/run.py`` use these names, too.
@@ -200,7 +200,7 @@ class RankIndex:
 class RunLogs:
     """Logs of the run of *book*, made in *directory* when something is written; what cannot be written fails the run.
 
-    *opened* is told of each log that is made. ``own`` is whose log takes the output of the process that the batch starts itself: rank 0's or the launcher's.
+    *opened* is called with each log that is made. ``own`` is whose log takes the output of the process that the batch starts itself: rank 0's or the launcher's.
     """
 
     def __init__(
@@ -264,12 +264,12 @@ class RunLogs:
         return None if number is None else self._logs.get(number) or self._logs.get(self.own)
 
 
-class ControllerLost(Exception):  # noqa: N818 - what happened, in the words of the flow
+class ControllerLost(Exception):  # noqa: N818 - named for what happened
     """Nobody reads our lines any more; the batch must end."""
 
 
 class CannotWrite(ControllerLost):
-    """Lines cannot be written any more: nothing that still runs could be told of. ``error`` says why."""
+    """Lines cannot be written any more: nothing that still runs could be reported. ``error`` says why."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror or str(error))

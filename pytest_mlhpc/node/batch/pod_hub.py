@@ -48,7 +48,7 @@ class PodHub:
         self._plans = all_runs(plan)
         self._lock = threading.Condition()
         self._labels: Dict[int, str] = {0: place.label}
-        self._nodes: Dict[int, str] = {}  #: of those that nobody has told to leave
+        self._nodes: Dict[int, str] = {}  #: of those that nobody has asked to leave
         self._lost: Dict[int, str] = {}
         self._client: Optional[Wire] = None
         self._over: Optional[int] = None

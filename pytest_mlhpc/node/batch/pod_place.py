@@ -34,8 +34,8 @@ LEADER = "pytest-mlhpc/leader"
 INFO = "/mlhpc/info"
 
 
-class PlaceUnknown(ValueError):  # noqa: N818 - what happened, in the words of the flow
-    """The environment does not tell what the pod's manifest should have told; the text says what."""
+class PlaceUnknown(ValueError):  # noqa: N818 - named for what happened
+    """The environment lacks what the pod's manifest should have set; the text says what."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PodPlace:
 
     @property
     def label(self) -> str:
-        """The pod as people are told of it."""
+        """The pod's name for people."""
         return label(self.name, self.node)
 
 
@@ -122,7 +122,7 @@ def leader_address(place: PodPlace) -> Tuple[str, int]:
     """Return host and port of the first pod's hub.
 
     Raises:
-        ValueError: the controller has not told them yet, or what it told is no address.
+        ValueError: the controller has not sent them yet, or what it sent is no address.
     """
     text = place.leader or _annotation(place.info / "annotations", LEADER)
     if not text:
@@ -157,14 +157,14 @@ def name_user(environ: MutableMapping[str, str]) -> None:
 #: Exit codes of an agent that did not find the others (EX_OSERR of sysexits.h, 4.3BSD), and of one that they refuse.
 EXIT_NOT_MET, EXIT_REFUSED = 71, 2
 
-#: Time between two looks for the first pod's address, and two attempts to reach it, in seconds.
+#: Time between two checks for the first pod's address, and two attempts to reach it, in seconds.
 LOOK_S = 1.0
 
 #: Longest wait for one connection, in seconds.
 CONNECT_S = 10.0
 
 
-class FirstPodNotFound(RuntimeError):  # noqa: N818 - what happened, in the words of the flow
+class FirstPodNotFound(RuntimeError):  # noqa: N818 - named for what happened
     """The first pod was not found in time, or does not want this one; ``code`` is the agent's exit code."""
 
     def __init__(self, text: str, code: int) -> None:

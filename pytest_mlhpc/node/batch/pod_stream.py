@@ -48,7 +48,7 @@ _ESCAPES: Dict[int, str] = {
 
 
 def tags(run_ids: Sequence[str]) -> Dict[str, str]:
-    """Return the end of each run's id by which it is told from the others."""
+    """Return the end of each run's id that tells it from the others."""
     longest = max((len(run_id) for run_id in run_ids), default=TAG)
     for length in range(TAG, longest + 1):
         if len({run_id[-length:] for run_id in run_ids}) == len(set(run_ids)):
@@ -110,7 +110,7 @@ def _pieces(head: bytes, offset: int, line: bytes, *, more: bool) -> List[bytes]
     return found
 
 
-#: Time between two looks at the logs, in seconds: programs that print line by line cost one write in that time.
+#: Time between two reads of the logs, in seconds: programs that print line by line cost one write in that time.
 PACE_S = 0.2
 
 #: How long a line may go on without its end before it is shown, in seconds.
@@ -149,7 +149,7 @@ class LogSource:
 
     @property
     def dropped(self) -> int:
-        """How many bytes were printed beyond what is kept."""
+        """How many bytes were printed beyond what is stored."""
         return self._dropped_before + self.log.dropped + self.log.written - min(self.log.written, self._end())
 
     def take(self, *, last: bool = False) -> bytes:

@@ -33,7 +33,7 @@ from pytest_mlhpc.node.processes import (
 
 @dataclass(frozen=True)
 class Share:
-    """What one pod does of a run: ``per_pod`` processes with ``argv``. ``ranks``: they are told their ranks."""
+    """What one pod does of a run: ``per_pod`` processes with ``argv``. ``ranks``: they receive their ranks."""
 
     run_id: str
     pod: int
@@ -44,7 +44,7 @@ class Share:
     keep_going: bool = False  #: one that ends badly ends no other
 
     def command(self, environment: Mapping[str, str], cwd: str) -> List[str]:
-        """Return the words of one process; around a rank is what prints its number before each line.
+        """Return the arguments of one process; around a rank is what prints its number before each line.
 
         Raises:
             FileNotFoundError: there is no such program.

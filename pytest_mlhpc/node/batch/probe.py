@@ -2,7 +2,7 @@
 
 Is the interpreter new enough, can torch be imported where a run needs it, are the devices there and do they answer, can
 the work folder be written, is ``/dev/shm`` there? Prints one protocol line (``{"pod": "probe", ...}``, see ``node/batch/pod_stream.py``) and
-says the same in words on standard error and to Kubernetes (``/dev/termination-log``).
+says the same as text on standard error and to Kubernetes (``/dev/termination-log``).
 
 Exit code 0: fit; 10: this node is not; 78: the set-up is wrong, on any node; 2: the plan cannot be used; 143: SIGTERM.
 """
@@ -49,7 +49,7 @@ ROOM = 64 << 20
 #: to whoever does not ask.
 SHARED_MEMORY = 64 << 20
 
-#: Where Kubernetes looks for a container's last words (terminationMessagePath).
+#: Where Kubernetes reads a container's last message (terminationMessagePath).
 LAST_WORDS = "/dev/termination-log"
 
 #: Workloads that need no torch; vetting tells itself what is wrong with it.

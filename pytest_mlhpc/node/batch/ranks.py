@@ -35,7 +35,7 @@ _PODRUN = re.compile(rf"{PODRUN}(\{{.*\}})$")
 
 _PORT = re.compile(r"^mlhpc: (port \d+ .*)$")
 
-#: OpenMPI's words on a rank that was killed, and on one that ended with a non-zero code.
+#: OpenMPI's message on a rank that was killed, and on one that ended with a non-zero code.
 _MPI_KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)")
 _MPI_NAME = re.compile(r"Process name: \[.*,\s*(\d+)\]")
 _MPI_CODE = re.compile(r"Exit code:\s+(\d+)")
@@ -75,9 +75,11 @@ class LauncherOutput:
     lost_pods: List[Tuple[str, str, str]] = field(
         default_factory=list
     )  #: each with why, and the node whose fault it is, if it is one's
-    no_program: str = ""  #: slurmstepd's words on a program that does not exist
-    not_started: str = ""  #: srun's words on a step that it could not start
-    port_taken: str = ""  #: our torchrun's words on a port that it cannot have (``node/launch/torchrun.py``)
+    no_program: str = ""  #: slurmstepd's message on a program that does not exist
+    not_started: str = ""  #: srun's message on a step that it could not start
+    port_taken: str = (
+        ""  #: our torchrun's message on a port that it cannot have (``node/launch/torchrun.py``)
+    )
     cancelled: bool = False  #: the step was ended before any task had died, and not for its memory
     out_of_memory: bool = False  #: some task of the step was
     dropped: int = 0  #: bytes that other pods did not hand on, as they were too many
@@ -428,7 +430,7 @@ class RankBook:
         self.fail(outcome, f"{who} {describe_exit(code)}{after}", number, quote=True)
 
     def _judge_output(self, launcher_output: LauncherOutput, output: str) -> None:
-        """Name the first thing that went wrong: what kept ranks from starting, a node, then the first rank that died."""
+        """Name the first thing that went wrong: what prevented ranks from starting, a node, then the first rank that died."""
         heard = bool(self.ranks)
         named = self.learn(launcher_output, output)
         if launcher_output.no_program:
@@ -438,7 +440,7 @@ class RankBook:
             self.fail("launch_failed", launcher_output.port_taken, LAUNCHER, again=True)
         if launcher_output.not_started and not heard:
             self.fail("launch_failed", launcher_output.not_started, LAUNCHER)
-        # A program may print another job's words: only nodes of this run are believed to have failed in it.
+        # A program may print another job's messages: only nodes of this run are believed to have failed in it.
         for node in [one for one in launcher_output.failed_nodes if not self.nodes or one in self.nodes]:
             self.fail("node_failure", f"Slurm says that node {node} failed during the run", LAUNCHER)
         for pod, why, node in launcher_output.lost_pods:

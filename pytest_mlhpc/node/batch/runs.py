@@ -1,4 +1,4 @@
-"""One run of a plan, from its launcher's words to its last line, and the build that it needs before."""
+"""One run of a plan, from its launcher's arguments to its last line, and the build that it needs before."""
 
 from __future__ import annotations
 
@@ -396,7 +396,7 @@ def rank_environment(run: RunPlan, plan_path: Path, channel: str) -> Mapping[str
         MLHPC_SECRET=run.secret,
         MLHPC_CHANNEL=channel,
         MLHPC_OUTPUT="launcher" if run.launcher == "plain" else "channel",
-        PYTHONUNBUFFERED="1",  # the last words of a rank that is killed matter
+        PYTHONUNBUFFERED="1",  # the last output of a rank that is killed matters
     )
     return environment
 

@@ -40,13 +40,13 @@ GRACE_S = 5.0
 READS = 64
 
 #: How long the launcher may take to say how a rank ended whose connection broke, and how much longer for what follows
-#: (slurmstepd tells of a memory limit after srun has told of the death), in seconds.
+#: (slurmstepd reports a memory limit after srun has reported the death), in seconds.
 WORDS_S, MORE_WORDS_S = 15.0, 2.0
 
 #: How long the end of a rank may come after a peer's word that it is gone, in seconds: then that word counts.
 PEERS_S = 5.0
 
-#: Longest time between two looks at connections that have not proved what they are, in seconds.
+#: Longest time between two checks of connections that have not proved what they are, in seconds.
 LOOK_S = 5.0
 
 
@@ -229,7 +229,7 @@ class Supervisor:
                 self._peers_until = time.monotonic() + PEERS_S
             elif time.monotonic() >= self._peers_until:
                 self.book.settle()
-        if suspect is None:  # words alone end nothing: a program may print what looks like its launcher's
+        if suspect is None:  # a message alone ends nothing: a program may print what its launcher would
             return False
         now = time.monotonic()
         if self._settle_at is None:

@@ -24,7 +24,7 @@ from pytest_mlhpc.node.processes import CappedLog, end_descendants, reap
 from pytest_mlhpc.node.protocol.channel import running_payload
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 
-#: Most bytes that are kept of one stream of one process.
+#: Most bytes that are stored of one stream of one process.
 OUTPUT_CAP = 16 * 1024 * 1024
 
 #: Most reads of 64 KiB from one pipe in one go, and after the end (a stranger may write for ever).
@@ -92,7 +92,7 @@ class ProgramRunner:
         """Take what was printed.
 
         Raises:
-            OSError: it cannot be kept.
+            OSError: it cannot be stored.
         """
         for descriptor, log in list(self._open.items()):
             with contextlib.suppress(BlockingIOError):
@@ -109,7 +109,7 @@ class ProgramRunner:
         """Take the last output and give descriptors back; *ended* are the exit codes of what had to be ended.
 
         Raises:
-            OSError: output cannot be kept.
+            OSError: output cannot be stored.
         """
         self._note(ended)
         try:
@@ -133,7 +133,7 @@ class ProgramRunner:
         return ended or any(code < 0 for code in self._codes.values())
 
     def reply(self, *, labelled: bool) -> Dict[str, Any]:
-        """Return what the test is told: exit code as a shell gives it, names of logs, and srun's own troubles."""
+        """Return what the test receives: exit code as a shell gives it, names of logs, and srun's own troubles."""
         codes = [self._codes.get(process.pid, 0) for process in self._processes]
         code = next((code for code in codes if code), 0)
         arguments = self._argv_and_environ
@@ -154,7 +154,7 @@ class ProgramRunner:
         )
 
 
-#: Time between two looks for requests, in seconds; each opens one small file.
+#: Time between two checks for requests, in seconds; each opens one small file.
 LOOK_S = 0.2
 
 #: Time between SIGTERM and SIGKILL for a program whose time is over, in seconds.

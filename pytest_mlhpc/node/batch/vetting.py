@@ -1,4 +1,4 @@
-"""Vetting before the first run: which of the allocation's nodes are fit, and what the runs are told of it.
+"""Vetting before the first run: which of the allocation's nodes are fit, and what the runs receive of it.
 
 Vetting is itself a run, of the program ``python -m pytest_mlhpc.node.batch.vetting``, once on each node: so its processes are
 started, watched and ended as all others are, and the launcher is the runs' own. It is in no plan; both ends of a group of pods
@@ -30,7 +30,7 @@ from pytest_mlhpc.node.vet.verdict_files import FilesError, WrittenVerdict, node
 #: What starting a step on all nodes and importing there may take besides the budget of vetting itself, in seconds.
 START_S = 60.0
 
-#: Outcomes of vetting's own processes that are told as they are: there the launcher knows what happened to whom.
+#: Outcomes of vetting's own processes that are passed on as they are: there the launcher knows what happened to whom.
 TOLD = frozenset({"node_failure", "out_of_memory"})
 
 #: What only processes of this allocation know, for the proof of who they are (``node/vet/place.py``).
@@ -76,7 +76,7 @@ def vet_run(plan: Plan) -> Optional[RunPlan]:
         argv=(first.python, "-m", "pytest_mlhpc.node.batch.vetting"),
         device_ids=(),
         cwd=None,
-        # A node that dies is to be told of by the others, which srun would end with it.
+        # A node that dies is to be reported by the others, which srun would end with it.
         launcher_options=() if direct else (*first.launcher_options, "--kill-on-bad-exit=0"),
     )
 

@@ -67,7 +67,7 @@ DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 @dataclass
 class ForkedRank:
-    """A rank that was asked for. ``pid`` is 0 until the warm process has told it; the names are those of Popen."""
+    """A rank that was asked for. ``pid`` is 0 until the warm process has sent it; the names are those of Popen."""
 
     stdout: IO[bytes]  #: its output and its standard error
     pid: int = 0

@@ -7,7 +7,7 @@ from typing import Dict, List, Mapping, Sequence, Tuple
 from pytest_mlhpc.node.launch import step
 from pytest_mlhpc.node.protocol.plan import RunPlan
 
-#: Variables that a rank on another node needs, beside those of the run; OpenMPI forwards only what it is told to.
+#: Variables that a rank on another node needs, beside those of the run; OpenMPI forwards only what it is asked to.
 FORWARDED = (
     "PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
@@ -18,7 +18,7 @@ def launch(
 ) -> Tuple[List[str], Dict[str, str]]:
     """Return argument vector and environment of one mpirun for all ranks; rank r is on node r // ranks per node.
 
-    OpenMPI would bind each of two ranks to a single core: without words of the site on it ranks are not bound.
+    OpenMPI would bind each of two ranks to a single core: without options of the site for it ranks are not bound.
 
     Raises:
         ValueError: ranks that cannot be shared evenly by the nodes.

@@ -1,6 +1,6 @@
 """Launcher `poprun`: Graphcore's PopRun, which is OpenMPI's mpirun that also hands out IPUs; one instance a rank.
 
-Its words are those that Graphcore's examples use (graphcore/examples): ``--num-instances``, ``--num-replicas``,
+Its arguments are those that Graphcore's examples use (graphcore/examples): ``--num-instances``, ``--num-replicas``,
 ``--ipus-per-replica``, ``--host``, ``--mpi-global-args``, ``--mpi-local-args``. Which partition of IPUs, how instances lie on
 NUMA nodes and all else is a site's, by ``launcher_options``.
 """
@@ -25,7 +25,7 @@ def launch(
     Each rank drives ``ipu_replicas`` replicas on ``ipus_per_replica`` IPUs each (``node/worker/workloads/fields/compiled_devices.py``).
 
     Raises:
-        ValueError: ranks that cannot be shared evenly by the nodes; words of the site that would replace ours.
+        ValueError: ranks that cannot be shared evenly by the nodes; arguments of the site that would replace ours.
     """
     step.ranks_per_node(run, nodes)
     given = {**step.with_threads(run, environment), "MLHPC_RANKS_FROM": "openmpi"}

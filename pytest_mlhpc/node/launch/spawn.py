@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     """Start the ranks, wait for all of them, and return the exit code."""
     count, argv = arguments[0], list(arguments[2:])
     ranks: Dict[int, subprocess.Popen[bytes]] = {}
-    # What ranks print when they are told to end is still passed on.
+    # What ranks print after a signal to end is still passed on.
     signal.signal(signal.SIGTERM, lambda *_: _end(ranks))
     if count == LABEL:
         return _as_signal(_run(ranks, argv, [{}], [int(os.environ["RANK"])]))

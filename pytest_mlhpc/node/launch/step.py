@@ -1,4 +1,4 @@
-"""What all launchers share: the words of one rank, and of the job step by which Slurm starts ranks."""
+"""What all launchers share: the arguments of one rank, and of the job step by which Slurm starts ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ranks_per_node(run: RunPlan, nodes: Sequence[str]) -> int:
     return each
 
 
-#: Words of srun by which it starts a container around each task (pyxis, enroot, CSCS' container engine).
+#: Options of srun by which it starts a container around each task (pyxis, enroot, CSCS' container engine).
 _CONTAINER = ("--container-", "--environment=")
 
 
@@ -80,10 +80,10 @@ def in_pods(environment: Mapping[str, str]) -> bool:
 def on_nodes(
     run: RunPlan, nodes: Sequence[str], environment: Mapping[str, str], *, per_node: int, cores: int
 ) -> List[str]:
-    """Return the words that start *per_node* tasks on every one of *nodes*: srun's, or podrun's where nodes are pods.
+    """Return the arguments that start *per_node* tasks on every one of *nodes*: srun's, or podrun's where nodes are pods.
 
     Raises:
-        ValueError: there is neither a Slurm job nor a group of pods around us, or pods are to get words for srun.
+        ValueError: there is neither a Slurm job nor a group of pods around us, or pods are to get arguments for srun.
     """
     if not in_pods(environment):
         return srun(run, nodes, environment, per_node=per_node, cores=cores)
@@ -91,10 +91,10 @@ def on_nodes(
 
 
 def podrun(run: RunPlan, nodes: Sequence[str], *, per_node: int, ranks: bool = False) -> List[str]:
-    """Return the words that start *per_node* tasks on each of *nodes*, which are the first pods; *ranks*: tasks are ranks.
+    """Return the arguments that start *per_node* tasks on each of *nodes*, which are the first pods; *ranks*: tasks are ranks.
 
     Raises:
-        ValueError: the site has words for srun or mpirun.
+        ValueError: the site has arguments for srun or mpirun.
     """
     if run.launcher_options not in ((), (KEEP_GOING,)):
         raise ValueError(
@@ -115,7 +115,7 @@ def podrun(run: RunPlan, nodes: Sequence[str], *, per_node: int, ranks: bool = F
 def srun(
     run: RunPlan, nodes: Sequence[str], environment: Mapping[str, str], *, per_node: int, cores: int
 ) -> List[str]:
-    """Return srun's words for a step of *per_node* tasks with *cores* cores each on every one of *nodes*.
+    """Return srun's arguments for a step of *per_node* tasks with *cores* cores each on every one of *nodes*.
 
     ``--ntasks-per-node`` is always given, because ``-N2 -n4`` may be placed 3 + 1. No ``--mem``: some sites forbid it,
     and a step may use its job's memory. A site's own options come last, so that they win; ``--hint``, also that

@@ -183,7 +183,7 @@ def _throughputs(ranked: Sequence[RankReport], epoch_s: float, samples: int) -> 
 
 
 def _loader_start(ranked: Sequence[RankReport]) -> float:
-    """Return the longest wait for a first batch: of the run where it was told, else of the window."""
+    """Return the longest wait for a first batch: of the run where it was reported, else of the window."""
     return max(
         report.first_batch_s if report.loader_start_s is None else report.loader_start_s for report in ranked
     )
@@ -283,7 +283,7 @@ def _resources(ranked: Sequence[RankReport], samples: int) -> List[MetricValue]:
 
 
 def figures(ranked: Sequence[RankReport]) -> List[MetricValue]:
-    """Return the metrics that a mode of running added, each combined over the ranks that told it.
+    """Return the metrics that a mode of running added, each combined over the ranks that reported it.
 
     Raises:
         ValueError: two ranks tell one figure in different units or want it combined differently.

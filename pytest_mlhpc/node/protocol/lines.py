@@ -10,7 +10,7 @@ SHA-256 of the whole text::
     {"n":8,"run":ID,"nonce":NONCE,"kind":"measurement","part":0,"text":"..."}
     {"n":9,"run":ID,"nonce":NONCE,"kind":"measurement","part":1,"text":"...","count":2,"sha256":HEX}
 
-Numbers rise by one over all lines of an allocation, so that a lost line is seen.
+Numbers rise by one over all lines of an allocation, so that a lost line is noticed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Message:
 class Fault:
     """Something that came over the channel and is no message. ``outcome`` is a name from ``store/record.py``.
 
-    ``run_id`` is the run whose message was damaged, empty where that cannot be told.
+    ``run_id`` is the run whose message was damaged, empty where that is unknown.
     """
 
     outcome: str

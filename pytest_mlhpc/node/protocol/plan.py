@@ -64,7 +64,7 @@ PROTOCOL = 1
 #: The workload whose run only holds its nodes, for programs that its test asks for (``node/batch/test_nodes.py``).
 HELD = "nodes"
 
-#: The workload whose run is the vetting of its nodes, which its test looks at (``node/batch/vetting.py``).
+#: The workload whose run is the vetting of its nodes, which its test reads (``node/batch/vetting.py``).
 VETTED = "vet"
 
 
@@ -133,7 +133,7 @@ class RunPlan:
     ``launcher`` is the name of a module below ``pytest_mlhpc.node.launch``, or the full name of another payload module.
     An ``exclusive`` run owns ``device_ids`` (empty, or on CPUs: the whole machine) while it lasts.
     ``nonce`` tells attempts apart and stands in all lines; ``secret`` is what processes of the run prove to know, and stands
-    in no line. ``launcher_options`` are more words for the launcher's own command (srun, mpirun), ``wrapper`` those that go before
+    in no line. ``launcher_options`` are more arguments of the launcher's own command (srun, mpirun), ``wrapper`` those that go before
     the interpreter or program, such as a container runtime with its options. A ``warm`` run has one rank, which may be forked by
     a process that has imported torch (``node/batch/warm.py``). ``environment`` and ``image`` are set where they are not the
     plan's: a comparison runs two sides in one allocation. ``packages`` are folders from which Python imports before all others, also before
@@ -197,7 +197,7 @@ class RunPlan:
 class Plan:
     """What one allocation is to do: its runs in order, under one time limit.
 
-    ``directory`` is where plan and logs lie, seen from the nodes; ``environment`` the name of the runs' common one.
+    ``directory`` is where plan and logs lie, as a path of the nodes; ``environment`` the name of the runs' common one.
     ``scheduler_options`` are those that its tests put over the partition's; they are the controller's matter.
     """
 

@@ -199,7 +199,7 @@ class RankReport:
     figures: Tuple[Figure, ...] = ()  #: what a mode of running measured besides
     events: Tuple[
         RunEvent, ...
-    ] = ()  #: in the order of time; told by rank 0, or by the first rank of each group
+    ] = ()  #: in the order of time; sent by rank 0, or by the first rank of each group
     failed: Optional[str] = None  #: why its base model failed, where the others' figures still count
 
 

@@ -25,7 +25,7 @@ LATE = 5.0
 #: Others crowd a run out where they took at least this share of the node's processors, and at most this share was idle (ours).
 TAKEN, IDLE = 0.25, 0.1
 
-#: What others took, in words: processors by the hypervisor, and by other programs.
+#: What others took, as text: processors by the hypervisor, and by other programs.
 STOLEN, OTHERS = (
     "the hypervisor gave {:.1%} of the processor time to others",
     "other programs used {:.2g} cores beside the run's {:.2g}",
@@ -197,7 +197,7 @@ def other_cores(ranks: Sequence[Mapping[str, float]]) -> Optional[float]:
 
 
 def crowding(ranks: Sequence[Mapping[str, float]]) -> str:
-    """Return what kept a node's processors from all its *ranks* (:func:`late_figures` of each), or an empty string.
+    """Return what withheld a node's processors from all its *ranks* (:func:`late_figures` of each), or an empty string.
 
     A few percent for others do not make a run five times as long, nor does another program on processors of which more are
     idle: such a run is slow by itself.
@@ -225,7 +225,7 @@ def figures_of(body: Any) -> Mapping[str, float]:
 
 
 def crowded_out(place: str, ranks: Sequence[Mapping[str, float]]) -> str:
-    """Say what kept the processors of *place* from all its *ranks*, how late they are, and what to do; empty: nothing did."""
+    """Say what withheld the processors of *place* from all its *ranks*, how late they are, and what to do; empty: nothing did."""
     load = crowding(ranks)
     if not load:
         return ""

@@ -124,7 +124,7 @@ class Interval:
 
 
 def interval_of(before: Optional[Sample], after: Sample) -> Interval:
-    """Return what *after* tells that *before*, the sample before it, did not. Processes that *before* has not seen have used nothing."""
+    """Return what *after* tells that *before*, the sample before it, did not. Processes that *before* lacks have used nothing."""
     old = {} if before is None else {(one.pid, one.start_ticks): one for one in before.processes}
     pairs = [
         (old[one.pid, one.start_ticks], one) for one in after.processes if (one.pid, one.start_ticks) in old

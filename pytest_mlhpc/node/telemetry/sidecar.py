@@ -41,7 +41,7 @@ Measure = Callable[["RunPlan", "Group", "Accelerator", Path, Callable[[int, int,
 def watched(measure: Measure) -> Measure:
     """Return *measure* with the sampler beside it; its figures are those of the timed window.
 
-    A record that lacks them is refused (``metric_missing``): where they cannot be had that is told before *measure* begins.
+    A record that lacks them is refused (``metric_missing``): where they cannot be had that is reported before *measure* begins.
 
     Raises:
         WorkerFailure: ``disk_full``, there is no file for samples; ``launch_failed``, the sampler cannot be started or ends at once.

@@ -150,7 +150,7 @@ def of_run(directory: Path) -> Path:
     What lies there is removed by the session when the allocation is over, else by the next session or by ``mlhpc reap``.
     """
     folder = directory / "data"
-    with contextlib.suppress(OSError):  # told by what follows
+    with contextlib.suppress(OSError):  # reported by what follows
         folder.mkdir(exist_ok=True)
     return folder
 
@@ -232,7 +232,7 @@ def in_order(processors: Iterable[int], topology: Path = TOPOLOGY) -> List[int]:
 def _number(file: Path) -> int:
     try:
         return int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # not told: in the order of their numbers
+    except (OSError, ValueError):  # not given: in the order of their numbers
         return 0
 
 

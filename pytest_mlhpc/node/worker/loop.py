@@ -60,7 +60,7 @@ class Recorder:
     stamps: List[Stamps] = field(default_factory=list)
     marks: List[DeviceMarks] = field(default_factory=list)
     losses: List[Any] = field(default_factory=list)  #: 0-d tensors on the device
-    last_batch: Any = None  #: kept for the communication pass, which must not read data
+    last_batch: Any = None  #: retained for the communication pass, which must not read data
     read_s: float = 0.0
     samples: int = 0
     start_ns: int = 0

@@ -2,7 +2,7 @@
 
 Environment: MLHPC_PLAN (path of plan.json), MLHPC_RUN (id of the run in it), MLHPC_CHANNEL and MLHPC_SECRET (the batch's
 address), and for several ranks RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them, or
-MLHPC_RANKS_FROM, which names who tells the first three in other words (``node/worker/environment.py``). Exit code 0: a report
+MLHPC_RANKS_FROM, which names who sets the first three under other names (``node/worker/environment.py``). Exit code 0: a report
 was sent; 1: a failure with a name was sent, and its traceback is on standard error.
 
 torch's optimizers import ``torch._dynamo`` when the first one is made, to mark their own functions as not to be compiled (torch 2.4
@@ -142,8 +142,8 @@ def main() -> NoReturn:
 def leave(code: int) -> NoReturn:
     """End the process without tearing down torch.
 
-    Everything is told by now. Threads of a process group may abort the process when the interpreter goes away under
-    them (seen with gloo, torch 2.13), and after a failure they may wait for peers that are gone. Loader processes were
+    Everything is reported by now. Threads of a process group may abort the process when the interpreter goes away under
+    them (measured with gloo, torch 2.13), and after a failure they may wait for peers that are gone. Loader processes were
     ended with their iterator; one that is left dies with this process (node/worker/prepare.py).
     """
     sys.stdout.flush()

@@ -280,7 +280,7 @@ def _autocast_on_cpu() -> bool:
 
 
 def choose_arithmetic(precision: str) -> None:
-    """Let fp32 mean IEEE fp32 on GPUs too (torch runs convolutions in TF32 unless told not to), and tune kernels."""
+    """Let fp32 mean IEEE fp32 on GPUs too (torch runs convolutions in TF32 by default), and tune kernels."""
     tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32

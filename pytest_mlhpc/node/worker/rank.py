@@ -195,7 +195,7 @@ def _warm_up_progress(ready: ReadyRank, clock: loop.Clock, progress: Progress) -
 def compile_figures(stamps: Sequence[loop.Stamps]) -> Tuple[Figure, ...]:
     """Return what compiling or capturing took: what steps of warm-up, in which it happens, took beyond the median one.
 
-    From the host's clock: it is the host that compiles. Nothing can be told of fewer than three steps.
+    From the host's clock: it is the host that compiles. Nothing can be said of fewer than three steps.
     """
     if len(stamps) < 3:
         return ()

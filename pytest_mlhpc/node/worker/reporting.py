@@ -289,7 +289,7 @@ def cost(run: RunPlan, task: Task, accelerator: Accelerator) -> SampleCost:
 
 
 class RunWatch:
-    """Looks at device and node from when it is made until :meth:`over`."""
+    """Samples device and node from when it is made until :meth:`over`."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

@@ -71,7 +71,7 @@ def _newest(index: Index, wanted: RooflineQuery) -> Iterable[Record]:
     verdicts = ", ".join(f"'{verdict}'" for verdict in ACCEPTED)
     names = " OR ".join(f"substr(definition, 1, {len(name) + 1}) = '{name} '" for name in _WORKLOADS)
     rows = index.ask(
-        "SELECT path, start, record_id, system, partition, environment, device_model, fingerprint, benchmark, definition FROM records"  # noqa: S608 - our own words
+        "SELECT path, start, record_id, system, partition, environment, device_model, fingerprint, benchmark, definition FROM records"  # noqa: S608 - constants of this module
         f" WHERE attempt = 0 AND created_ns >= :since AND verdict IN ({verdicts}) AND ({names})"
         " AND (:system = '' OR system = :system) AND (:partition = '' OR partition = :partition)"
         " ORDER BY created_ns DESC, id DESC",

@@ -22,7 +22,7 @@ class SlurmError(MlhpcError):
     """A call failed. The text holds the command or function and its own message."""
 
 
-class SlurmRefused(SlurmError):  # noqa: N818 - what happened, in the words of the flow
+class SlurmRefused(SlurmError):  # noqa: N818 - named for what happened
     """Slurm refused, and would refuse again: invalid partition, account, QoS, option, permission."""
 
 

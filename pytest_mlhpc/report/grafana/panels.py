@@ -115,7 +115,7 @@ def select(
         raise KeyError(f"{of.name}: no field among {', '.join(column.field for column in columns)}")
     conditions = " AND ".join(["$timeFilter", *(f"{_name(tag)} {one.text}" for tag, one in where.items())])
     groups = [*([f"time({every})"] if every else []), *map(_name, by)]
-    text = f"SELECT {', '.join(map(_column, columns))} FROM {_name(of.name)} WHERE {conditions}"  # noqa: S608 - our own words
+    text = f"SELECT {', '.join(map(_column, columns))} FROM {_name(of.name)} WHERE {conditions}"  # noqa: S608 - constants of this module
     text += f" GROUP BY {', '.join(groups)}" if groups else ""
     # Nights without a run are gaps, not zeros.
     text += " fill(none)" if every else ""

@@ -3,7 +3,7 @@
 A step ends with the first optimizer's ``step()`` (torch >= 2.1 calls hooks after it). Waiting is time in ``next()`` of a
 DataLoader in the main thread. torch's profiler runs from one step's end to a later one's and writes a trace. All of it goes to
 ``$MLHPC_SCREEN/<pid>.jsonl`` and ``<pid>.trace.json``; times are seconds of CLOCK_MONOTONIC. Standard library and whatever torch
-the program has; Python >= 3.8. Nothing that goes wrong here gets into the program: it only stops being told of.
+the program has; Python >= 3.8. Nothing that goes wrong here gets into the program: it only stops being reported.
 """
 # pathlib is not imported: every Python that the program starts has this, and it would take longer than all else here.
 
@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-#: Seconds from one line to the next, and the most steps that are told.
+#: Seconds from one line to the next, and the most steps that are reported.
 TELL_S, MOST_STEPS = 0.5, 200_000
 
 
@@ -137,7 +137,7 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def hook_optimizers(record: HookRecord, module: Any) -> None:
-    """Have every optimizer's step told."""
+    """Report every optimizer's step."""
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
         record.tell(lacks="steps (this torch calls no hooks after them; torch 2.1 and newer do)")

@@ -98,7 +98,7 @@ def open_device(local_rank: int) -> Cpu:
     return Cpu(local_rank, cpu_model() or platform.machine())
 
 
-#: Longest part of a compiler's own words that goes into a failure.
+#: Longest part of a compiler's own message that goes into a failure.
 _WORDS = 400
 
 

@@ -1,7 +1,7 @@
 """AMD GPUs: torch's HIP build calls them ``cuda`` and its RCCL ``nccl``; MIOpen's databases, energy by amdsmi.
 
-MIOpen looks for the fastest kernel of each convolution when it first sees it and keeps what it found in a database, in the
-home directory unless told otherwise, which compute nodes may not have. Here it lies on the node, under one name for all
+MIOpen searches the fastest kernel of each convolution when it first runs it and stores what it found in a database, in the
+home directory by default, which compute nodes may not have. Here it lies on the node, under one name for all
 runs of one user and torch, so that warm-up fills it once (MIOpen documentation, "Find modes", "Setting up locations").
 """
 

@@ -16,7 +16,7 @@ from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import Trainer, autocast
 from pytest_mlhpc.node.worker.workloads.base import Task
 
-#: Samples that are held out at most, of all ranks of a base model; and bytes of one rank's predictions for them.
+#: Most samples that are held out, of all ranks of a base model; and bytes of one rank's predictions for them.
 HELD_OUT, BUDGET = 256, 64 << 20
 
 #: Least probability whose logarithm is taken: the smallest normal number of float32.

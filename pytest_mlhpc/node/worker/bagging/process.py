@@ -36,7 +36,7 @@ from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.main import leave, name_failure
 
-#: Longest time between two looks, in seconds. Base models that start together start within so much of each other.
+#: Longest time between two checks, in seconds. Base models that start together start within so much of each other.
 LOOK_S = 0.02
 #: The same while trainings are timed, and nobody waits for an answer but to learn of failures: every look is a question to
 #: the store, takes turns on the cores with the trainings, and with four base models on two cores cost a part of their time.
@@ -104,7 +104,7 @@ class EnsembleStore:
         self._say(f"ready/{self._group.rank}")
 
     def ended(self) -> None:
-        """Say that this rank's process has ended, well or not; a failure must have been told before."""
+        """Say that this rank's process has ended, well or not; a failure must have been reported before."""
         self._say(f"ended/{self._group.rank}")
 
     def fail(self, why: Why) -> None:

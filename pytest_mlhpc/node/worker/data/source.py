@@ -248,7 +248,7 @@ def open_source(
 
 
 def _text(run: RunPlan, task: Task, count: int) -> DataSource:
-    """Return windows of text, from files or held in memory: real text in both cases."""
+    """Return windows of text, from files or in memory: real text in both cases."""
     if 0 < task.classes < VOCABULARY:
         raise DataError("vocabulary", f"has {task.classes} tokens, bytes need {VOCABULARY}")
     chosen = run.data_path or str(run.parameters.get("text_path") or "")

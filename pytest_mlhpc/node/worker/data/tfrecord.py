@@ -324,7 +324,7 @@ def unframe(path: Path, raw: bytes, *, verify: bool = True) -> memoryview:
 
 
 def read_record(path: Path, limit: int) -> memoryview:
-    """Return the data of the one record of *path* (gzip is told by its first bytes), at most *limit* bytes."""
+    """Return the data of the one record of *path* (gzip is recognised by its first bytes), at most *limit* bytes."""
     try:
         size = path.stat().st_size
         if size > limit + FRAME:

@@ -98,7 +98,7 @@ class Agreement:
         return "unknown"
 
     def environment(self) -> Mapping[str, str]:
-        """Return the samples of a step, and the bound that held."""
+        """Return the samples of a step, and the bound that was met."""
         return {"samples_of_a_step": str(self._inside.batch), "gradient_bound": f"{self._bound:g}"}
 
     def close(self) -> None:

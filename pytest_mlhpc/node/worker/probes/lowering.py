@@ -59,7 +59,7 @@ class Lowering:
         """Lower once.
 
         Raises:
-            WorkerFailure: ``cannot_lower``, with the compiler's words.
+            WorkerFailure: ``cannot_lower``, with the compiler's message.
         """
         reply = self._lowered(self._folder / str(len(self._operations)))
         if "reason" in reply:

@@ -58,7 +58,7 @@ class Probe(Protocol):
     may do there what would slow the window.
 
     ``operations`` are those that this rank times, each without its seconds. ``kernel_works`` says that much of the work is
-    done by the kernel for this rank, so that its processor time cannot be told from other programs'.
+    done by the kernel for this rank, so that its processor time cannot be separated from other programs'.
     """
 
     operations: Tuple[TimedOperation, ...]
@@ -178,7 +178,7 @@ def _window(place: ProbePlace, probe: Probe, progress: Progress) -> ProbeWindow:
     return ProbeWindow(started_ns, ended_ns, epoch_s, seconds, repetitions, meanwhile)
 
 
-#: Seed of weights and samples: characterisation looks at speed, and the same numbers each time are one cause less.
+#: Seed of weights and samples: characterisation measures speed, and the same numbers each time are one cause less.
 SEED = 0
 
 

@@ -2,8 +2,8 @@
 
 One repetition, with a barrier before each part: every rank writes a file of its own and syncs it (IOR: ``-w -F -e``), reads
 one, creates many small files in a folder of its own (mdtest: ``-F -u``), asks for the attributes of as many, reads them, and
-unlinks its own. On several nodes that see one file system each rank reads and looks at the files of the next node's
-rank, whose content its own node cannot have kept (IOR: ``-C``; mdtest: ``-N``). Before reading, the page cache is brought
+unlinks its own. On several nodes that see one file system each rank reads and lists the files of the next node's
+rank, whose content its own node cannot have cached (IOR: ``-C``; mdtest: ``-N``). Before reading, the page cache is brought
 into the asked state, and that is verified (``node/worker/data/check.py``).
 """
 
@@ -106,7 +106,7 @@ class StorageProbe:
         )
 
     def verify(self) -> None:
-        """Do nothing: each repetition looks at what it reads."""
+        """Do nothing: each repetition checks what it reads."""
 
     def repeat(self) -> Mapping[str, float]:
         """Do each part once.
@@ -219,7 +219,7 @@ def _state(paths: Sequence[Path], wanted: str) -> str:
 
 
 def _end(_number: int, _frame: Optional[FrameType]) -> None:
-    """Let the folder be removed when this process is told to end."""
+    """Let the folder be removed when this process receives a signal to end."""
     raise WorkerFailure("cancelled_outside", "a signal ended the process")
 
 

@@ -65,7 +65,7 @@ def resolve(path: str, directory: Path, environ: Mapping[str, str]) -> Path:
     """
     if not path:
         own = directory / "data"
-        with contextlib.suppress(OSError):  # told by what follows
+        with contextlib.suppress(OSError):  # reported by what follows
             own.mkdir(exist_ok=True)
         return own
     try:

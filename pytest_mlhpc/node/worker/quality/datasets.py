@@ -35,7 +35,7 @@ from pytest_mlhpc.node.worker.workloads.base import Task
 EVALUATION = ("validation", "val", "valid", "evaluation", "eval")
 #: Of a text without a number of evaluation samples, the last so many-th part is for evaluation.
 TEXT_SHARE = 10
-#: A set of which more than this is in the page cache, though it was told to leave, is warm.
+#: A set of which more than this is in the page cache, though it was asked to leave, is warm.
 WARM = 0.5
 
 

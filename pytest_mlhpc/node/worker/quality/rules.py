@@ -302,7 +302,7 @@ class Logbook:
 def hyperparameters(
     workload: str, optimizer: Mapping[str, Any], schedule: Schedule, steps_per_epoch: int, accumulate: int
 ) -> Dict[str, Any]:
-    """Return what the rules of *workload* want told of its optimizer and schedule; nothing for workloads without such rules.
+    """Return what the rules of *workload* demand to know of its optimizer and schedule; nothing for workloads without such rules.
 
     *optimizer* holds the options that it really has (``param_groups``).
     """

@@ -33,7 +33,7 @@ from pytest_mlhpc.node.worker.quality.rules import (
 from pytest_mlhpc.node.worker.quality.staging import RankNode, gathered
 from pytest_mlhpc.node.worker.reporting import Progress
 
-#: Steps of a run whose own times and losses are kept; of a longer run they are spread evenly over it.
+#: Steps of a run whose own times and losses are recorded; of a longer run they are spread evenly over it.
 MOST_STEPS = 4096
 
 

@@ -1,4 +1,4 @@
-"""Every workload of this package: trainings, probes, programs, held and vetted nodes. No torch."""
+"""Every workload of this package: trainings, probes, programs, reserved and vetted nodes. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No torch. What each workload can be told, its defaults and its presets: read by controller and worker alike."""
+"""No torch. The parameters of each workload, their defaults and its presets: read by controller and worker alike."""
 
 from __future__ import annotations
 

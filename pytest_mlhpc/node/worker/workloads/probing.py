@@ -1,6 +1,6 @@
 """No torch. Workloads that are no training: a volume, communication between ranks, an n-body step.
 
-What they do and where their words come from: ``docs/storage-and-communication.md``.
+What they do and where their names come from: ``docs/storage-and-communication.md``.
 """
 
 from __future__ import annotations

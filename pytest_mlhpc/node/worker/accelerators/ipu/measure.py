@@ -252,7 +252,7 @@ def shares(run: RunPlan, settings: options.IpuSettings, world: int) -> prepare.B
 
 
 def with_loss(poptorch: Any, network: nn.Module, task: Task) -> ModelWithLoss:
-    """Return what poptorch trains. It is told which tensor is the loss: one that is put together is not found by itself."""
+    """Return what poptorch trains. It receives which tensor is the loss: one that is put together is not found by itself."""
 
     def mark(loss: Tensor) -> Tensor:
         marked: Tensor = poptorch.identity_loss(loss, reduction="none")

@@ -95,7 +95,7 @@ def main() -> NoReturn:
         reply = {"outcome": "cannot_lower", "reason": reason(error)}
     sys.stdout.write(f"\n{json.dumps(reply)}\n")
     sys.stdout.flush()
-    os._exit(0)  # all is told: what libraries do on their way out can only spoil it
+    os._exit(0)  # all is reported: what libraries do on their way out can only spoil it
 
 
 if __name__ == "__main__":
