@@ -144,7 +144,7 @@ def heard(made: Site, rules: Rules, judged: tuple[NDArray[np.bool_], NDArray[np.
             if change.state not in {IncidentState.NEW, IncidentState.WORSE}:
                 continue
             text = message_of(change.incident, change.state, now_ns).text
-            shown = [name for name in change.incident.told if name.replace(":test", " test") in text]
+            shown = [name for name in change.incident.named if name.replace(":test", " test") in text]
             fresh = [name for name in shown if name not in named]
             for name in shown:
                 named.setdefault(name, night)

@@ -85,7 +85,11 @@ def accept(state_dir: Path, name: str, reason: str) -> BookChange | None:
         at_ns = max(time.time_ns(), book.last_ns)  # clocks of two machines differ
         at = [
             AcceptedSubject(
-                member.now.subject, member.told.last_ns, at_ns, one_line(reason, MOST_REASON), user_name()
+                member.now.subject,
+                member.announced.last_ns,
+                at_ns,
+                one_line(reason, MOST_REASON),
+                user_name(),
             )
             for member in incident.members
             if member.open

@@ -82,7 +82,7 @@ def joins(bad: Bad, incident: Incident) -> bool:
     if bad.first_ns - LATE_NS > incident.last_ns or incident.first_ns > bad.last_ns + LATE_NS:
         return False
     if incident.scope == "code":
-        return bad.subject.benchmark in {member.told.subject.benchmark for member in incident.members}
+        return bad.subject.benchmark in {member.announced.subject.benchmark for member in incident.members}
     return (bad.subject.system,) == incident.systems
 
 
@@ -311,7 +311,9 @@ def _step(member: Member, observed: Observation) -> Member:
     if not member.open:
         return member
     if bad := observed.bad.get(subject):
-        return replace(member, now=replace(bad, first_ns=member.told.first_ns, last_ns=member.told.last_ns))
+        return replace(
+            member, now=replace(bad, first_ns=member.announced.first_ns, last_ns=member.announced.last_ns)
+        )
     if subject in observed.gone:
         return replace(member, open=False, reason=observed.gone[subject])
     return replace(member, open=False) if subject in observed.known else member
@@ -372,7 +374,7 @@ def _begun(group: IncidentGroup, observed: Observation, taken: Iterable[str], no
         last_ns=max(member.now.last_ns for member in members),
         created_ns=now_ns,
         members=members,
-        told=benchmarks(member.now for member in members),
+        named=benchmarks(member.now for member in members),
         measured=sum(len(observed.measured.get(system, ())) for system in systems),
         chance=group.chance,
         labels=_labels(group, systems, members),
@@ -425,15 +427,15 @@ def _announced(incident: Incident, book: Book, now_ns: int) -> tuple[Incident, I
 def _with_message(incident: Incident, state: IncidentState, now_ns: int) -> tuple[Incident, IncidentState]:
     """Return the incident with all that its message will say as told."""
     members = tuple(
-        replace(member, told=_louder(member)) if member.open else member for member in incident.members
+        replace(member, announced=_louder(member)) if member.open else member for member in incident.members
     )
     named = benchmarks(member.now for member in members)
     messages = incident.messages + 1
     after = replace(
         incident,
         members=members,
-        told=tuple(sorted({*incident.told, *named})),
-        fresh=tuple(name for name in named if incident.announced and name not in incident.told),
+        named=tuple(sorted({*incident.named, *named})),
+        fresh=tuple(name for name in named if incident.announced and name not in incident.named),
         announced=True,
         state=state,
         messages=messages,
@@ -445,27 +447,27 @@ def _with_message(incident: Incident, state: IncidentState, now_ns: int) -> tupl
 
 def _louder(member: Member) -> Bad:
     """Return what is told now; a loss that shrank keeps its old figure, so that it does not grow twice."""
-    return max(member.told, member.now, key=lambda bad: bad.worse_by)
+    return max(member.announced, member.now, key=lambda bad: bad.worse_by)
 
 
 def _worse(incident: Incident) -> bool:
     """Whether its typical loss grew, one benchmark's by a lot, or another benchmark has it: each is named in a message."""
     open_members = [member for member in incident.members if member.open]
-    told = statistics.median(member.told.worse_by for member in incident.members)
+    before = statistics.median(member.announced.worse_by for member in incident.members)
     now = statistics.median(member.now.worse_by if member.open else 0.0 for member in incident.members)
-    grown = now >= max(told * 1.5, told + STEP) or any(
-        member.now.worse_by >= max(member.told.worse_by * 3, member.told.worse_by + LEAP)
+    grown = now >= max(before * 1.5, before + STEP) or any(
+        member.now.worse_by >= max(member.announced.worse_by * 3, member.announced.worse_by + LEAP)
         for member in open_members
     )
     return grown or any(
-        place(member.now) not in incident.told for member in open_members if member.now.subject.benchmark
+        place(member.now) not in incident.named for member in open_members if member.now.subject.benchmark
     )
 
 
 def open_subjects(book: Book) -> dict[Subject, Bad]:
     """Return how bad each subject was when it was told, of those that are still bad."""
     return {
-        member.told.subject: member.told
+        member.announced.subject: member.announced
         for incident in book.incidents
         for member in incident.members
         if member.open

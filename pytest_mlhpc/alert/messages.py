@@ -135,7 +135,7 @@ def _entries(incident: Incident, kind: str, at_ns: int, ack: Ack | None = None) 
         by=ack.by if ack and ack.until_ns else "",
         until_ns=ack.until_ns if ack else 0,
         owner=", ".join(owner_names(incident.owners)),
-        benchmarks=benchmarks(member.told for member in incident.members)[:MOST_TESTS],
+        benchmarks=benchmarks(member.announced for member in incident.members)[:MOST_TESTS],
     )
     return [replace(one, system=system) for system in incident.systems]
 
@@ -160,7 +160,7 @@ def affected_text(incident: Incident) -> str:
 
 def benchmarks_text(incident: Incident) -> str:
     """Return which benchmarks: the name of one, ``all 5 benchmarks``, or ``3 of 5 benchmarks``."""
-    names = incident.told or benchmarks(member.now for member in incident.members)
+    names = incident.named or benchmarks(member.now for member in incident.members)
     if len(names) == 1:
         return short(names[0].split(":", 2)[2])
     if incident.scope == "code":
@@ -233,7 +233,7 @@ def _over(kind: Kind) -> str:
 
 def _since(incident: Incident) -> str:
     last = minutes(_night(incident))
-    good_ns = statistics.median_low(member.told.first_ns for member in incident.members)
+    good_ns = statistics.median_low(member.announced.first_ns for member in incident.members)
     if incident.kind is not Kind.REGRESSION or not good_ns:
         return last
     return f"the night of {last} (good at {minutes(good_ns)})"
@@ -241,7 +241,7 @@ def _since(incident: Incident) -> str:
 
 def _night(incident: Incident) -> int:
     """Return when it began as most members say: noise dates some a night early or late."""
-    return statistics.median_low(member.told.last_ns for member in incident.members)
+    return statistics.median_low(member.announced.last_ns for member in incident.members)
 
 
 def cause_text(incident: Incident) -> str:
@@ -273,7 +273,7 @@ def _shown(incident: Incident, state: IncidentState) -> list[list[Member]]:
 
 
 def _bad(member: Member, state: IncidentState) -> Bad:
-    return member.told if state is IncidentState.RESOLVED else member.now
+    return member.announced if state is IncidentState.RESOLVED else member.now
 
 
 def _line(incident: Incident, members: Sequence[Member]) -> str:
@@ -290,8 +290,8 @@ def _line(incident: Incident, members: Sequence[Member]) -> str:
 
 def _loss(member: Member) -> str:
     """Return by how much a metric is or was worse."""
-    bad = max(member.now, member.told, key=lambda bad: bad.worse_by)
-    before, after = member.told.before, bad.after
+    bad = max(member.now, member.announced, key=lambda bad: bad.worse_by)
+    before, after = member.announced.before, bad.after
     levels = f"? -> {quantity(after, bad.unit)}"
     if before is not None and after is not None:
         levels = from_to(before, after, bad.unit)

@@ -51,9 +51,9 @@ class Bad:
 
 @dataclass(frozen=True)
 class Member:
-    """One subject of an incident. ``told`` is how bad it was when it was last announced, ``now`` how bad it is."""
+    """One subject of an incident. ``announced`` is how bad it was when a message last spoke of it, ``now`` how bad it is."""
 
-    told: Bad
+    announced: Bad
     now: Bad
     open: bool = True
     reason: str = ""  #: why it is no longer open, where that is not plain
@@ -82,7 +82,7 @@ class Incident:
     last_ns: int
     created_ns: int
     members: tuple[Member, ...]
-    told: tuple[str, ...] = ()  #: benchmarks of which a message spoke
+    named: tuple[str, ...] = ()  #: benchmarks of which a message spoke
     fresh: tuple[
         str, ...
     ] = ()  #: those of which its newest message spoke first, where it was not the first one

@@ -156,7 +156,7 @@ def test_weak_evidence_elsewhere_tells_the_code_from_the_system_but_is_not_named
     book, changes = advance(KEPT, seen(30, bad(A)), lambda _bads: [weak])
     assert (changes[0].incident.scope, changes[0].incident.systems) == ("code", ("alps", "cirrus"))
     assert [member.now.subject for member in book.incidents[0].members] == [A]
-    assert changes[0].incident.told == ("cirrus:standard:unet[] name=a",)
+    assert changes[0].incident.named == ("cirrus:standard:unet[] name=a",)
     _book, changes = advance(KEPT, seen(30), lambda _bads: [weak])
     assert not changes
 

@@ -94,7 +94,7 @@ class Centre:
     def _open(self, word: str) -> str:
         """Return the alert of a benchmark, as `mlhpc alert list` shows it."""
         book = read_book(self.state_dir, pytest.fail)
-        return next(one.id for one in book.incidents if any(word in name for name in one.told))
+        return next(one.id for one in book.incidents if any(word in name for name in one.named))
 
 
 @pytest.fixture
