@@ -23,7 +23,7 @@ from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.run_files import stage
 from pytest_mlhpc.provision import guardian
-from pytest_mlhpc.provision.conversation import result_message, run_message
+from pytest_mlhpc.provision.command import result_message, run_message
 from pytest_mlhpc.provision.device_lock import MachineLock
 from pytest_mlhpc.provision.local_process import (
     BatchProcess,

@@ -34,8 +34,14 @@ from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.node.run_files import link_files
-from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, measure
-from pytest_mlhpc.provision.conversation import Conversation, result_message, run_message
+from pytest_mlhpc.provision.command import (
+    OUTPUT_CAP,
+    Conversation,
+    FinishedProgram,
+    measure,
+    result_message,
+    run_message,
+)
 from pytest_mlhpc.provision.guardian import (
     end_processes,
     mark_of,

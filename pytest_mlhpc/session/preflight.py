@@ -237,11 +237,7 @@ def _refuse_unusable_slurm(specs: Sequence[JobSpec], settings: Settings) -> list
     if not slurm:
         return []
     from pytest_mlhpc.provision.slurm.client import SlurmUnusable
-    from pytest_mlhpc.provision.slurm.preflight import (
-        refuse_unreachable,
-        refuse_unusable,
-        unused_variables,
-    )
+    from pytest_mlhpc.provision.slurm.provisioner import refuse_unreachable, refuse_unusable, unused_variables
     from pytest_mlhpc.session.each_node import client_of
 
     by_ssh = {} if settings.here else {one.id: one for one in map(_partition, slurm) if one.ssh}
@@ -317,7 +313,7 @@ def _announced(
         ]
     if partition.scheduler == "slurm":
         from pytest_mlhpc.provision.slurm.client import SlurmUnusable
-        from pytest_mlhpc.provision.slurm.preflight import maintenances
+        from pytest_mlhpc.provision.slurm.provisioner import maintenances
 
         try:
             reservations = maintenances(specs, client_of, now_ns, until_ns)

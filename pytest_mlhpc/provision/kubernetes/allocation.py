@@ -17,7 +17,7 @@ from pytest_mlhpc.jobs.provisioner import Event, Handle, LineArrived, StateChang
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.node.protocol.lines import Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan
-from pytest_mlhpc.provision.conversation import Conversation
+from pytest_mlhpc.provision.command import Conversation
 from pytest_mlhpc.provision.kubernetes.causes import FailureCause, PatienceTracker, PodView, Stage
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import KubernetesError

@@ -18,7 +18,7 @@ from pytest_mlhpc.jobs.provisioner import AllocationEnded, Event, Handle, Monoto
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.protocol.plan import HELD, Plan
 from pytest_mlhpc.node.worker.workloads.fields.compiled_devices import IPU
-from pytest_mlhpc.provision.conversation import Conversation
+from pytest_mlhpc.provision.command import Conversation
 from pytest_mlhpc.provision.kubernetes.allocation import Phase, PodAllocation
 from pytest_mlhpc.provision.kubernetes.causes import PatienceTracker
 from pytest_mlhpc.provision.kubernetes.creation import read_unfit

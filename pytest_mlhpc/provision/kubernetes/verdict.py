@@ -14,7 +14,7 @@ from typing import Any, Final
 from pytest_mlhpc.errors import MlhpcError, NodeFault, ProtocolError, ProvisionError, RunFailure
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import PROTOCOL
-from pytest_mlhpc.provision.conversation import run_message
+from pytest_mlhpc.provision.command import run_message
 from pytest_mlhpc.provision.kubernetes.allocation import PodAllocation, PodRecord, WatchSilence
 from pytest_mlhpc.provision.kubernetes.causes import (
     FailureCause,

@@ -20,7 +20,7 @@ from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.node.files import read_json, refuse_others
 from pytest_mlhpc.node.processes import last_lines
 from pytest_mlhpc.node.protocol.lines import Message
-from pytest_mlhpc.provision.conversation import Conversation
+from pytest_mlhpc.provision.command import Conversation
 from pytest_mlhpc.provision.slurm.causes import DOUBTFUL
 from pytest_mlhpc.provision.slurm.client import SlurmJob, SlurmState
 

@@ -12,7 +12,7 @@ from local_allocations import RATE
 from pytest_mlhpc.node.batch.pod_stream import RS, output_lines, pod_line
 from pytest_mlhpc.node.protocol.lines import Decoder, Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan
-from pytest_mlhpc.provision.conversation import Conversation
+from pytest_mlhpc.provision.command import Conversation
 from pytest_mlhpc.provision.kubernetes.log_parser import AgentOutput, unescape
 
 PRINTED = b"rate: 7\nloss \xff\x1e\\ 3\n" + b"long " * 3000 + b"\nend"

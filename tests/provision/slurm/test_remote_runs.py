@@ -13,7 +13,7 @@ from login_worlds import write_ssh
 from pytest_mlhpc.config.model import BY_SSH
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.node.protocol.plan import read_plan
-from pytest_mlhpc.provision.conversation import Conversation
+from pytest_mlhpc.provision.command import Conversation
 from pytest_mlhpc.provision.slurm import over_ssh
 from pytest_mlhpc.provision.slurm.client import SlurmUnavailable, SlurmUnusable
 from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns, RemoteSlurmClient

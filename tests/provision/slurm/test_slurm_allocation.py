@@ -11,7 +11,7 @@ from allocation_worlds import run_plan
 from pytest_mlhpc.jobs.provisioner import Handle, StateChanged
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.node.protocol.plan import Plan
-from pytest_mlhpc.provision.conversation import Conversation
+from pytest_mlhpc.provision.command import Conversation
 from pytest_mlhpc.provision.slurm import allocation as module
 from pytest_mlhpc.provision.slurm.allocation import (
     AWAY_TOLERANCE_S,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.agents.hostlist import number_ranges
+from pytest_mlhpc.node.agents.nodes import number_ranges
 from pytest_mlhpc.node.vet.check import Check, Examination
 from pytest_mlhpc.node.vet.checks.job_processes import cgroup, pids, variables
 from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable, is_number, numbers, or_else, some
