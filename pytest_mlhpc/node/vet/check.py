@@ -80,7 +80,7 @@ class Examination:
 class Check:
     """A check that reads a node once.
 
-    ``what`` it does and what it ``reads`` are for the manual. ``judge`` reads the node, judges it, and returns what to say where
+    ``what`` it does and what it ``reads`` are for docs/vetting-checks.md. ``judge`` reads the node, judges it, and returns what to say where
     all is well (None: nothing); it raises ``Unreadable`` where it cannot tell, which becomes UNKNOWN. ``cost_s`` is what it may
     take, in seconds. ``level`` is quick or deep (which includes quick), ``purpose`` "" or job (only with ``--for job``); what such a
     check finds is the user's to mend. One that ``loads`` the node is left out with ``--no-load``.

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pytest_mlhpc.node.worker.quality.rules import DEPARTURE as SCHEDULE_DEPARTURE
 from pytest_mlhpc.papers.mlperf import trained
 from pytest_mlhpc.papers.mlperf.trained import CLOSED, LONGEST_INIT_S, QUALITY, ClosedDivision, TrainedRun
-from pytest_mlhpc.papers.published import PUBLISHED, SOURCES
+from pytest_mlhpc.papers.published import DATA, PUBLISHED, SOURCES
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.store.record import SeriesKey
 
@@ -334,31 +334,11 @@ class Reference:
     per_device: float | None = None
 
 
-#: Workload, division, system, devices, minutes.
-_MINUTES: Final[tuple[tuple[str, str, str, int, float], ...]] = (
-    ("cosmoflow", "closed", "Piz Daint", 128, 461.01),
-    ("cosmoflow", "closed", "Piz Daint", 256, 327.01),
-    ("cosmoflow", "closed", "ABCI", 512, 34.42),
-    ("cosmoflow", "closed", "Fugaku", 512, 268.77),
-    ("cosmoflow", "closed", "Fugaku", 8192, 101.49),
-    ("cosmoflow", "closed", "Cori-GPU", 64, 364.73),
-    ("cosmoflow", "closed", "Cori-KNL", 512, 536.06),
-    ("cosmoflow", "closed", "HAL", 64, 265.59),
-    ("cosmoflow", "closed", "Frontera-RTX", 64, 602.23),
-    ("cosmoflow", "open", "ABCI", 2048, 13.21),
-    ("cosmoflow", "open", "Fugaku", 16384, 30.07),
-    ("cosmoflow", "open", "Cori-KNL", 1024, 419.69),
-    ("deepcam", "closed", "ABCI", 1024, 11.71),
-    ("deepcam", "closed", "Cori-GPU", 64, 139.29),
-    ("deepcam", "open", "ABCI", 1024, 10.49),
-)
-
-
 def references(workload: str) -> tuple[Reference, ...]:
     """Return what is published of *workload*: times first, then rates of rounds of MLPerf HPC."""
     times = [
         Reference(_SC21, system, workload, division, devices, minutes)
-        for name, division, system, devices, minutes in _MINUTES
+        for name, division, system, devices, minutes in DATA["minutes"]
         if name == workload
     ]
     rates = [
