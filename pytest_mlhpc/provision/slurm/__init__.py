@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def make_provisioner(
     partition: Partition, root: Path, session_id: str
-) -> SlurmProvisioner | InsideJobProvisioner:
+) -> SlurmProvisioner:
     """Return the provisioner of *partition*; *root* is the folder that its nodes see.
 
     Raises:
