@@ -421,11 +421,6 @@ class Estimate:
     runs: int = 0
     sure: bool = False
 
-    def divided(self, by: float) -> Estimate:
-        """Return it by unit of something, *by* > 0."""
-        low, high = (None if end is None else end / by for end in (self.low, self.high))
-        return Estimate(self.median / by, low, high, self.runs, self.sure)
-
 
 def estimate(values: Sequence[float]) -> Estimate | None:
     """Return the median of *values* with its interval; None where there are none.

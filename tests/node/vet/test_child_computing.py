@@ -10,7 +10,8 @@ from child_driver import Child
 
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Severity
 from pytest_mlhpc.node.vet.load import all_reduce, devices, gemm, host_copy, memory, node_facts
-from pytest_mlhpc.node.vet.load.devices import Device, Failed, LoadNode
+from pytest_mlhpc.node.vet.load.arguments import Failed
+from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.main import measured
 from pytest_mlhpc.node.vet.policy import FLOOR_NAMES, find_floor
 

@@ -15,7 +15,7 @@ from child_driver import PATIENCE_S, Child
 from pytest_mlhpc.node.agents.nodes import free_port
 from pytest_mlhpc.node.protocol.schema import from_json
 from pytest_mlhpc.node.vet.finding import CheckOutcome
-from pytest_mlhpc.node.vet.load.devices import Failed
+from pytest_mlhpc.node.vet.load.arguments import Failed
 from pytest_mlhpc.node.vet.load.link import STREAMS, Deadline, Link, Sockets, call
 from pytest_mlhpc.node.vet.load.pair import agree, measure
 

@@ -18,7 +18,7 @@ from pytest_mlhpc.node.child_process import Answers
 from pytest_mlhpc.node.protocol.plan import VetSettings
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.load import main
-from pytest_mlhpc.node.vet.load.devices import ArgumentError, Arguments
+from pytest_mlhpc.node.vet.load.arguments import ArgumentError, Arguments
 from pytest_mlhpc.node.vet.workers import CHILD, LoadRunner, works
 
 

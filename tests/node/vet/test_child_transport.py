@@ -10,7 +10,7 @@ from child_driver import Child
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
 from pytest_mlhpc.node.vet.load import node_facts, transport
-from pytest_mlhpc.node.vet.load.devices import Failed
+from pytest_mlhpc.node.vet.load.arguments import Failed
 from pytest_mlhpc.node.vet.load.node_facts import parse_log
 from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.policy import built_in

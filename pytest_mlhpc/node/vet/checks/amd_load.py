@@ -168,7 +168,6 @@ HEAT = {
     "acc_vr_thrm": "the voltage regulator's temperature",
 }
 OUTSIDE = {"acc_prochot_thrm": "PROCHOT"}
-POWER = {"acc_ppt_pwr": "the power limit"}
 
 #: Linux drivers/gpu/drm/amd/pm/swsmu/inc/amdgpu_smu.h, SMU_THROTTLER_*_BIT: 0-23 power and current, 32-43 temperatures,
 #: 44 and 45 VRHOT, 46 and 47 PROCHOT.

@@ -15,11 +15,9 @@ from torch import Tensor
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import Severity
+from pytest_mlhpc.node.vet.load.arguments import Arguments, Begun, Failed
 from pytest_mlhpc.node.vet.load.devices import (
-    Arguments,
-    Begun,
     Device,
-    Failed,
     LoadNode,
     by_clock,
     median_rate,

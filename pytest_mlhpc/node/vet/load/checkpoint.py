@@ -16,7 +16,7 @@ from typing import Iterator, List, Optional, Tuple
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import Origin, Severity
-from pytest_mlhpc.node.vet.load.devices import Arguments, Begun
+from pytest_mlhpc.node.vet.load.arguments import Arguments, Begun
 
 #: Bytes by level, unless the order says how many.
 QUICK_BYTES, DEEP_BYTES = 64 << 20, 1 << 30

@@ -17,7 +17,8 @@ from torch import Tensor
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import Finding, Severity
 from pytest_mlhpc.node.vet.load import devices
-from pytest_mlhpc.node.vet.load.devices import Arguments, Begun, Device, LoadNode, Meet, on_all
+from pytest_mlhpc.node.vet.load.arguments import Arguments, Begun
+from pytest_mlhpc.node.vet.load.devices import Device, LoadNode, Meet, on_all
 from pytest_mlhpc.node.vet.load.gemm import allow_tf32, cases_of
 from pytest_mlhpc.node.vet.load.node_facts import at_once
 

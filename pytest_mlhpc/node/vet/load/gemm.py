@@ -14,9 +14,8 @@ from torch import Tensor
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import Origin
+from pytest_mlhpc.node.vet.load.arguments import Arguments, Begun
 from pytest_mlhpc.node.vet.load.devices import (
-    Arguments,
-    Begun,
     Device,
     LoadNode,
     Meet,

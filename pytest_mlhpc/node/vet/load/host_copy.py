@@ -17,7 +17,8 @@ from torch import Tensor
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.load import devices
-from pytest_mlhpc.node.vet.load.devices import Arguments, Begun, Device, LoadNode
+from pytest_mlhpc.node.vet.load.arguments import Arguments, Begun
+from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.machine import Machine, Unreadable, numbers
 
 #: Seconds of measuring for each direction of each device.

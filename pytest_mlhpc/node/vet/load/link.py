@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.agents.wire import new_challenge, proof, proved
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.vet.load.devices import Failed
+from pytest_mlhpc.node.vet.load.arguments import Failed
 from pytest_mlhpc.node.vet.load.node_facts import at_once
 
 #: Version of what is said.

@@ -29,7 +29,7 @@ from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import CheckOutcome
 from pytest_mlhpc.node.vet.load import node_facts
-from pytest_mlhpc.node.vet.load.devices import ArgumentError, Arguments, Begun, Failed
+from pytest_mlhpc.node.vet.load.arguments import ArgumentError, Arguments, Begun, Failed
 from pytest_mlhpc.node.vet.load.node_facts import forget_shares
 from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.policy import built_in

@@ -14,7 +14,8 @@ import torch
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.checks.inventory import memory_info
 from pytest_mlhpc.node.vet.load import devices
-from pytest_mlhpc.node.vet.load.devices import Arguments, Begun, Device, Failed, LoadNode, Meet, on_all
+from pytest_mlhpc.node.vet.load.arguments import Arguments, Begun, Failed
+from pytest_mlhpc.node.vet.load.devices import Device, LoadNode, Meet, on_all
 from pytest_mlhpc.node.vet.machine import Machine, Unreadable, is_number, or_else
 
 #: Seconds of measuring on the cores, and as much on the devices.

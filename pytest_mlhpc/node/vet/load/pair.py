@@ -27,7 +27,8 @@ from torch import Tensor
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.load import devices
-from pytest_mlhpc.node.vet.load.devices import ArgumentError, Arguments, Begun, Device, Failed, LoadNode
+from pytest_mlhpc.node.vet.load.arguments import ArgumentError, Arguments, Begun, Failed
+from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.link import (
     STREAMS,
     Deadline,

@@ -18,7 +18,8 @@ from pytest_mlhpc.node.vet.checks import job_network
 from pytest_mlhpc.node.vet.finding import Origin
 from pytest_mlhpc.node.vet.load import node_facts
 from pytest_mlhpc.node.vet.load.all_reduce import library
-from pytest_mlhpc.node.vet.load.devices import Arguments, Begun, Failed, LoadNode
+from pytest_mlhpc.node.vet.load.arguments import Arguments, Begun, Failed
+from pytest_mlhpc.node.vet.load.devices import LoadNode
 from pytest_mlhpc.node.vet.load.node_facts import ChosenTransport
 from pytest_mlhpc.node.vet.machine import Machine, Unreadable, or_else
 from pytest_mlhpc.node.vet.ports import Fabric, fabric_of, ipv4_addresses
