@@ -15,8 +15,7 @@ from pytest_mlhpc.report.morning import Morning, change_morning
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
-from pytest_mlhpc.store.table import markdown_row, markdown_table
-from pytest_mlhpc.store.text import one_line
+from pytest_mlhpc.store.text import markdown_row, markdown_table, one_line
 from pytest_mlhpc.store.verdict import FINE, NOTABLE, WORSE, Verdict
 
 #: Nights of the default branch whose median a change is compared with.

@@ -38,8 +38,7 @@ from pytest_mlhpc.history.level_changes import cache_path
 from pytest_mlhpc.influx.credentials import store_text
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.record import provenance_of
-from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import iso, minutes, nanoseconds, one_line, tell
+from pytest_mlhpc.store.text import iso, minutes, nanoseconds, one_line, table, tell
 
 if TYPE_CHECKING:
     from pytest_mlhpc.alert.config import Config

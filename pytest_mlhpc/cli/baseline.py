@@ -24,8 +24,7 @@ from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import SeriesKey, default_branch_of
-from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import quantity
+from pytest_mlhpc.store.text import quantity, table
 
 _NOTHING = "no value is accepted yet; accept one: mlhpc baseline accept TEST --reason TEXT\n"
 

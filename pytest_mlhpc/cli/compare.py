@@ -13,8 +13,7 @@ from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NearestChoice, nothing_recorded
 from pytest_mlhpc.report.compare import compare, newest, summarise
 from pytest_mlhpc.report.compare_output import csv_of, data_of, markdown_of, text_of
-from pytest_mlhpc.report.compared_systems import benchmarks_of, choose
-from pytest_mlhpc.report.figures import ACCEPTED, Table
+from pytest_mlhpc.report.figures import ACCEPTED, Table, benchmarks_of, choose
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.text import iso, minutes, one_line, tell
 

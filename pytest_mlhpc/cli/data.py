@@ -24,7 +24,7 @@ from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.worker.data.dataset_files import DataError
-from pytest_mlhpc.store.table import table
+from pytest_mlhpc.store.text import table
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Dataset

@@ -36,8 +36,7 @@ from pytest_mlhpc.papers.roofline.page import RooflinePage, data_of, text_of
 from pytest_mlhpc.papers.roofline.recorded_runs import RooflineQuery, gather
 from pytest_mlhpc.papers.throughput import Tables, tables_of
 from pytest_mlhpc.report.compare import newest, summarise
-from pytest_mlhpc.report.compared_systems import benchmarks_of, choose
-from pytest_mlhpc.report.figures import ACCEPTED, RecordedRun
+from pytest_mlhpc.report.figures import ACCEPTED, RecordedRun, benchmarks_of, choose
 from pytest_mlhpc.report.keys import Benchmark
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.locations import page, replace_file, suite

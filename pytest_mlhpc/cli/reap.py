@@ -14,10 +14,9 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs.ledger import Ledger
+from pytest_mlhpc.jobs.ledger import Ledger, Prepare, describe, reap_expired_leases
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 from pytest_mlhpc.jobs.ledger_files import OpenEntry, open_entries
-from pytest_mlhpc.jobs.reaping import Prepare, describe, reap_expired_leases
 from pytest_mlhpc.jobs.spec import uuid7
 from pytest_mlhpc.node.files import clean
 from pytest_mlhpc.session.revision import remove_left

@@ -37,8 +37,7 @@ from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record, default_branch_of
 from pytest_mlhpc.store.store import read_records
-from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import count, iso, minutes, quantity, tell
+from pytest_mlhpc.store.text import count, iso, minutes, quantity, table, tell
 
 if TYPE_CHECKING:
     from pytest_mlhpc.history.ingest import Ingested

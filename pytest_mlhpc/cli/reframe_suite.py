@@ -38,8 +38,6 @@ _MAX_BASES: Final = 50
 _ROOTS: Final = {
     "RegressionTest": "build and run", "RunOnlyRegressionTest": "run", "CompileOnlyRegressionTest": "build",
 }  # fmt: skip
-#: Phases at which a method is attached to the pipeline.
-_HOOKS: Final = ("run_before", "run_after", "rfm.run_before", "rfm.run_after")
 
 
 #: Attributes that are there before a class sets them, as it may add to them.

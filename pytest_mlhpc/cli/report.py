@@ -193,7 +193,7 @@ def _entries(directory: Path, state_dir: Path, system: str) -> Mapping[SeriesKey
 )
 def grafana(output: Path, links: Sequence[str]) -> None:
     """Write them, and say what to do with them."""
-    from pytest_mlhpc.report.grafana.dashboards import all_dashboards
+    from pytest_mlhpc.report.grafana import all_dashboards
 
     templates = link_templates(links, os.environ, (*_LINKED, REPORT))
     try:

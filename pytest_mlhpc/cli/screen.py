@@ -13,7 +13,7 @@ from pytest_mlhpc.cli import options as shared
 from pytest_mlhpc.cli.commands import Command
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.telemetry.sampler import INTERVAL_S
-from pytest_mlhpc.screen.screening import Options, screen_program, screen_running
+from pytest_mlhpc.screen.run import Options, screen_program, screen_running
 
 #: First step under torch's profiler, and how many: by then caches are filled, and most programs get there within a minute.
 PROFILE = "10:3"

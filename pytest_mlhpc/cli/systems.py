@@ -14,8 +14,7 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.store.table import aligned
-from pytest_mlhpc.store.text import count
+from pytest_mlhpc.store.text import aligned, count
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Environment, Partition, System

@@ -21,14 +21,12 @@ from pytest_mlhpc.config.policy import OF_NODES, PROPERTIES, trouble
 from pytest_mlhpc.errors import Problem, UsageError
 from pytest_mlhpc.node.protocol.plan import BUDGET_S, VetSettings
 from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
-from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import iso, minutes, one_line
+from pytest_mlhpc.store.text import iso, minutes, one_line, table
 from pytest_mlhpc.store.text import tell as say
 
 if TYPE_CHECKING:
     from pytest_mlhpc.vetting.cordon import Action
-    from pytest_mlhpc.vetting.history import Offender
-    from pytest_mlhpc.vetting.journal import NodeEntry
+    from pytest_mlhpc.vetting.history import NodeEntry, Offender
 
 EXAMPLE = """\
 srun -N8 --ntasks-per-node=1 mlhpc vet quick --need 6 --output vet || exit $?
@@ -355,8 +353,7 @@ MOST_REASON = 100
 @options.state_dir
 def history(place: str, since_ns: int, forget_figures: str, state_dir: Path) -> CommandReport:
     """Return a row for each."""
-    from pytest_mlhpc.vetting.history import offenders
-    from pytest_mlhpc.vetting.journal import JournalQuery, node_entries_since
+    from pytest_mlhpc.vetting.history import JournalQuery, node_entries_since, offenders
 
     now_ns = time.time_ns()
     if forget_figures:
@@ -375,8 +372,7 @@ def _forget(state_dir: Path, place: str, reason: str, now_ns: int) -> CommandRep
     if not colon or not reason.strip():
         raise UsageError("--forget-figures needs a reason, and --system NAME:PARTITION for whose figures")
     from pytest_mlhpc.store.record import user_name
-    from pytest_mlhpc.vetting.history import forget
-    from pytest_mlhpc.vetting.journal import EpochEntry
+    from pytest_mlhpc.vetting.history import EpochEntry, forget
 
     forget(state_dir, EpochEntry(now_ns, system, partition, reason.strip(), user_name()))
     since = {"system": place, "learned_anew_since": iso(now_ns)}

@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 from pytest_mlhpc.history.events import Event, JournalEntry
@@ -72,129 +73,24 @@ class MeasurementDefinition:
         return tuple(tag.name for tag in self.tags)
 
 
-#: The series, as in results.record.SeriesKey without the metric.
-SERIES_TAGS = (
-    Tag("system", "system of systems.yaml"),
-    Tag("partition", "its partition"),
-    Tag("environment", "software environment of the partition"),
-    Tag("fingerprint", "the machine itself, on `local` only; else `-`"),
-    Tag("benchmark", "identity of the test: its `name=`, else its node id without the target"),
-)
-#: What must be equal, too, for figures to be comparable, as in results.record.Epoch.
-EPOCH_TAGS = (
-    Tag("definition", "digest of all that changes what is computed; `mlhpc_run` has the text"),
-    Tag("device_model", "model of the accelerator or CPU; `-` where nothing was measured"),
-)
-_ORIGIN_TAGS = (
-    Tag("purpose", "nightly, change, manual or against"),
-    Tag("attempt", "0 for the first run, 1 and up for re-runs"),
-)
-_ID = InfluxField("id", "text", "id of the record (UUIDv7), event or alert")
-_BRANCH = InfluxField("branch", "text", "git branch of the benchmarks")
-_COMMIT = InfluxField("commit", "text", "git commit of the benchmarks")
+def _measurements() -> tuple[MeasurementDefinition, ...]:
+    """Return what ``measurements.json`` defines."""
+    text = resources.files(__package__).joinpath("measurements.json").read_text(encoding="utf-8")
+    return tuple(
+        MeasurementDefinition(
+            name,
+            found["text"],
+            tuple(Tag(**tag) for tag in found["tags"]),
+            tuple(InfluxField(**field) for field in found["fields"]),
+        )
+        for name, found in json.loads(text).items()
+    )
 
-RUN = MeasurementDefinition(
-    "mlhpc_run",
-    "one attempt of one run, measured or failed",
-    (
-        *SERIES_TAGS,
-        *EPOCH_TAGS,
-        *_ORIGIN_TAGS,
-        Tag("verdict", "verdict of the judge, or the name of the failure"),
-    ),
-    (
-        InfluxField("schema", "integer", "version of this schema"),
-        _ID,
-        InfluxField("created_ns", "integer", "when the record was made, UTC", "ns"),
-        InfluxField("session", "text", "id of the session that made the record"),
-        InfluxField("node_id", "text", "the test, as pytest names it"),
-        InfluxField("definition_text", "text", "all that changes what is computed, as `k=v` text"),
-        _BRANCH,
-        _COMMIT,
-        InfluxField("preset", "text", "preset of model and input size"),
-        InfluxField("account", "text", "system and account that is charged"),
-        InfluxField("job_id", "text", "the scheduler's own id of the allocation"),
-        InfluxField("pipeline", "text", "id of the CI pipeline"),
-        InfluxField("owner", "text", "who is asked about the test; several with commas"),
-        InfluxField("partition_owner", "text", "who is asked about the nodes"),
-        InfluxField("failure", "text", "what went wrong, in words; empty if nothing did"),
-        InfluxField("nodes", "json", "list of the nodes of the run"),
-        InfluxField("unfit", "json", "nodes that vetting left out: host to reason"),
-        InfluxField("judged", "json", "list of the metrics by which the test fails"),
-        InfluxField("changes", "json", "environment of the run (driver, kernel, image ...): name to value"),
-        InfluxField("node_hours", "float", "node-hours charged", "h"),
-        InfluxField("queue_s", "float", "time in the queue", "s"),
-        InfluxField("run_s", "float", "from the first process to the last", "s"),
-        InfluxField("node_count", "integer", "number of nodes"),
-        InfluxField("unfit_count", "integer", "number of nodes that vetting left out"),
-        InfluxField("energy_j", "float", "energy as the scheduler accounts it", "J", always=False),
-        InfluxField(
-            "calibration", "float", "rate of the calibration kernel around the run", "1/s", always=False
-        ),
-    ),
-)
 
-METRIC = MeasurementDefinition(
-    "mlhpc_metric",
-    "one metric of one run",
-    (
-        *SERIES_TAGS,
-        *EPOCH_TAGS,
-        *_ORIGIN_TAGS,
-        Tag("metric", "its name, without the unit"),
-        Tag("unit", "its unit"),
-        Tag("better", "higher, lower or none"),
-    ),
-    (
-        InfluxField("value", "float", "the figure, in the metric's unit"),
-        InfluxField("judged", "boolean", "whether the test fails by it"),
-        _ID,
-        InfluxField("verdict", "text", "verdict of the run"),
-        _BRANCH,
-        _COMMIT,
-        InfluxField(
-            "nodes", "text", "nodes of the run, separated by commas; the first ones if there are many"
-        ),
-        InfluxField("first", "float", "first observation of the run (loss ...)", always=False),
-        InfluxField("last", "float", "last observation of the run", always=False),
-        InfluxField("accepted", "float", "the accepted value it was compared with", always=False),
-        InfluxField("fence_low", "float", "lower edge of the fence around the accepted value", always=False),
-        InfluxField("fence_high", "float", "upper edge of the fence", always=False),
-        InfluxField(
-            "fence_used",
-            "float",
-            "loss as a share of the fence: 0 as accepted, 1 at its edge, negative where it is better",
-            always=False,
-        ),
-        InfluxField("reference", "float", "what the test promises for the system", always=False),
-    ),
-)
-
-EVENT = MeasurementDefinition(
-    "mlhpc_event",
-    "one event: what was done to a system, what became of an alert, what nights began to run with",
-    (
-        Tag("system", "system of systems.yaml"),
-        Tag("partition", "its partition; `-`: all of them"),
-        Tag(
-            "kind",
-            "change, maintenance; alert_opened, alert_closed, alert_acknowledged, alert_unacknowledged; commit, environment",
-        ),
-    ),
-    (
-        _ID,
-        InfluxField("text", "text", "what happened"),
-        InfluxField("at_ns", "integer", "when, UTC", "ns"),
-        InfluxField("made_ns", "integer", "when it was noted, UTC", "ns"),
-        InfluxField("until_ns", "integer", "the end of a maintenance or acknowledgement, UTC; 0: none", "ns"),
-        InfluxField("by", "text", "who noted it"),
-        InfluxField("owner", "text", "who is asked about it; several with commas"),
-        InfluxField("benchmarks", "json", "list of the tests"),
-        InfluxField("removed", "boolean", "whether it was a mistake"),
-    ),
-)
-
-MEASUREMENTS = (RUN, METRIC, EVENT)
+#: One attempt of one run; one metric of it; one event.
+RUN, METRIC, EVENT = MEASUREMENTS = _measurements()
+#: The series, as in store.record.SeriesKey without the metric.
+SERIES_TAGS = RUN.tags[:5]
 
 
 def time_of(record_id: str, created_ns: int) -> int:

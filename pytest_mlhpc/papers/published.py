@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from importlib import resources
+from typing import Any, Final
 
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import MANNER
 from pytest_mlhpc.report import keys
@@ -91,28 +93,13 @@ def differences(wanted: SharedTerms, other: SharedTerms) -> list[str]:
     return found
 
 
+#: The figures: ``throughputs`` (fields of :class:`Published`), ``minutes`` to train, their ``sources``, and the ``models`` that these
+#: ran. The precision of the paper's rows is PyTorch's default where it names no other. MLPerf's rates are worked out from its logs.
+DATA: Final[Mapping[str, Any]] = json.loads(
+    resources.files(__package__).joinpath("published.json").read_text(encoding="utf-8")
+)
 #: Sources, by the names that figures use.
-SOURCES: Final[Mapping[str, str]] = {
-    "hpdc24": (
-        "Rae, Lee, Richings, Weiland: Benchmarking Machine Learning Applications on Heterogeneous Architecture using ReFrame,"
-        " HPDC'24, doi 10.1145/3625549.3658896; ResNet-50 with the stem of their code; fp32 where it names no other precision"
-    ),
-    "sc21": "MLPerf HPC v0.7, the paper of the MLHPC workshop at SC'21: rates of training per device",
-    "mlperf-hpc-0.7": "logs of MLPerf HPC v0.7: samples / median training epoch / devices, worked out from them",
-    "mlperf-hpc": "logs of MLPerf HPC v1.0 to v3.0: samples / median training epoch / devices, worked out from them",
-    "nvidia": "NVIDIA/DeepLearningExamples, ResNet-50 v1.5 for PyTorch: tables of its README",
-    "cscs": "eth-cscs/cscs-reframe-tests: reference values, which a system may miss by 10 %",
-}
-#: The models as these sources ran them.
-COSMOFLOW: Final = {"kernel_size": "3", "input_size": "128", "layers": "5", "base_channels": "32"}
-COSMOFLOW_07: Final = {**COSMOFLOW, "kernel_size": "2"}
-DEEPCAM: Final = {"height": "768", "width": "1152", "width_multiplier": "1", "middle_blocks": "16"}
-RESNET50: Final = {"stem": "v1.5", "image_size": "224"}
-RESNET50_EPCC: Final = {**RESNET50, "stem": "epcc"}
-_GRAPHCORE: Final = "EIDF, Graphcore Bow IPU"
-#: The paper says of one run that it was in half precision; of all others it is taken that they were in PyTorch's default.
-_PRECISIONS: Final = {(_GRAPHCORE, "cosmoflow"): {"precision": "fp16"}}
-_MODELS: Final = {"resnet50": RESNET50_EPCC, "cosmoflow": COSMOFLOW, "deepcam": DEEPCAM}
+SOURCES: Final[Mapping[str, str]] = DATA["sources"]
 
 
 @dataclass(frozen=True)
@@ -155,106 +142,6 @@ class Published:
         return found
 
 
-def _hpdc24(
-    system: str,
-    nodes: int | None,
-    devices: int,
-    figures: Mapping[str, tuple[float | None, float | None, float]],
-    *,
-    notes: Mapping[str, str] | None = None,
-) -> tuple[Published, ...]:
-    """Return one system of the paper's tables 2 to 4. Global batch 32 everywhere."""
-    return tuple(
-        Published(
-            "hpdc24", system, workload, _MODELS[workload], devices, nodes, compute, fraction, effective,
-            tuning={"global_batch": "32", **_PRECISIONS.get((system, workload), {"precision": "fp32"})}, note=(notes or {}).get(workload, ""),
-        )
-        for workload, (compute, fraction, effective) in figures.items()
-    )  # fmt: skip
-
-
-_ONE_SYNCHRONISATION: Final = "EPCC's public code exchanges DeepCAM's gradients once a training epoch; whether it did so here is not known"
-_PAPER: Final = (
-    # Ranks that share CPUs: 16 on each of 2 nodes, for DeepCAM 8 on each of 4.
-    *_hpdc24(
-        "ARCHER2, 2x EPYC 7742 a node", 2, 32,
-        {"resnet50": (40.5, 0.989, 40.1), "cosmoflow": (14.9, 0.989, 14.8)},
-    ),
-    *_hpdc24("ARCHER2, 2x EPYC 7742 a node", 4, 32, {"deepcam": (6.1, 0.987, 6.1)}, notes={"deepcam": _ONE_SYNCHRONISATION}),
-    *_hpdc24(
-        "ARCHER2, MI210", 1, 4,
-        {"resnet50": (293.2, 0.773, 226.6), "cosmoflow": (479.9, 0.151, 72.5), "deepcam": (26.4, 0.55, 14.5)},
-        notes={"deepcam": _ONE_SYNCHRONISATION},
-    ),
-    *_hpdc24(
-        "Cirrus, V100", 1, 4,
-        {"resnet50": (138.0, 0.973, 134.3), "cosmoflow": (112.2, 0.696, 78.1), "deepcam": (None, None, 15.4)},
-        notes={
-            "deepcam": "printed as 54.1 samples/s of compute and a fraction of 54.1 %, which contradict the 15.4 of effective"
-            f" throughput, so both are left out; {_ONE_SYNCHRONISATION}",
-        },
-    ),
-    *_hpdc24(
-        "EIDF, A100", 1, 4,
-        {"resnet50": (226.2, 0.794, 179.7), "cosmoflow": (117.9, 0.493, 58.1), "deepcam": (101.7, 0.135, 13.7)},
-        notes={"deepcam": _ONE_SYNCHRONISATION},
-    ),
-    *_hpdc24(
-        _GRAPHCORE, None, 8, {"resnet50": (None, None, 255.6), "cosmoflow": (None, None, 14.5)},
-        notes={"cosmoflow": "half precision; DeepCAM did not fit"},
-    ),
-    *_hpdc24(
-        "EIDF, Cerebras CS-2", 1, 1, {"resnet50": (None, None, 452.0)},
-        notes={"resnet50": "CosmoFlow and DeepCAM did not compile"},
-    ),
-)  # fmt: skip
-
-
-def _rates(source: str, workload: str, model: Mapping[str, str], *rows: tuple[str, int | None, float]) -> tuple[Published, ...]:  # fmt: skip
-    """Return effective throughputs per device: (system, devices, rate)."""
-    return tuple(
-        Published(source, system, workload, model, devices, per_device=rate) for system, devices, rate in rows
-    )
-
-
-def _nvidia(device: str, precision: str, one: float, eight: float) -> tuple[Published, ...]:
-    return tuple(
-        Published(
-            "nvidia", f"{device}, {precision}", "resnet50", RESNET50, devices, 1, effective=rate,
-            tuning={"precision": precision},
-        )
-        for devices, rate in ((1, one), (8, eight))
-    )  # fmt: skip
-
-
-def _cscs(system: str, rate: float) -> Published:
-    return Published(
-        "cscs", system, "resnet50", RESNET50, per_device=rate, data_kind="synthetic",
-        tuning={"precision": "fp32"}, note="512 samples a step",
-    )  # fmt: skip
-
-
-PUBLISHED: Final[tuple[Published, ...]] = (
-    *_PAPER,
-    *_rates("sc21", "cosmoflow", COSMOFLOW_07, ("Cori-GPU, V100", 64, 12.07), ("ABCI, V100", 512, 26.59)),
-    *_rates("sc21", "deepcam", DEEPCAM, ("Cori-GPU, V100", 64, 3.56), ("ABCI, V100", 1024, 5.24)),
-    *_rates(
-        "mlperf-hpc-0.7", "cosmoflow", COSMOFLOW_07,
-        ("P100", None, 6.0), ("HAL, V100", 64, 16.6), ("Frontera-RTX", 64, 6.9),
-    ),
-    *_rates(
-        "mlperf-hpc", "cosmoflow", COSMOFLOW,
-        ("Longhorn, V100", None, 12.1), ("DGX, A100, v1.0", 128, 67.1), ("JUWELS, A100", 512, 49.9),
-        ("Perlmutter, A100, v3.0", 512, 85.8), ("DGX, A100, v2.0", 512, 115.4), ("A100, v2.0", 32, 131.3),
-        ("H100", 512, 206.9), ("H100, v3.0", 32, 221.8), ("Fugaku, A64FX node", None, 3.9),
-    ),
-    *_rates(
-        "mlperf-hpc", "deepcam", DEEPCAM,
-        ("P100", None, 2.4), ("Longhorn, V100", None, 2.9), ("HAL, V100", None, 3.7), ("Clemson, A100-PCIe", None, 9.5),
-        ("Perlmutter, A100", 512, 26.0), ("Dell, A100", None, 22.4), ("A100, v2.0", 16, 40.8), ("H100, v3.0", 16, 81.9),
-        ("H100", 2048, 30.6),
-    ),
-    *_nvidia("V100", "fp32", 367, 2855), *_nvidia("V100", "fp16", 1200, 8322),
-    *_nvidia("A100", "tf32", 938, 7248), *_nvidia("A100", "fp16", 2470, 16621),
-    _cscs("Alps, GH200", 980), _cscs("Piz Daint, P100", 201),
-)  # fmt: skip
+PUBLISHED: Final = tuple(
+    Published(**{**row, "model": DATA["models"][row["model"]]}) for row in DATA["throughputs"]
+)

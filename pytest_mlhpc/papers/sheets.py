@@ -10,18 +10,18 @@ from pytest_mlhpc.node.files import clean
 from pytest_mlhpc.papers.published import SOURCES
 from pytest_mlhpc.papers.throughput import EFFECTIVE, JOB, TABLES, Section, Tables, ThroughputLine
 from pytest_mlhpc.report.figures import CONFIDENCE, Estimate
-from pytest_mlhpc.store.table import (
+from pytest_mlhpc.store.text import (
     WIDTH,
     aligned,
     chopped,
     csv_text,
     escaped,
+    figure,
     markdown_row,
     markdown_table,
     widest,
     wrapped,
 )
-from pytest_mlhpc.store.text import figure
 
 #: What stands for a figure that is not known.
 NONE: Final = "-"

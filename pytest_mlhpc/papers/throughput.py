@@ -9,8 +9,15 @@ from typing import Final
 from pytest_mlhpc.papers import published as parities
 from pytest_mlhpc.papers.published import BEST, PUBLISHED, Published, SharedTerms
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.compared_systems import MachineColumn, VerdictCount
-from pytest_mlhpc.report.figures import ACCEPTED, Estimate, RecordedRun, Runs, estimate
+from pytest_mlhpc.report.figures import (
+    ACCEPTED,
+    Estimate,
+    MachineColumn,
+    RecordedRun,
+    Runs,
+    VerdictCount,
+    estimate,
+)
 from pytest_mlhpc.store.text import iso
 
 

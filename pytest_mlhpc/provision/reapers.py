@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from pytest_mlhpc.config.model import BY_SSH
 from pytest_mlhpc.errors import MlhpcError
+from pytest_mlhpc.jobs.ledger import NotYet, Prepare, Reaper, prepared
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, same_cluster, user_name
-from pytest_mlhpc.jobs.reaping import NotYet, Prepare, Reaper, prepared
 from pytest_mlhpc.node.processes import copy_of
 from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmJob
 

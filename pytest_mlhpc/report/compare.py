@@ -9,17 +9,19 @@ from typing import Final
 from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.compared_systems import MachineColumn, MeasuredMachine, VerdictCount
 from pytest_mlhpc.report.figures import (
     ACCEPTED,
     DIVISIBLE,
     Cell,
     ComparisonRow,
+    MachineColumn,
+    MeasuredMachine,
     RecordedRun,
     RowKey,
     Runs,
     Series,
     Table,
+    VerdictCount,
     cells_of,
     gather,
     metric_names,

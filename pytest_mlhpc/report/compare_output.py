@@ -8,20 +8,21 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.compared_systems import MachineColumn
-from pytest_mlhpc.report.figures import Cell, ComparisonRow, Table
+from pytest_mlhpc.report.figures import Cell, ComparisonRow, MachineColumn, Table
 from pytest_mlhpc.report.keys import Benchmark
-from pytest_mlhpc.store.table import (
+from pytest_mlhpc.store.text import (
     WIDTH,
     aligned,
     chopped,
     csv_text,
     escaped,
+    figure,
+    iso,
     markdown_table,
+    one_line,
     widest,
     wrapped,
 )
-from pytest_mlhpc.store.text import figure, iso, one_line
 
 #: Most cells of a heading's or a metric's line; longer ones are wrapped, nothing is cut.
 _HEADING, _METRIC = 26, 44

@@ -19,8 +19,7 @@ from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, drop
 from pytest_mlhpc.node.files import make_private
 from pytest_mlhpc.session.check_measurement import check_job
 from pytest_mlhpc.store.locations import make_directories
-from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import figure, one_line, quantity
+from pytest_mlhpc.store.text import figure, one_line, quantity, table
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.slurm.client import PartitionLimits, Reservation, SlurmClient, SlurmNode

@@ -23,7 +23,7 @@ from pytest_mlhpc.node.launch import OURS
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.provision.payload import make_session_directory, write_private
-from pytest_mlhpc.vetting.readiness import Readiness
+from pytest_mlhpc.vetting.reuse import Readiness
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Partition
@@ -154,7 +154,7 @@ class LedgerWriter:
         Raises:
             StoreError: the ledgers cannot be read or written; nothing is lost.
         """
-        from pytest_mlhpc.jobs.reaping import reap, reap_expired_leases
+        from pytest_mlhpc.jobs.ledger import reap, reap_expired_leases
         from pytest_mlhpc.jobs.resume import is_needed_by, resume_entries
         from pytest_mlhpc.provision.reapers import clear_retained, our_reapers, reachable_with
         from pytest_mlhpc.session.revision import remove_left

@@ -36,7 +36,7 @@ from pytest_mlhpc.store.locations import default_state_dir
 from pytest_mlhpc.store.record import AGAINST, Failure, JudgedBy, Provenance, Record, user_name
 from pytest_mlhpc.store.store import Store
 from pytest_mlhpc.store.verdict import WORSE, Judgement, Verdict
-from pytest_mlhpc.vetting.readiness import Readiness
+from pytest_mlhpc.vetting.reuse import Readiness
 
 if TYPE_CHECKING:
     from pytest_mlhpc.history.series import Source

@@ -27,8 +27,7 @@ from pytest_mlhpc.node.files import UNFINISHED, read_json
 from pytest_mlhpc.store.locations import LEFT_AFTER_S, replace_file
 from pytest_mlhpc.store.record import without_samples
 from pytest_mlhpc.store.store import MAX_LINE, json_line, month_of, record_of
-from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import count, iso, quantity
+from pytest_mlhpc.store.text import count, iso, quantity, table
 
 #: What was written since then may be written again, also by a process that no ledger names.
 RECENT_NS = 86_400 * 10**9

@@ -18,8 +18,7 @@ from pytest_mlhpc.judge.rules import MAY_BE_TOO_LOW, NIGHTS
 from pytest_mlhpc.node.vet.finding import VetVerdict as NodesVerdict
 from pytest_mlhpc.session.bench import Bench, bench_of
 from pytest_mlhpc.session.run import change
-from pytest_mlhpc.store.table import aligned
-from pytest_mlhpc.store.text import count, quantity
+from pytest_mlhpc.store.text import aligned, count, quantity
 from pytest_mlhpc.store.verdict import FINE, NOTABLE, MetricVerdict, Verdict
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.vet.finding import Finding, Fitness, NodeVerdict, Origin, Severity, VetVerdict
@@ -51,24 +51,6 @@ def left(host: str, text: str) -> Action:
 def failed(host: str, text: str) -> Action:
     """Return that it could not be done."""
     return Action(host, "failed", text)
-
-
-class NodeAdmin(Protocol):
-    """One scheduler's nodes. No method touches a node that somebody else has out of service."""
-
-    name: str
-
-    def take_out(self, host: str, reason: str) -> Action:
-        """Let nothing new start on *host*; *reason* is a sealed one."""
-        ...
-
-    def give_back(self, host: str) -> Action:
-        """Undo :meth:`take_out`, if it was ours and nobody has changed it since."""
-        ...
-
-    def ours(self) -> list[str]:
-        """Return the nodes that are out of service by us."""
-        ...
 
 
 PREFIX = f"[{Origin.NODE.value}] mlhpc: "
@@ -418,3 +400,7 @@ def _by(node: Manifest) -> str:
         return f": {reason}"
     managers = ", ".join(_managers(node))
     return f" (by {managers})" if managers else ""
+
+
+#: One scheduler's nodes. No method touches a node that somebody else has out of service.
+NodeAdmin = SlurmNodes | KubernetesNodes

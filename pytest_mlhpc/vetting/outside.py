@@ -1,6 +1,7 @@
 """`mlhpc vet --system NAME --nodes N`: vetting from outside of a job. Nodes are had as for any benchmark, vetted, and given back.
 
-It is a session of pytest with one test, so that queue, ledger, time limits, leases and Ctrl-C are those of every other run.
+It is a session of pytest with one test, the one of this file, so that queue, ledger, time limits, leases and Ctrl-C are those of
+every other run.
 """
 
 from __future__ import annotations
@@ -12,15 +13,12 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from pytest_mlhpc.jobs.decorators import nodes
 from pytest_mlhpc.node.vet.finding import Exit, VetVerdict
-
-#: The one test; it takes what it is marked with from :class:`Catcher`.
-TEST = Path(__file__).with_name("outside_test.py")
 
 #: Quiet but for what is waited for; of the caller's own project only systems.yaml counts.
 OPTIONS = (
@@ -44,6 +42,10 @@ class OutsideVetting:
     unknown: Literal["", "fail", "warn"] = ""
     require_comparison: bool = False
     options: tuple[str, ...] = ()
+
+
+def test_nodes(vetting: Any) -> None:
+    """Have the verdict, at which :class:`Catcher` looks. It has marked this test with what is wanted."""
 
 
 class Catcher:
@@ -84,7 +86,7 @@ def vet(wanted: OutsideVetting) -> tuple[list[VetVerdict], int]:
     Where the target cannot be vetted, pytest has said why.
     """
     catcher = Catcher(wanted)
-    argv = [str(TEST), f"--rootdir={Path.cwd()}", "--system", wanted.target, *OPTIONS, *wanted.options]
+    argv = [__file__, f"--rootdir={Path.cwd()}", "--system", wanted.target, *OPTIONS, *wanted.options]
     code = int(pytest.main(argv, plugins=[catcher]))
     return catcher.verdicts, exit_of(catcher.verdicts, code)
 

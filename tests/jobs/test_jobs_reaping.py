@@ -15,9 +15,8 @@ from login_worlds import write_ssh
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.cli import reap as command
 from pytest_mlhpc.errors import MlhpcError
-from pytest_mlhpc.jobs.ledger import Ledger, adopt
+from pytest_mlhpc.jobs.ledger import Ledger, NotYet, adopt, reap_expired_leases
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, user_name
-from pytest_mlhpc.jobs.reaping import NotYet, reap_expired_leases
 from pytest_mlhpc.provision.reapers import (
     UNDER_WAY_S,
     cluster_name,

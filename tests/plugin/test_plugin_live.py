@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 
 from pytest_mlhpc.jobs.spec import NO_DATA, JobState
-from pytest_mlhpc.session.live import MOST, LiveProgress, block, describe
+from pytest_mlhpc.session.runtest import MOST, LiveProgress, block, describe
 from pytest_mlhpc.session.terminal import table
 
 
@@ -33,7 +33,7 @@ class Waiting(SimpleNamespace):
 def clock(monkeypatch):
     """A clock that stands at five past two hours."""
     now = SimpleNamespace(s=2 * 3600 + 5 * 60 + 7.0)
-    monkeypatch.setattr("pytest_mlhpc.session.live.time.monotonic", lambda: now.s)
+    monkeypatch.setattr("pytest_mlhpc.session.runtest.time.monotonic", lambda: now.s)
     return now
 
 
@@ -97,7 +97,7 @@ def test_jobs_that_wait_have_a_place_among_those_of_their_partition():
 
 @pytest.mark.parametrize("columns", [40, 80, 300])
 def test_what_is_drawn_fits_the_terminal_and_goes_away_again(monkeypatch, capsys, columns):
-    monkeypatch.setattr("pytest_mlhpc.session.live.os.get_terminal_size", lambda _fd: (columns, 5))
+    monkeypatch.setattr("pytest_mlhpc.session.runtest.os.get_terminal_size", lambda _fd: (columns, 5))
     jobs = [job(reason="語" * 200) for _ in range(MOST)]
     live = LiveProgress(Terminal(isatty=True), lambda: jobs)
     live.tick(jobs[0])

@@ -7,7 +7,7 @@ import pytest
 from screen_samples import GIB, MIB, device, found, process, profile, samples, see, told
 
 from pytest_mlhpc.node.telemetry.samples import NodeSample
-from pytest_mlhpc.screen import screening
+from pytest_mlhpc.screen import run
 from pytest_mlhpc.screen.limits import judge
 from pytest_mlhpc.screen.report import LINES, report_lines
 
@@ -204,7 +204,7 @@ def test_memory_of_a_start_is_no_growth(seconds, grows):
 def test_a_program_that_takes_long_to_end_hides_no_growth_of_its_training():
     looks = holding(grown_until(14), 40)
     assert "memory" not in found(looks)
-    (one,) = [one for one in judge(screening.see(looks, [told(step=0.45)])) if one.kind == "memory"]
+    (one,) = [one for one in judge(run.see(looks, [told(step=0.45)])) if one.kind == "memory"]
     assert "grows by 64.0 MiB/s" in one.text
 
 

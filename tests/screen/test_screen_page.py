@@ -10,7 +10,7 @@ from screen_samples import GIB, device, process, samples, told
 
 from pytest_mlhpc.screen.hook_output import CUT, read_traces
 from pytest_mlhpc.screen.report import MOST_CURVES, MOST_POINTS, charts, html_of
-from pytest_mlhpc.screen.screening import Options, _write_page, not_reported
+from pytest_mlhpc.screen.run import Options, _write_page, not_reported
 from pytest_mlhpc.store.locations import replace_file
 
 HOSTILE = "</script><b>&'\" \N{PILE OF POO}"

@@ -5,8 +5,16 @@ import io
 
 import pytest
 
-from pytest_mlhpc.store.table import aligned, chopped, csv_text, markdown_table, table, widest, wrapped
-from pytest_mlhpc.store.text import one_line
+from pytest_mlhpc.store.text import (
+    aligned,
+    chopped,
+    csv_text,
+    markdown_table,
+    one_line,
+    table,
+    widest,
+    wrapped,
+)
 
 
 def test_columns_are_as_wide_as_their_widest_cell_and_lines_end_without_blanks():

@@ -29,9 +29,17 @@ from pytest_mlhpc.node.vet.finding import (
     Severity,
     VetVerdict,
 )
-from pytest_mlhpc.vetting import journal
-from pytest_mlhpc.vetting.history import StoredVetting, excluded, keep, learned
-from pytest_mlhpc.vetting.journal import FigureEntry, JournalQuery, NodeEntry, append
+from pytest_mlhpc.vetting import history as journal
+from pytest_mlhpc.vetting.history import (
+    FigureEntry,
+    JournalQuery,
+    NodeEntry,
+    StoredVetting,
+    append,
+    excluded,
+    keep,
+    learned,
+)
 
 HOUR = 3600 * 10**9
 NOW = 1_790_000_000 * 10**9  # in September 2026

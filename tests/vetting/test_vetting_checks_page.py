@@ -4,14 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
+from checks_page import completed, main, named
 
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.policy import built_in, floors
 from pytest_mlhpc.node.vet.workers import WORKS
-from pytest_mlhpc.vetting.manual import completed, main, named
 
 PAGE = Path(__file__).parents[2] / "docs" / "vetting-checks.md"
-AGAIN = f"run: python -m pytest_mlhpc.vetting.manual docs/{PAGE.name}"
+AGAIN = f"run: python tests/vetting/checks_page.py docs/{PAGE.name}"
 
 CHECKS = sorted(one.name for group in all_checks() for one in group)
 LOADS = sorted([*(work.name for work in WORKS), "pairs"])

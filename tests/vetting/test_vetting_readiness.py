@@ -21,7 +21,7 @@ from pytest_mlhpc.node.vet.finding import (
     VetVerdict,
 )
 from pytest_mlhpc.vetting.history import StoredVetting, keep
-from pytest_mlhpc.vetting.readiness import Readiness
+from pytest_mlhpc.vetting.reuse import Readiness
 
 SAID = "[node_problem] numa is 2, 1 is described"
 

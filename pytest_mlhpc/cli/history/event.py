@@ -14,8 +14,7 @@ from pytest_mlhpc.history.events import Event, Removal, add, events, new_event, 
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import user_name
-from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import minutes, nanoseconds, tell
+from pytest_mlhpc.store.text import minutes, nanoseconds, table, tell
 
 SECOND = 1_000_000_000
 

@@ -21,8 +21,7 @@ from pytest_mlhpc.judge.judged_metric import smallest_loss
 from pytest_mlhpc.judge.losses import limits_for
 from pytest_mlhpc.judge.sensitivity import FEWEST, SURE, WITHIN, Sensitivity, sensitivity
 from pytest_mlhpc.store.record import SeriesKey
-from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import count, tell
+from pytest_mlhpc.store.text import count, table, tell
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.systems import Systems

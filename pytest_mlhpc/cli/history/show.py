@@ -21,8 +21,7 @@ from pytest_mlhpc.history.level_changes import NightlyQuery, WatchedSeries, watc
 from pytest_mlhpc.history.series import Point, Series, Source, feeds
 from pytest_mlhpc.judge.changes import find_all
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import from_to, iso, minutes, quantity, tell
+from pytest_mlhpc.store.text import from_to, iso, minutes, quantity, table, tell
 
 #: Names are looked for in records of so long, in ns; only if there is none in older ones.
 _RECENT_NS = 90 * 86_400 * 1_000_000_000

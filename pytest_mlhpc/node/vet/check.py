@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import pkgutil
 from dataclasses import dataclass
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Fact, Finding, Origin, Reading, Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine
+
+
+@functools.lru_cache(maxsize=1)  # read from a zip on nodes
+def _descriptions() -> Mapping[str, Mapping[str, Any]]:
+    """Return ``checks.json``: a check's name -> all fields of its row but the functions."""
+    found: Mapping[str, Mapping[str, Any]] = read_json(pkgutil.get_data(__package__, "checks.json") or b"")
+    return found
+
+
+def _description(name: str) -> Dict[str, Any]:
+    found = _descriptions()[name]
+    return {**found, "name": name, "reads": tuple(found["reads"])}
 
 
 class Examination:
@@ -80,7 +95,7 @@ class Examination:
 class Check:
     """A check that reads a node once.
 
-    ``what`` it does and what it ``reads`` are for the manual. ``judge`` reads the node, judges it, and returns what to say where
+    ``what`` it does and what it ``reads`` are for docs/vetting-checks.md. ``judge`` reads the node, judges it, and returns what to say where
     all is well (None: nothing); it raises ``Unreadable`` where it cannot tell, which becomes UNKNOWN. ``cost_s`` is what it may
     take, in seconds. ``level`` is quick or deep (which includes quick), ``purpose`` "" or job (only with ``--for job``); what such a
     check finds is the user's to mend. One that ``loads`` the node is left out with ``--no-load``.
@@ -94,6 +109,11 @@ class Check:
     level: str = "quick"
     purpose: str = ""
     loads: bool = False
+
+    @classmethod
+    def named(cls, name: str, judge: Callable[[Examination], Optional[str]]) -> Check:
+        """Return the check that ``checks.json`` describes."""
+        return cls(judge=judge, **_description(name))
 
     def examine(self, machine: Machine, context: Context) -> CheckOutcome:
         """Return all that the check says of a node."""
@@ -117,6 +137,17 @@ class LoadWatch:
     cost_s: float
     level: str = "quick"
     purpose: str = ""
+
+    @classmethod
+    def named(
+        cls,
+        name: str,
+        start: Callable[[Machine, Context], Any],
+        observe: Callable[[Machine, Any], Any],
+        judge: Callable[[Examination, Any], Optional[str]],
+    ) -> LoadWatch:
+        """Return the watch that ``checks.json`` describes."""
+        return cls(start=start, observe=observe, judge=judge, **_description(name))
 
     def begin(self, machine: Machine, context: Context) -> Any:
         """Return the state before the load."""

@@ -26,7 +26,7 @@ from typing import (
     Union,
 )
 
-from pytest_mlhpc.node.agents.hostlist import HostlistError, number_list
+from pytest_mlhpc.node.agents.nodes import HostlistError, number_list
 from pytest_mlhpc.node.processes import run_to_end
 from pytest_mlhpc.node.vet.kernel_log import KernelLog, from_dmesg, from_journal, from_kmsg, records
 from pytest_mlhpc.node.vet.policy import ExpectedNode, Policy

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
-from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
 from pytest_mlhpc.node.agents.hub import FirstNodeNotReached, FirstNodeRefuses, find_hub, greeting
-from pytest_mlhpc.node.agents.nodes import is_loopback, resolve, slurm_address
+from pytest_mlhpc.node.agents.nodes import HostlistError, expand_hostlist, is_loopback, resolve, slurm_address
 from pytest_mlhpc.node.agents.wire import Wire, address_of
 from pytest_mlhpc.node.files import MOUNTS, NETWORK, PRIVATE_FILE, file_system, read_json, refuse_others
 from pytest_mlhpc.node.vet.ports import ipv4_addresses

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from typing import Dict, Iterable, Iterator, List, Sequence, Tuple
 
-from pytest_mlhpc.node.agents.hostlist import number_ranges
+from pytest_mlhpc.node.agents.nodes import number_ranges
 from pytest_mlhpc.node.vet.finding import (
     UNCOMPARED,
     Exit,

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, MutableMapping, Optional, Tuple
 
-from pytest_mlhpc.node.agents.hostlist import number_ranges
+from pytest_mlhpc.node.agents.nodes import number_ranges
 from pytest_mlhpc.node.files import may_be_secret
 from pytest_mlhpc.node.processes import run_to_end
 from pytest_mlhpc.node.protocol.plan import RunPlan

@@ -17,12 +17,11 @@ from typing import Any, Final
 
 from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.papers.mlperf import rules, trained
-from pytest_mlhpc.papers.mlperf.results import ResultScore, RunGroup
-from pytest_mlhpc.papers.mlperf.rules import Departure
+from pytest_mlhpc.papers.mlperf import results, trained
+from pytest_mlhpc.papers.mlperf.results import Departure, ResultScore, RunGroup
 from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, RULESET, USAGE, TrainedRun
 from pytest_mlhpc.store.locations import replace_file
-from pytest_mlhpc.store.table import table
+from pytest_mlhpc.store.text import table
 
 INTERVAL_START: Final = "INTERVAL_START"
 INTERVAL_END: Final = "INTERVAL_END"
@@ -271,7 +270,7 @@ def write(
         StoreError: a log cannot be written.
     """
     logged = [run for run in group.runs if run.events]
-    texts = [log_text(entries(run, submission, rules.departures(run))) for run in logged]
+    texts = [log_text(entries(run, submission, results.departures(run))) for run in logged]
     without = tuple(
         f"record {run.record} ({run.verdict}) ended before it recorded any event"
         for run in group.runs
@@ -319,7 +318,7 @@ def text_of(group: RunGroup, written: Written, division: str) -> str:
 
 def _rules(group: RunGroup, division: str) -> str:
     found = group.departures
-    lines = [f"  {rule.name}: {'; '.join(texts)} ({rule})" for rule, texts in rules.by_rule(found).items()]
+    lines = [f"  {rule.name}: {'; '.join(texts)} ({rule})" for rule, texts in results.by_rule(found).items()]
     if lines:
         lines.insert(0, "departures from the rules, which the logs name too (mlhpc_departure):")
     lines.append(
@@ -330,7 +329,7 @@ def _rules(group: RunGroup, division: str) -> str:
 
 def division_text(division: str) -> str:
     """Return what *division*, as :func:`rules.division` names it, is for people."""
-    return "no division of MLPerf" if division == rules.NEITHER else f"the {division} division"
+    return "no division of MLPerf" if division == results.NEITHER else f"the {division} division"
 
 
 def score_text(score: ResultScore) -> str:

@@ -1,20 +1,194 @@
-"""Results of repeated runs of one training at one scale, and published results beside them."""
+"""Results of repeated runs of one training at one scale, published results beside them, and the division that each run belongs to.
+
+The rules' texts are not repeated; each is named by its section, and says to which division it applies.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
-from pytest_mlhpc.papers.mlperf import rules
-from pytest_mlhpc.papers.mlperf.rules import Departure
-from pytest_mlhpc.papers.mlperf.trained import TrainedRun
-from pytest_mlhpc.papers.published import PUBLISHED, SOURCES
+from pytest_mlhpc.node.worker.quality.rules import DEPARTURE as SCHEDULE_DEPARTURE
+from pytest_mlhpc.papers.mlperf import trained
+from pytest_mlhpc.papers.mlperf.trained import CLOSED, LONGEST_INIT_S, QUALITY, ClosedDivision, TrainedRun
+from pytest_mlhpc.papers.published import DATA, PUBLISHED, SOURCES
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.store.record import SeriesKey
+
+#: No result of MLPerf at all, whatever the division; one of the open division only; one of the closed division.
+NEITHER, OPEN, CLOSED_DIVISION = "neither", "open", "closed"
+HPC: Final = "HPC rules 3.0"
+TRAINING: Final = "Training rules"
+
+
+@dataclass(frozen=True)
+class MlperfRule:
+    """One rule: where it stands, and whether it binds both divisions or the closed one only."""
+
+    name: str
+    document: str
+    section: str
+    both: bool = False
+
+    def __str__(self) -> str:
+        """Return where to read it."""
+        return f"{self.document}, {self.section!r}"
+
+
+BENCHMARK: Final = MlperfRule("benchmark", HPC, "Benchmarks", both=True)
+QUALITY_TARGET: Final = MlperfRule("quality_target", HPC, "Benchmarks", both=True)
+DATA_SET: Final = MlperfRule("data_set", TRAINING, "Training and Test Sets", both=True)
+CACHES: Final = MlperfRule("caches", HPC, "Data State at Start of Run", both=True)
+INITIALISATION: Final = MlperfRule("initialisation", TRAINING, "Run Results", both=True)
+CONVERGENCE: Final = MlperfRule("convergence", TRAINING, "Run Results", both=True)
+RUNS: Final = MlperfRule("runs", HPC, "Benchmark Results", both=True)
+EVALUATION: Final = MlperfRule("evaluation", TRAINING, "Quality measure", both=True)
+MODEL: Final = MlperfRule("model", TRAINING, "Model")
+OPTIMIZER: Final = MlperfRule("optimizer", HPC, "Hyperparameters and Optimizer")
+METHOD: Final = MlperfRule("method", HPC, "Closed Division")
+
+RULES: Final = (
+    BENCHMARK, QUALITY_TARGET, DATA_SET, CACHES, INITIALISATION, CONVERGENCE, RUNS, EVALUATION, MODEL, OPTIMIZER, METHOD,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Departure:
+    """One rule that a run does not keep, and by what."""
+
+    rule: MlperfRule
+    text: str
+
+    def __str__(self) -> str:
+        """Return ``what (rule)``."""
+        return f"{self.text} ({self.rule})"
+
+
+def departures(run: TrainedRun) -> tuple[Departure, ...]:
+    """Return all departures of one run; none where it may count in the closed division."""
+    closed = CLOSED.get(run.workload)
+    if closed is None:
+        return (Departure(BENCHMARK, f"{run.workload} is no benchmark of MLPerf HPC"),)
+    return (
+        *_quality(run),
+        *_data(run, closed),
+        *_running(run),
+        *_model(run, closed),
+        *_optimizer(run, closed),
+        *_method(run),
+    )
+
+
+def of_group(workload: str, runs: int, lost: int) -> tuple[Departure, ...]:
+    """Return what is wrong with so many *runs*, of which *lost* did not converge."""
+    quality = QUALITY.get(workload)
+    wanted = quality.runs if quality else None
+    found = []
+    if wanted is not None and runs != wanted:
+        found.append(Departure(RUNS, f"{runs} of {wanted} runs"))
+    if lost > 1:
+        found.append(Departure(RUNS, f"{lost} runs did not converge, one may"))
+    return tuple(found)
+
+
+def division(found: tuple[Departure, ...]) -> str:
+    """Return the strictest division whose rules are kept: closed, open, neither."""
+    if any(one.rule.both for one in found):
+        return NEITHER
+    return OPEN if found else CLOSED_DIVISION
+
+
+def _quality(run: TrainedRun) -> Iterator[Departure]:
+    quality = QUALITY[run.workload]
+    if run.target is not None and not quality.as_strict(run.target):
+        yield Departure(
+            QUALITY_TARGET, f"the target was {run.target:g} of {quality.name}, not {quality.target:g}"
+        )
+    if not run.reached:
+        wanted = quality.target if run.target is None else run.target
+        yield Departure(
+            CONVERGENCE, f"it ended before {quality.name} {'<=' if quality.lower else '>='} {wanted:g}"
+        )
+    if run.epochs is not None and run.evaluations < math.floor(run.epochs):
+        yield Departure(EVALUATION, f"{run.evaluations} evaluations in {run.epochs:g} training epochs")
+
+
+def _data(run: TrainedRun, closed: ClosedDivision) -> Iterator[Departure]:
+    if run.data_kind != "real":
+        yield Departure(DATA_SET, f"{run.data_kind or 'unknown'} data")
+    for what, found, wanted in (
+        ("training", run.train_samples, closed.train_samples),
+        ("evaluation", run.eval_samples, closed.eval_samples),
+    ):
+        if found != wanted:
+            have = "an unknown number of" if found is None else f"{found:,}"
+            yield Departure(DATA_SET, f"{have} {what} samples, not {wanted:,}")
+
+
+def _running(run: TrainedRun) -> Iterator[Departure]:
+    if run.cache != "cold":
+        yield Departure(CACHES, f"the cache was {run.cache}, not cold")
+    if run.init_s is not None and run.init_s >= LONGEST_INIT_S:
+        yield Departure(
+            INITIALISATION,
+            f"initialisation took {run.init_s / 60:.0f} min, {LONGEST_INIT_S / 60:.0f} are too many",
+        )
+
+
+def _model(run: TrainedRun, closed: ClosedDivision) -> Iterator[Departure]:
+    for name, wanted in closed.model.items():
+        found = run.parameters.get(name)
+        if not _same(found, wanted):
+            yield Departure(MODEL, f"{name}={'unset' if found is None else found}, not {wanted}")
+
+
+def _optimizer(run: TrainedRun, closed: ClosedDivision) -> Iterator[Departure]:
+    name = run.parameters.get("optimizer")
+    if name not in closed.optimizers:
+        yield Departure(OPTIMIZER, f"optimizer {name}, not {' or '.join(closed.optimizers)}")
+    for key, wanted in closed.values.items():
+        found = trained.first(run.events, key)
+        if found is not None and not _same(found, wanted):
+            yield Departure(OPTIMIZER, f"{key}={found}, not {wanted:g}")
+    for key in closed.positive:
+        found = trained.first(run.events, key)
+        found = run.parameters.get(key) if found is None else found
+        if found is not None and not (trained.number(found) or 0) > 0:
+            yield Departure(OPTIMIZER, f"{key}={found}, not more than 0")
+    for text in trained.values(run.events, SCHEDULE_DEPARTURE):
+        yield Departure(OPTIMIZER, str(text))
+
+
+def _method(run: TrainedRun) -> Iterator[Departure]:
+    if run.parameters.get("bagging"):
+        yield Departure(METHOD, "an ensemble of base models (bagging)")
+    compression = run.parameters.get("gradient_compression")
+    if compression == "powersgd":
+        yield Departure(METHOD, f"gradients are exchanged with loss (gradient_compression={compression})")
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    """Return whether two values, either of which may be a text, mean the same."""
+    if str(found) == str(wanted):
+        return True
+    try:
+        return math.isclose(float(found), float(wanted), rel_tol=1e-9)
+    except (TypeError, ValueError):
+        return False
+
+
+def by_rule(found: tuple[Departure, ...]) -> Mapping[MlperfRule, tuple[str, ...]]:
+    """Return the departures under their rules, in the rules' order."""
+    return {
+        rule: texts
+        for rule in RULES
+        if (texts := tuple(dict.fromkeys(one.text for one in found if one.rule is rule)))
+    }
+
 
 #: Runs below which nothing is left when fastest and slowest are dropped.
 FEWEST: Final = 3
@@ -108,14 +282,14 @@ class RunGroup:
     @property
     def departures(self) -> tuple[Departure, ...]:
         """All that single runs and their number depart from."""
-        found = [one for run in self.runs for one in rules.departures(run)]
+        found = [one for run in self.runs for one in departures(run)]
         lost = sum(not run.reached for run in self.runs)
-        return tuple(dict.fromkeys([*found, *rules.of_group(self.workload, len(self.runs), lost)]))
+        return tuple(dict.fromkeys([*found, *of_group(self.workload, len(self.runs), lost)]))
 
     @property
     def division(self) -> str:
         """The strictest division whose rules all runs keep together."""
-        return rules.division(self.departures)
+        return division(self.departures)
 
 
 def machine_of(key: SeriesKey) -> str:
@@ -160,31 +334,11 @@ class Reference:
     per_device: float | None = None
 
 
-#: Workload, division, system, devices, minutes.
-_MINUTES: Final[tuple[tuple[str, str, str, int, float], ...]] = (
-    ("cosmoflow", "closed", "Piz Daint", 128, 461.01),
-    ("cosmoflow", "closed", "Piz Daint", 256, 327.01),
-    ("cosmoflow", "closed", "ABCI", 512, 34.42),
-    ("cosmoflow", "closed", "Fugaku", 512, 268.77),
-    ("cosmoflow", "closed", "Fugaku", 8192, 101.49),
-    ("cosmoflow", "closed", "Cori-GPU", 64, 364.73),
-    ("cosmoflow", "closed", "Cori-KNL", 512, 536.06),
-    ("cosmoflow", "closed", "HAL", 64, 265.59),
-    ("cosmoflow", "closed", "Frontera-RTX", 64, 602.23),
-    ("cosmoflow", "open", "ABCI", 2048, 13.21),
-    ("cosmoflow", "open", "Fugaku", 16384, 30.07),
-    ("cosmoflow", "open", "Cori-KNL", 1024, 419.69),
-    ("deepcam", "closed", "ABCI", 1024, 11.71),
-    ("deepcam", "closed", "Cori-GPU", 64, 139.29),
-    ("deepcam", "open", "ABCI", 1024, 10.49),
-)
-
-
 def references(workload: str) -> tuple[Reference, ...]:
     """Return what is published of *workload*: times first, then rates of rounds of MLPerf HPC."""
     times = [
         Reference(_SC21, system, workload, division, devices, minutes)
-        for name, division, system, devices, minutes in _MINUTES
+        for name, division, system, devices, minutes in DATA["minutes"]
         if name == workload
     ]
     rates = [

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_mlhpc.papers.mlperf import predict, rules
+from pytest_mlhpc.papers.mlperf import predict
+from pytest_mlhpc.papers.mlperf import results as rules
 from pytest_mlhpc.papers.mlperf.predict import RUN, ThroughputPoint, labels, points
 from pytest_mlhpc.papers.mlperf.results import RunGroup, groups, references
 from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, FoundRuns, TrainedRun
-from pytest_mlhpc.store.table import escaped, markdown_table, table
+from pytest_mlhpc.store.text import escaped, markdown_table, table
 
 Value = str | float | int | None
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.node.protocol.schema import Measurement, RunEvent
-from pytest_mlhpc.papers.published import COSMOFLOW, DEEPCAM
+from pytest_mlhpc.papers.published import DATA
 from pytest_mlhpc.report.figures import ACCEPTED
 from pytest_mlhpc.report.keys import Benchmark, benchmark_of
 from pytest_mlhpc.store.index import Index
@@ -175,11 +175,11 @@ class ClosedDivision:
 #: The benchmarks of MLPerf HPC that are workloads of ours.
 CLOSED: Final[Mapping[str, ClosedDivision]] = {
     "cosmoflow": ClosedDivision(
-        524_288, 65_536, COSMOFLOW, ("sgd",),
+        524_288, 65_536, DATA["models"]["cosmoflow"], ("sgd",),
         values={"opt_momentum": 0.9},
     ),
     "deepcam": ClosedDivision(
-        121_266, 15_158, DEEPCAM, ("adam", "adamw", "lamb"),
+        121_266, 15_158, DATA["models"]["deepcam"], ("adam", "adamw", "lamb"),
         values={"opt_eps": 1e-6, "opt_max_grad_norm": 1.0}, positive=("seed", "batchnorm_group_size"),
     ),
 }  # fmt: skip

@@ -12,9 +12,8 @@ from importlib import resources
 from typing import Any
 
 from pytest_mlhpc.node.files import clean
-from pytest_mlhpc.report.compared_systems import MeasuredMachine
-from pytest_mlhpc.store.table import table
-from pytest_mlhpc.store.text import iso, minutes, one_line
+from pytest_mlhpc.report.figures import MeasuredMachine
+from pytest_mlhpc.store.text import iso, minutes, one_line, table
 
 
 @dataclass(frozen=True)

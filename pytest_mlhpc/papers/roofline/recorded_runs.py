@@ -18,8 +18,7 @@ from pytest_mlhpc.papers.roofline.page import (
     si,
 )
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.compared_systems import MeasuredMachine
-from pytest_mlhpc.report.figures import ACCEPTED
+from pytest_mlhpc.report.figures import ACCEPTED, MeasuredMachine
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.locations import suite
 from pytest_mlhpc.store.record import Record

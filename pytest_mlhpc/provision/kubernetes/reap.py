@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_mlhpc.errors import MlhpcError
+from pytest_mlhpc.jobs.ledger import Reaper
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
-from pytest_mlhpc.jobs.reaping import Reaper
 from pytest_mlhpc.node.files import make_private, own_folder, read_json, read_private, replace_file
 from pytest_mlhpc.provision.kubernetes.errors import Forbidden, NotFound
 from pytest_mlhpc.provision.kubernetes.objects import (

@@ -12,14 +12,11 @@ from pytest_mlhpc.config.model import Partition
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.slurm.client import SlurmClient
-    from pytest_mlhpc.provision.slurm.inside_job import InsideJobProvisioner
     from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns
     from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner
 
 
-def make_provisioner(
-    partition: Partition, root: Path, session_id: str
-) -> SlurmProvisioner | InsideJobProvisioner:
+def make_provisioner(partition: Partition, root: Path, session_id: str) -> SlurmProvisioner:
     """Return the provisioner of *partition*; *root* is the folder that its nodes see.
 
     Raises:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
+from pytest_mlhpc.node.agents.nodes import HostlistError, expand_hostlist
 from pytest_mlhpc.node.processes import copy_of, run_to_end
 from pytest_mlhpc.provision.slurm import parse
 from pytest_mlhpc.provision.slurm.client import (

@@ -20,20 +20,16 @@ from typing import Any
 
 from pytest_mlhpc.config.model import Partition, Target
 from pytest_mlhpc.errors import ProvisionError, UsageError
-from pytest_mlhpc.jobs.provisioner import Event, Handle
+from pytest_mlhpc.jobs.provisioner import Handle
 from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
 from pytest_mlhpc.node.files import read_json, read_private
 from pytest_mlhpc.node.processes import copy_of, start_in_new_session
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.guardian import detach, end_processes, wait_for_harness
 from pytest_mlhpc.provision.slurm.client import (
-    PartitionLimits,
-    QosLimits,
-    Reservation,
     SlurmClient,
     SlurmError,
     SlurmJob,
-    SlurmNode,
     SlurmRefused,
     SlurmState,
     SlurmStep,
@@ -121,7 +117,7 @@ def beyond_job(spec: JobSpec, here: Mapping[str, Any], now_ns: int) -> str:
     return ""
 
 
-class InsideJobProvisioner:
+class InsideJobProvisioner(SlurmProvisioner):
     """Runs plans in the surrounding allocation, one after the other. All of them end with this object, or this process.
 
     Args:
@@ -142,8 +138,8 @@ class InsideJobProvisioner:
         runs_dir: Path,
     ) -> None:
         self._here = settings_of(partition).here
-        self._client = InsideJobClient(client, self._here, session_id=session_id, runs_dir=runs_dir)
-        self._inner = SlurmProvisioner(partition, self._client, payload)
+        self._children = InsideJobClient(client, self._here, session_id=session_id, runs_dir=runs_dir)
+        super().__init__(partition, self._children, payload)
 
     def validate(self, spec: JobSpec) -> str:
         """Return why *spec* does not fit into the rest of the allocation, or an empty string."""
@@ -152,10 +148,6 @@ class InsideJobProvisioner:
     def longest(self) -> float | None:
         """Return None: :meth:`validate` refuses what exceeds the rest of the job."""
         return None
-
-    def submit(self, plan: Plan) -> Handle:
-        """Start *plan* as a child of this process. Raises ProvisionError like :class:`SlurmProvisioner`."""
-        return self._inner.submit(plan)
 
     def adopt(self, plan: Plan, native_id: str) -> Handle:
         """Refuse: no plan outlives the session that started it.
@@ -166,28 +158,12 @@ class InsideJobProvisioner:
         del native_id
         raise ProvisionError("rejected", f"{plan.allocation_id}: mlhpc_here takes over no jobs")
 
-    def events(self, handles: Sequence[Handle], timeout_s: float) -> list[Event]:
-        """Return what happened, waiting at most *timeout_s* if nothing did or until :meth:`wake`."""
-        return self._inner.events(handles, timeout_s)
-
-    def wake(self) -> None:
-        """Make a waiting :meth:`events` return at once; the only call for other threads."""
-        self._inner.wake()
-
-    def skip(self, handle: Handle, run_ids: Sequence[str]) -> None:
-        """Leave a file that the batch checks before it starts a run."""
-        self._inner.skip(handle, run_ids)
-
-    def cancel(self, handles: Sequence[Handle]) -> list[Handle]:
-        """End plans with all their processes, but not the allocation."""
-        return self._inner.cancel(handles)
-
     def close(self) -> None:
         """End the remaining plans, and the guardian."""
         try:
-            self._inner.close()
+            super().close()
         finally:
-            self._client.close()
+            self._children.close()
 
 
 @dataclass
@@ -231,8 +207,14 @@ class InsideJobClient:
         self._runs_dir = runs_dir
         self._children: dict[str, _Child] = {}  #: by unique name, in the order of their start
         self._guardian: subprocess.Popen[bytes] | None = None
-        self.name = real.name
-        self.calls = real.calls
+        self.name, self.calls, self.version, self.expand = real.name, real.calls, real.version, real.expand
+        self.nodes, self.drain, self.resume, self.reservations = (
+            real.nodes,
+            real.drain,
+            real.resume,
+            real.reservations,
+        )
+        self.partition, self.qos = real.partition, real.qos
 
     def submit(self, submission: SlurmSubmission) -> str:
         """Start the job script and return the id of the surrounding job.
@@ -306,38 +288,6 @@ class InsideJobClient:
             if self._job in ids and child.ended is None:
                 child.cancelled = True
                 self._end(child)
-
-    def nodes(self, names: Collection[str] = ()) -> list[SlurmNode]:
-        """Forward to the real client."""
-        return self._real.nodes(names)
-
-    def drain(self, names: Collection[str], reason: str) -> None:
-        """Forward to the real client."""
-        self._real.drain(names, reason)
-
-    def resume(self, names: Collection[str]) -> None:
-        """Forward to the real client."""
-        self._real.resume(names)
-
-    def partition(self, name: str) -> PartitionLimits:
-        """Forward to the real client."""
-        return self._real.partition(name)
-
-    def qos(self, name: str) -> QosLimits | None:
-        """Forward to the real client."""
-        return self._real.qos(name)
-
-    def reservations(self) -> list[Reservation]:
-        """Forward to the real client."""
-        return self._real.reservations()
-
-    def expand(self, hostlist: str) -> tuple[str, ...]:
-        """Forward to the real client."""
-        return self._real.expand(hostlist)
-
-    def version(self) -> str:
-        """Forward to the real client."""
-        return self._real.version()
 
     def close(self) -> None:
         """End the remaining children, and the guardian, which then does nothing. Idempotent."""

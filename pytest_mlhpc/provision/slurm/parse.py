@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
+from pytest_mlhpc.node.agents.nodes import HostlistError, expand_hostlist
 from pytest_mlhpc.provision.slurm.client import (
     PartitionLimits,
     QosLimits,

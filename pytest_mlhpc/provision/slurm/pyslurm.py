@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.agents.hostlist import HostlistError, expand_hostlist
+from pytest_mlhpc.node.agents.nodes import HostlistError, expand_hostlist
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.provision.slurm import commands, parse
 from pytest_mlhpc.provision.slurm.client import (

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pytest_mlhpc.config.quantities import parse_memory
 from pytest_mlhpc.config.schema import CountOrZero, Duration, Text
 from pytest_mlhpc.errors import nearest
-from pytest_mlhpc.node.agents.hostlist import expand_hostlist
+from pytest_mlhpc.node.agents.nodes import expand_hostlist
 from pytest_mlhpc.provision.slurm.options import OTHER_CLUSTER, PENDING_LIMIT_S
 
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*(=.*)?|-[A-Za-z].*")

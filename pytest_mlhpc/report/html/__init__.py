@@ -4,7 +4,7 @@
 
     source of history -> page_data.py -> Page (model.py) -> page.py -> one file
                           |
-                          +- rows.py, hosts.py: pure
+                          +- rows.py: pure
 
 What is judged, counted or compared is so in Python; the scripts in ``parts/`` only show it. ``vendor/uplot`` draws.
 """

@@ -17,7 +17,7 @@ from pytest_mlhpc.papers.roofline.page import (
     bound,
     si,
 )
-from pytest_mlhpc.report.compared_systems import MeasuredMachine
+from pytest_mlhpc.report.figures import MeasuredMachine
 
 
 @pytest.fixture

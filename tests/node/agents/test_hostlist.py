@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.node.agents.hostlist import (
+from pytest_mlhpc.node.agents.nodes import (
     MAX_NODES,
     HostlistError,
     expand_hostlist,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.screen.hook_output import read_traces
-from pytest_mlhpc.screen.screening import HOOK
+from pytest_mlhpc.screen.run import HOOK
 
 #: As far as the hook touches it.
 TORCH = Path(__file__).with_name("torch_stand_in")

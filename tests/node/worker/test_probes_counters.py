@@ -8,7 +8,7 @@ import torch
 from file_trees import write_tree
 
 from pytest_mlhpc.node.cores import last_caches
-from pytest_mlhpc.node.worker.probes import counters, peaks
+from pytest_mlhpc.node.worker.probes import kernels, peaks
 
 
 def resctrl(root, values):
@@ -22,7 +22,7 @@ def controller(root, event="event=0x04,umask=0x03", cpumask="0,2-3", kind="15"):
 
 def test_the_bytes_of_all_sockets_add_up(tmp_path):
     resctrl(tmp_path, [1000, 234])
-    counter, why = counters.find(tmp_path, tmp_path)
+    counter, why = kernels.find(tmp_path, tmp_path)
     assert (counter.name, counter.read(), why) == ("resctrl mbm_total_bytes", 1234, "")
     resctrl(tmp_path, [2000, "Unavailable"])
     assert counter.read() is None
@@ -32,7 +32,7 @@ def test_the_bytes_of_all_groups_of_tasks_add_up(tmp_path):
     resctrl(tmp_path, [1000])
     resctrl(tmp_path / "job_7", [200])
     resctrl(tmp_path / "mon_groups/mine", [500])  # those of a monitoring group are in its control group's
-    assert counters.find(tmp_path, tmp_path)[0].read() == 1200
+    assert kernels.find(tmp_path, tmp_path)[0].read() == 1200
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_bytes_of_all_groups_of_tasks_add_up(tmp_path):
 )
 def test_a_machine_without_counters_says_so(tmp_path, values, text):
     resctrl(tmp_path, values)
-    counter, why = counters.find(tmp_path, tmp_path / "none")
+    counter, why = kernels.find(tmp_path, tmp_path / "none")
     assert (counter, why.endswith(text.format(tmp_path))) == (None, True)
 
 
@@ -60,8 +60,8 @@ def test_memory_controllers_are_counted_in_cache_lines(tmp_path, monkeypatch):
         os.close(writer)
         return reader
 
-    monkeypatch.setattr(counters, "perf_open", opened)
-    counter, _ = counters.find(tmp_path / "none", tmp_path)
+    monkeypatch.setattr(kernels, "perf_open", opened)
+    counter, _ = kernels.find(tmp_path / "none", tmp_path)
     assert asked == [(15, 0x304, 0), (15, 0x304, 2), (15, 0x304, 3)] * 2
     assert counter.read() == 6 * 10 * 64
     counter.close()
@@ -71,8 +71,8 @@ def test_memory_controllers_are_counted_in_cache_lines(tmp_path, monkeypatch):
 def test_free_running_counters_beside_memory_controllers_are_passed_over(tmp_path, monkeypatch):
     controller(tmp_path)
     write_tree(tmp_path / "uncore_imc_free_running_0", {"events/read": "event=0xff,umask=0x20"})
-    monkeypatch.setattr(counters, "perf_open", lambda *asked: os.open(os.devnull, os.O_RDONLY))
-    counter, why = counters.find(tmp_path / "none", tmp_path)
+    monkeypatch.setattr(kernels, "perf_open", lambda *asked: os.open(os.devnull, os.O_RDONLY))
+    counter, why = kernels.find(tmp_path / "none", tmp_path)
     assert (counter.name, why) == ("uncore_imc cas_count", "")
     counter.close()
 
@@ -89,14 +89,14 @@ def test_free_running_counters_beside_memory_controllers_are_passed_over(tmp_pat
 )
 def test_controllers_that_are_not_understood_are_left_alone(tmp_path, changes, text):
     controller(tmp_path, **changes)
-    counter, why = counters.find(tmp_path / "none", tmp_path)
+    counter, why = kernels.find(tmp_path / "none", tmp_path)
     assert (counter, "memory controllers cannot be counted" in why, text in why) == (None, True, True)
 
 
 def test_the_kernel_counts_what_it_is_asked_to():
     """A software event (perf_event.h: type 1, task clock 1) of this process, which most kernels let everybody count."""
     try:
-        descriptor = counters.perf_open(1, 1, -1, pid=0)
+        descriptor = kernels.perf_open(1, 1, -1, pid=0)
     except OSError as error:
         assert "perf_event_open" in str(error)  # noqa: PT017 - both answers are right
         return
@@ -109,9 +109,9 @@ def test_the_kernel_counts_what_it_is_asked_to():
 
 
 def test_a_machine_whose_number_of_the_call_is_unknown_is_refused(monkeypatch):
-    monkeypatch.setattr(counters.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(kernels.platform, "machine", lambda: "riscv64")
     with pytest.raises(OSError, match="perf_event_open is not known on riscv64"):
-        counters.perf_open(1, 1, 0)
+        kernels.perf_open(1, 1, 0)
 
 
 @pytest.fixture

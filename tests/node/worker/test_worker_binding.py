@@ -6,7 +6,7 @@ import pytest
 from file_trees import write_tree
 from rank_helpers import run_plan
 
-from pytest_mlhpc.node.agents.hostlist import number_ranges
+from pytest_mlhpc.node.agents.nodes import number_ranges
 from pytest_mlhpc.node.worker import environment
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 

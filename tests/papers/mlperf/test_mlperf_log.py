@@ -11,7 +11,7 @@ from trained_runs import BEGUN, FACTS, SECOND, events, record, with_value
 
 from pytest_mlhpc.node.protocol.schema import RunEvent
 from pytest_mlhpc.papers.mlperf.logs import write_logs
-from pytest_mlhpc.papers.mlperf.rules import departures
+from pytest_mlhpc.papers.mlperf.results import departures
 from pytest_mlhpc.papers.mlperf.trained import trained
 
 RUN = events()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trained_runs import events, record
 
-from pytest_mlhpc.papers.mlperf.rules import RULES
+from pytest_mlhpc.papers.mlperf.results import RULES
 from pytest_mlhpc.papers.mlperf.sheets import make_sheets
 from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, sort_out
 

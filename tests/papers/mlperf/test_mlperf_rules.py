@@ -8,13 +8,13 @@ import yaml
 from trained_runs import FACTS, events, record, with_value
 
 from pytest_mlhpc.node.worker.quality.rules import TARGETS
-from pytest_mlhpc.papers.mlperf import rules
+from pytest_mlhpc.papers.mlperf import results
 from pytest_mlhpc.papers.mlperf.trained import QUALITY, trained
 
 
 def judged(workload="cosmoflow", told=None, **changes):
-    found = rules.departures(trained(record(1, workload, told=told, **changes)))
-    return rules.division(found), [(one.rule.name, one.text) for one in found]
+    found = results.departures(trained(record(1, workload, told=told, **changes)))
+    return results.division(found), [(one.rule.name, one.text) for one in found]
 
 
 @pytest.mark.parametrize("workload", ["cosmoflow", "deepcam"])
@@ -65,14 +65,14 @@ def test_targets_are_those_that_runs_are_made_with():
 
 
 def test_every_rule_says_where_it_stands():
-    assert all(rule.document and rule.section for rule in rules.RULES)
-    assert len({rule.name for rule in rules.RULES}) == len(rules.RULES)
+    assert all(rule.document and rule.section for rule in results.RULES)
+    assert len({rule.name for rule in results.RULES}) == len(results.RULES)
 
 
 def test_too_few_runs_and_too_many_lost_ones_break_the_rule_of_runs():
-    found = rules.of_group("cosmoflow", 9, 2)
+    found = results.of_group("cosmoflow", 9, 2)
     assert [one.text for one in found] == ["9 of 10 runs", "2 runs did not converge, one may"]
-    assert rules.of_group("deepcam", 5, 1) == ()
+    assert results.of_group("deepcam", 5, 1) == ()
 
 
 def test_a_run_that_was_cut_off_did_not_reach_its_target():

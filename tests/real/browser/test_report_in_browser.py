@@ -9,7 +9,7 @@ from made_nights import DAY_NS, FIRST_NS, GivenSource, a_year, benchmark, night,
 
 from pytest_mlhpc.history.events import new_event
 from pytest_mlhpc.judge.baseline_files import Entry
-from pytest_mlhpc.report.grafana.panels import cell_links
+from pytest_mlhpc.report.grafana import cell_links
 from pytest_mlhpc.report.html.page import html_of
 from pytest_mlhpc.report.html.page_data import PageQuery, gather
 
@@ -70,10 +70,10 @@ def test_every_view_is_drawn(report, open_page):
 
 
 def test_the_address_that_dashboards_link_to_shows_one_test_alone(report, open_page):
-    (link,) = [one for one in cell_links({"report": report.as_uri()}) if one.title == "report"]
+    ((_, link),) = cell_links({"report": report.as_uri()})
     for name in (benchmark("test_deepcam"), benchmark("test_cosmoflow", 2)):
         opened = open_page(report)
-        url = link.url.replace("${__value.raw:percentencode}", urllib.parse.quote(name, safe=""))
+        url = link["url"].replace("${__value.raw:percentencode}", urllib.parse.quote(name, safe=""))
         opened.go(f"#{url.partition('#')[2]}")
         titles = opened.page.locator("section:visible h2").all_inner_texts()
         assert titles

@@ -14,7 +14,7 @@ from pytest_mlhpc.cli import main
 from pytest_mlhpc.history.events import Event, JournalEntry
 from pytest_mlhpc.influx.schema import line_of_entry, line_of_event, lines_of
 from pytest_mlhpc.node.protocol.schema import MetricValue
-from pytest_mlhpc.report.grafana.dashboards import all_dashboards
+from pytest_mlhpc.report.grafana import all_dashboards
 from pytest_mlhpc.store.record import JudgedBy, RecordedFence, RecordedVetting
 
 pytestmark = pytest.mark.servers

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc.report.grafana.dashboards import all_dashboards
+from pytest_mlhpc.report.grafana import all_dashboards
 
 pytestmark = pytest.mark.servers
 CHECKED = Path(__file__).resolve().parents[2] / "report/grafana/checked.ts"

@@ -13,7 +13,7 @@ from yearly import BENCHMARKS, DAY_NS, SYSTEMS, identity_of, night_ns
 
 from pytest_mlhpc.influx.push import Patience
 from pytest_mlhpc.influx.schema import lines_of
-from pytest_mlhpc.report.grafana.dashboards import all_dashboards
+from pytest_mlhpc.report.grafana import all_dashboards
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 PANELS = {

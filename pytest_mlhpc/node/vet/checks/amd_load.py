@@ -168,7 +168,6 @@ HEAT = {
     "acc_vr_thrm": "the voltage regulator's temperature",
 }
 OUTSIDE = {"acc_prochot_thrm": "PROCHOT"}
-POWER = {"acc_ppt_pwr": "the power limit"}
 
 #: Linux drivers/gpu/drm/amd/pm/swsmu/inc/amdgpu_smu.h, SMU_THROTTLER_*_BIT: 0-23 power and current, 32-43 temperatures,
 #: 44 and 45 VRHOT, 46 and 47 PROCHOT.
@@ -409,26 +408,6 @@ def _judge_throttle(exam: Examination, state: ThrottleState) -> Optional[str]:
 
 
 WATCHES = (
-    LoadWatch(
-        "amd_links",
-        "Names devices with a link that is down, with fewer PCIe lanes than they could have, or with a slower rate.",
-        _start_links,
-        _observe_links,
-        _judge_links,
-        reads=(
-            "amdsmi",
-            "/sys/class/drm/card*/device/current_link_width",
-            "/sys/class/drm/card*/device/current_link_speed",
-        ),
-        cost_s=1.0,
-    ),
-    LoadWatch(
-        "amd_throttle",
-        "Judges by the share of the time under load in which a device was slowed down by heat, or from outside.",
-        _start_throttle,
-        _observe_throttle,
-        _judge_throttle,
-        reads=("amdsmi", "/sys/class/drm/card*/device/gpu_metrics"),
-        cost_s=1.5,
-    ),
+    LoadWatch.named("amd_links", _start_links, _observe_links, _judge_links),
+    LoadWatch.named("amd_throttle", _start_throttle, _observe_throttle, _judge_throttle),
 )

@@ -107,18 +107,6 @@ def _judge_client(exam: Examination) -> Optional[str]:
 
 
 CHECKS = (
-    Check(
-        "graphcore_ipus",
-        'Counts IPUs, and names those whose error state is not "no errors".',
-        _judge_ipus,
-        reads=("gc-inventory -j", "gc-info --device-info"),
-        cost_s=2.0,
-    ),
-    Check(
-        "cerebras_client",
-        "Asks the appliance for its systems.",
-        _judge_client,
-        reads=(" ".join(COMMAND),),
-        cost_s=2.0,
-    ),
+    Check.named("graphcore_ipus", _judge_ipus),
+    Check.named("cerebras_client", _judge_client),
 )

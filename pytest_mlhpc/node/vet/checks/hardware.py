@@ -157,22 +157,7 @@ def _caps(machine: Machine) -> List[float]:
     return found
 
 
-WATCHES = (
-    LoadWatch(
-        "cpu_throttle",
-        "Watches the node's processors.",
-        _start,
-        _observe,
-        _judge,
-        reads=(
-            f"{_CPU}/cpu*/thermal_throttle",
-            f"{_CPU}/cpu*/cpufreq/{{scaling_cur_freq,scaling_max_freq,base_frequency}}",
-            f"{_CPU}/cpu*/acpi_cppc/nominal_freq",
-            "/proc/stat",
-        ),
-        cost_s=0.3,
-    ),
-)
+WATCHES = (LoadWatch.named("cpu_throttle", _start, _observe, _judge),)
 
 
 _EDAC_ROOT = "/sys/devices/system/edac/mc"
@@ -311,18 +296,6 @@ def _answers(machine: Machine, name: str) -> bool:
 
 
 CHECKS = (
-    Check(
-        "edac",
-        "Counts of corrected and uncorrected errors, by memory module where the driver knows it.",
-        _judge_edac,
-        reads=(f"{_EDAC_ROOT}/mc*/{{ce,ue}}_count", f"{_EDAC_ROOT}/mc*/dimm*/dimm_{{ce,ue}}_count"),
-        cost_s=0.1,
-    ),
-    Check(
-        "pci",
-        "Counts accelerators, and asks each whether it answers.",
-        _judge_pci,
-        reads=(f"{_PCI_ROOT}/*/{{vendor,device,class,config,power_state}}",),
-        cost_s=0.1,
-    ),
+    Check.named("edac", _judge_edac),
+    Check.named("pci", _judge_pci),
 )

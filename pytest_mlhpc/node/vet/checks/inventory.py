@@ -227,22 +227,4 @@ def _judge_expected(exam: Examination) -> None:
         exam.judge("inventory.expected", int(value != str(wanted)), text)
 
 
-CHECKS = (
-    Check(
-        "inventory",
-        "Cores, memory, swap, clock and properties by name.",
-        _judge,
-        reads=(
-            f"{_CPU}/online",
-            f"{_CPU}/smt/active",
-            f"{_CPU}/cpu*/cpufreq/scaling_governor",
-            "/sys/devices/system/node",
-            "/sys/class/dmi/id/bios_version",
-            "/proc/cpuinfo",
-            "/proc/meminfo",
-            "/proc/sys/kernel/osrelease",
-            "adjtimex(2)",
-        ),
-        cost_s=0.2,
-    ),
-)
+CHECKS = (Check.named("inventory", _judge),)

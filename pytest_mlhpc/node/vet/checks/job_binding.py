@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.agents.hostlist import number_ranges
+from pytest_mlhpc.node.agents.nodes import number_ranges
 from pytest_mlhpc.node.vet.check import Check, Examination
 from pytest_mlhpc.node.vet.checks.job_processes import cgroup, pids, variables
 from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable, is_number, numbers, or_else, some
@@ -243,19 +243,4 @@ def _board(machine: Machine, devices: Tuple[int, ...]) -> Board:
     return Board(numa, core, devices, int(given) if is_number(given) else online)
 
 
-CHECKS = (
-    Check(
-        "job_binding",
-        "Cores, memory and devices that ranks were given.",
-        _judge,
-        reads=(
-            "/proc/self/status",
-            "/proc/*/environ",
-            "/proc/*/status",
-            "/sys/devices/system/node",
-            "/sys/bus/pci/devices",
-        ),
-        cost_s=0.2,
-        purpose="job",
-    ),
-)
+CHECKS = (Check.named("job_binding", _judge),)

@@ -347,54 +347,9 @@ def _of_pod(machine: Machine) -> Optional[float]:
 
 
 CHECKS = (
-    Check(
-        "job_environment",
-        "Variables of communication libraries.",
-        _judge_environment,
-        reads=tuple(f"{prefix}*" for prefix in PREFIXES),
-        cost_s=0.01,
-        purpose="job",
-    ),
-    Check(
-        "job_software",
-        "Versions that should be equal on all nodes.",
-        _judge_software,
-        reads=(
-            "importlib.metadata of the job's Python",
-            *(path for paths in FILES.values() for path in paths),
-            *LIBRARIES,
-            *IMAGES,
-        ),
-        cost_s=0.8,
-        purpose="job",
-    ),
-    Check(
-        "job_data",
-        "Data that every rank reads: there, readable, the same listing on all nodes.",
-        _judge_data,
-        reads=("each path of the data: its names, the first bytes of one file",),
-        cost_s=1.0,
-        purpose="job",
-    ),
-    Check(
-        "job_limits",
-        "Limits that ranks inherit.",
-        _judge_limits,
-        reads=(
-            "/proc/self/limits",
-            "/proc/self/cgroup",
-            "/sys/fs/cgroup/*/pids.max",
-            "/proc/sys/kernel/core_pattern",
-        ),
-        cost_s=0.05,
-        purpose="job",
-    ),
-    Check(
-        "job_time",
-        "Time left, against what the user said the run needs.",
-        _judge_time,
-        reads=("SLURM_JOB_END_TIME", "squeue", ANNOTATIONS),
-        cost_s=0.3,
-        purpose="job",
-    ),
+    Check.named("job_environment", _judge_environment),
+    Check.named("job_software", _judge_software),
+    Check.named("job_data", _judge_data),
+    Check.named("job_limits", _judge_limits),
+    Check.named("job_time", _judge_time),
 )

@@ -231,33 +231,7 @@ def _judge_shared_memory(exam: Examination) -> str:
 
 
 CHECKS = (
-    Check(
-        "job_space",
-        "Whether checkpoints can be written, and how many.",
-        _judge_checkpoints,
-        reads=(
-            "the checkpoint path: stat -f, a small file that is written and removed",
-            "/proc/self/mounts",
-            "lfs quota",
-            "quota",
-        ),
-        cost_s=0.8,
-        purpose="job",
-    ),
-    Check(
-        "job_tmp",
-        "Room for temporary files.",
-        _judge_temporary,
-        reads=("TMPDIR or /tmp: stat -f",),
-        cost_s=0.05,
-        purpose="job",
-    ),
-    Check(
-        "job_shm",
-        "Room in /dev/shm, over which ranks of one node and loaders talk.",
-        _judge_shared_memory,
-        reads=("/dev/shm: stat -f, names",),  # noqa: S108 - words for the manual
-        cost_s=0.05,
-        purpose="job",
-    ),
+    Check.named("job_space", _judge_checkpoints),
+    Check.named("job_tmp", _judge_temporary),
+    Check.named("job_shm", _judge_shared_memory),
 )

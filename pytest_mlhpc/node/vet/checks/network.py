@@ -120,18 +120,4 @@ def _judge_counters(exam: Examination, before: Port, after: Port, elapsed: float
         exam.judge(rule, value, text, after.name)
 
 
-WATCHES = (
-    LoadWatch(
-        "network",
-        "Watches all ports of the node.",
-        _start,
-        _observe,
-        _judge,
-        reads=(
-            "/sys/class/infiniband/*/ports/*/{state,phys_state,rate,counters,hw_counters}",
-            "/sys/class/cxi/*/device/{port/0/link,telemetry}",
-            "/sys/class/net/*/{carrier,speed,duplex,carrier_down_count,statistics}",
-        ),
-        cost_s=0.2,
-    ),
-)
+WATCHES = (LoadWatch.named("network", _start, _observe, _judge),)

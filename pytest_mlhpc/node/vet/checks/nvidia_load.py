@@ -219,22 +219,11 @@ def _judge_each(
 
 
 WATCHES = (
-    LoadWatch(
-        "nvidia_throttle",
-        "Samples why clocks are held back.",
-        start,
-        functools.partial(observe, read=_read_clocks),
-        _judge_throttle,
-        reads=("NVML: clock event reasons, utilization, temperature, under load",),
-        cost_s=0.5,
-    ),
-    LoadWatch(
+    LoadWatch.named("nvidia_throttle", start, functools.partial(observe, read=_read_clocks), _judge_throttle),
+    LoadWatch.named(
         "nvidia_pcie",
-        "Samples the PCIe link.",
         start,
         functools.partial(observe, read=_read_link),
         functools.partial(_judge_each, judge=_judge_link, passed="PCIe links were at their best under load"),
-        reads=("NVML: PCIe generation and width, now and at most, under load",),
-        cost_s=0.5,
     ),
 )

@@ -274,20 +274,6 @@ def _judge_threshold(exam: Examination, library: NvmlLibrary, device: NvidiaDevi
 
 
 CHECKS = (
-    Check(
-        "nvidia_memory",
-        "Reads recovery action, error counters, remapped rows or retired pages of each device.",
-        with_devices(_judge_memory),
-        reads=(
-            "NVML: recovery action (field 230), ECC counters, remapped rows, retired pages, SRAM threshold",
-        ),
-        cost_s=1.0,
-    ),
-    Check(
-        "nvidia_links",
-        "Counts NVLinks that are down, and asks for the fabric.",
-        with_devices(_judge_all_links),
-        reads=("NVML: state of each NVLink, state of the fabric",),
-        cost_s=1.0,
-    ),
+    Check.named("nvidia_memory", with_devices(_judge_memory)),
+    Check.named("nvidia_links", with_devices(_judge_all_links)),
 )

@@ -17,7 +17,7 @@ import torch
 
 from pytest_mlhpc.node.protocol.schema import Figure, TimedOperation
 from pytest_mlhpc.node.worker import environment, prepare
-from pytest_mlhpc.node.worker.accelerators.ipu import load, measure, options
+from pytest_mlhpc.node.worker.accelerators.ipu import load, measure
 from pytest_mlhpc.node.worker.accelerators.ipu.measure import stored
 from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 from pytest_mlhpc.node.worker.workloads.characters import inner_batch, inner_parameters
@@ -38,7 +38,7 @@ class Compilation:
         run = place.run
         parameters = inner_parameters(run.parameters)
         self._poptorch = load()
-        self._settings = options.IpuSettings.of(parameters, "memory")
+        self._settings = measure.IpuSettings.of(parameters, "memory")
         self._batch = inner_batch(run.parameters)
         self._run = replace(
             run,
@@ -62,13 +62,13 @@ class Compilation:
     def repeat(self) -> Mapping[str, float]:
         """Compile once."""
         settings = self._settings
-        chosen = options.make(self._poptorch, settings, seed=0, world=1, cache=None)
+        chosen = measure.make(self._poptorch, settings, seed=0, world=1, cache=None)
         chosen.useOfflineIpuTarget(IPU_VERSION)
         torch.manual_seed(0)
         task = prepare.load_task(self._run)
         network = task.model().train()
         if settings.ipus_per_replica > 1:
-            options.place_blocks(self._poptorch, network, task, settings.ipus_per_replica)
+            measure.place_blocks(self._poptorch, network, task, settings.ipus_per_replica)
         optimizer = task.optimizer(network)
         model = measure.with_loss(self._poptorch, network, task)
         executor = self._poptorch.trainingModel(model, options=chosen, optimizer=optimizer)

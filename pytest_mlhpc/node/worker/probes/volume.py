@@ -279,9 +279,7 @@ def parse_mounts(table: str, device: str, folder: str) -> Mapping[str, str]:
 _STAMP = struct.Struct("<8sQQQ")
 _MAGIC = b"mlhpcblk"
 
-STAMP_BYTES = _STAMP.size
 
-#: Of a small file: as many of its stamp's bytes as it has.
 _FLAGS_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 

@@ -1,6 +1,6 @@
 """The lists of docs/vetting-checks.md, made of the checks, bounds and loads themselves.
 
-``python -m pytest_mlhpc.vetting.manual docs/vetting-checks.md`` writes them anew between their markers, such as
+``python tests/vetting/checks_page.py docs/vetting-checks.md`` writes them anew between their markers, such as
 ``<!-- checks: edac pci -->`` and ``<!-- end -->``; what stands outside is written by hand and stays. Without a file
 it prints the whole tables: what each check reads, and the meaning and source of each bound and floor.
 """

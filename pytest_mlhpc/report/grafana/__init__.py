@@ -1,1 +1,0 @@
-"""Grafana dashboards for what lies in InfluxDB, made of its schema (influx/schema.py)."""
