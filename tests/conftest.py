@@ -12,6 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from installed_wheel import installed, stranger  # noqa: F401 - fixtures
+from worker_queues import arrange
 
 from pytest_mlhpc.node.files import MOUNTS, file_system
 from pytest_mlhpc.node.processes import stat_fields
@@ -62,6 +63,13 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)  # after -m has chosen, and fixtures of modules have been grouped
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the tests that take longest where there are several workers."""
+    if (worker := getattr(config, "workerinput", None)) and worker["workercount"] > 1:
+        items[:] = arrange(items, worker["workercount"])
 
 
 #: What has been killed takes a moment to end; on a machine that is busy, long.

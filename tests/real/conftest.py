@@ -41,6 +41,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.servers)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Leave the shared Kubernetes before a test that does not use it: its daemons need a fifth of a core."""
+    yield
+    if uses_shared_kubernetes(item) and nextitem is not None and not uses_shared_kubernetes(nextitem):
+        for fixture in item.session._fixturemanager.getfixturedefs("kubernetes", item) or ():
+            fixture.finish(item._request)
+
+
+def uses_shared_kubernetes(item: pytest.Item) -> bool:
+    """Return whether a test uses the cluster of all workers, by itself or for its namespace."""
+    names = set(getattr(item, "fixturenames", ()))
+    return "kubernetes" in names or (
+        "namespace" in names and not names & {"own_kubernetes", "start_own_kubernetes"}
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def clusters_end_with_this_run(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let no cluster outlive this run of pytest, also one that a test starts for good and then fails."""

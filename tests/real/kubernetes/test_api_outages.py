@@ -17,6 +17,7 @@ def parts(own_kubernetes, namespace, tmp_path):
     found.close()
 
 
+@pytest.mark.long
 def test_a_server_that_restarts_in_the_middle_loses_no_event_and_no_line(parts, own_kubernetes):
     ref = parts.pod("i=0; while [ ! -e /tmp/go ]; do echo $i; i=$((i+1)); sleep 0.1; done; echo end")
     _, told = parts.follow(parts.api, ref)

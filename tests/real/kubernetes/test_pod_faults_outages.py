@@ -107,6 +107,7 @@ NODES = {"127.0.0.1": "node", "127.0.0.2": "node.2"}
 @pytest.mark.parametrize(
     "removed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["lost", "removed"]
 )
+@pytest.mark.long
 def test_a_node_that_is_lost_under_a_run_is_named_and_the_run_made_elsewhere(
     start_own_kubernetes, make_pod_suite, removed
 ):
