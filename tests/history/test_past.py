@@ -131,7 +131,7 @@ def test_an_event_to_come_changes_nothing_yet(state_dir, index):
     assert local(state_dir, index).noted("cirrus", "standard", 0) == []
 
 
-def test_a_source_that_fails_is_told_once_and_the_local_store_asked(state_dir, index):
+def test_a_source_that_fails_is_reported_once_and_the_local_store_asked(state_dir, index):
     store(state_dir, nights(quiet(5)))
     told = []
     past = JudgeHistory(state_dir, lambda: index, Dead(), told.append)

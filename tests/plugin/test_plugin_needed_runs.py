@@ -119,7 +119,7 @@ def test_runs_that_cannot_be_are_errors_of_the_tests_that_take_them(suite):
     )
 
 
-def test_a_test_that_declares_no_run_is_told_so(suite):
+def test_a_test_that_declares_no_run_is_refused_with_that_reason(suite):
     suite.write(
         """
         from pytest_mlhpc import prepare

@@ -76,7 +76,7 @@ def nothing_is_left(suite, checkout) -> bool:
     return not left and not checkout.worktrees() and checkout.git("status", "--porcelain") == ""
 
 
-def test_a_program_beside_the_test_is_that_of_the_revision(suite, checkout):
+def test_a_program_next_to_the_test_is_that_of_the_revision(suite, checkout):
     result = suite.run(OLD)
     result.expect(0, "test_script*100 items/s*50 items/s*better", passed=1)
     assert "B has files, builds, programs and packages of old (" in output(result)

@@ -191,7 +191,7 @@ def grown_until(second):
     ],
     ids=["grows", "grows, though the program lets it go at its end", "is all but full"],
 )
-def test_memory_is_told_that(looks, text):
+def test_memory_is_reported_as(looks, text):
     assert_found("memory", 0.0, True, text, looks)
 
 
@@ -217,7 +217,7 @@ def test_a_program_that_takes_long_to_end_hides_no_growth_of_its_training():
         (0x48, "thermal limit", "heat (by the board)"),
     ],
 )  # fmt: skip
-def test_clocks_that_are_held_down_have_their_reason(reasons, kind, text):
+def test_throttled_clocks_have_their_reason(reasons, kind, text):
     one = found(alone(device(reasons=reasons, power_w=690.0, celsius=62.0, clock_hz=0.8 * 1.98e9)))[kind]
     assert text in one.text
     assert one.share == pytest.approx(0.2)

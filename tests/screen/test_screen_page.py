@@ -73,7 +73,7 @@ def test_no_curve_loses_its_points_nor_its_peak_to_those_of_another():
         assert max(known) == 2.0
 
 
-def test_more_processes_than_can_be_told_apart_are_left_out():
+def test_more_processes_than_can_be_distinguished_are_left_out():
     found = {one.title: one for one in charts(looks(40), ())}
     assert len(found["Cores busy"].curves) == MOST_CURVES
     assert "Time of a step" not in found

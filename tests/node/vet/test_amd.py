@@ -49,7 +49,7 @@ def unmade(monkeypatch: pytest.MonkeyPatch, *makers: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mi300x-good", "mi250x-good", "mi300x-counts-fail"])
-def test_the_library_is_closed_after_each_look(name: str) -> None:
+def test_the_library_is_closed_after_each_reading(name: str) -> None:
     with patch.object(FakeAmdsmi, "__init__", autospec=True, side_effect=FakeAmdsmi.__init__) as begun:
         outcomes(case(name))
     modules = [call.args[0] for call in begun.call_args_list]

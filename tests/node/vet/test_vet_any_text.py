@@ -74,7 +74,7 @@ def test_what_is_printed_is_printable_lines_of_which_the_last_says_go_or_no_go(v
 
 
 @given(VERDICTS)
-def test_an_environment_has_words_that_no_shell_would_take_for_more(verdict):
+def test_an_environment_file_is_quoted_for_a_shell(verdict):
     try:
         values = environment(verdict)
     except ValueError:

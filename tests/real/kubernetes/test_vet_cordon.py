@@ -118,7 +118,7 @@ class Meddling:
         return self._api.patch(ref, body)
 
 
-def test_an_administrator_who_cordons_between_our_look_and_our_change_is_not_overwritten(node, keeper):
+def test_an_administrator_who_cordons_between_our_reading_and_our_change_is_not_overwritten(node, keeper):
     meddling = Meddling(keeper._api, lambda: node(spec={"unschedulable": True}), 1)
     (done,) = apply(verdict(unfit()), KubernetesNodes(meddling))
     assert (done.word, done.text, reason(node)) == ("left", "already cordoned (by kubectl-cordon)", None)
@@ -144,7 +144,7 @@ def test_a_node_that_the_cluster_does_not_know_is_named(keeper):
     assert str(done) == str(back) == "nope: FAILED: the cluster has no node of this name"
 
 
-def test_an_account_without_rights_is_told_what_it_lacks(kubernetes, node):
+def test_an_account_without_rights_is_refused_with_those_that_it_lacks(kubernetes, node):
     api = connect(kubeconfig=str(kubernetes.user("limited")), environ={})
     try:
         (done,) = apply(verdict(unfit()), KubernetesNodes(api))

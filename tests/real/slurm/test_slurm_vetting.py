@@ -87,7 +87,7 @@ def suite(slurm, tmp_path, state_dir) -> Iterator[Suite]:
 
 
 @pytest.mark.long
-def test_a_slow_node_is_left_out_named_in_the_record_and_kept_out_of_the_next_session(suite):
+def test_a_slow_node_is_left_out_named_in_the_record_and_excluded_from_the_next_session(suite):
     suite.tests(MEASURED)
     with slowed("node3"):
         first = suite.start().end()
