@@ -38,18 +38,9 @@ WORKERS = ("-p", "xdist", "-n", "2")
 
 
 def end_by(suite, number: int, tests: str, *arguments: str) -> tuple[int, str]:
-    """Start a suite, send *number* to pytest once a program runs, and return exit code and output.
-
-    SIGHUP goes to its workers too, as from a terminal.
-    """
+    """Send *number* to the session of a suite once a program runs; return exit code and output."""
     suite.write(tests.format(folder=suite.folder))
-    started = suite.folder / "started"
-    with suite.start(*arguments, start_new_session=True) as process:
-        wait_for(lambda: started.exists() or process.poll() is not None)
-        (os.killpg if number == signal.SIGHUP else os.kill)(process.pid, number)
-        output, _ = process.communicate(timeout=LIMIT_S)
-    assert started.exists(), output
-    return process.returncode, output
+    return suite.end_by(number, suite.folder / "started", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from kubernetes_service import (
     Kubernetes,
     end_kubernetes,
     given_kubernetes,
+    private_kubernetes,
     share_kubernetes,
-    start_kubernetes,
 )
 from kubernetes_service import clear_away as clear_kubernetes_away
 from services import (
@@ -176,16 +176,10 @@ def start_own_kubernetes(
 ) -> Iterator[Callable[..., Kubernetes]]:
     """Start private clusters: `start_own_kubernetes("--nodes", "2")`, options as of `ci/kubernetes up`."""
     started: list[Kubernetes] = []
-    install = "kubernetes" in required(request.config)
     ending = contextlib.ExitStack()
 
     def start(*options: str) -> Kubernetes:
-        directory = Path(tempfile.mkdtemp(prefix="mlhpc-kubernetes-"))
-        cluster = needs(
-            request.config,
-            "kubernetes",
-            lambda: start_kubernetes(directory, *options, private=True, install=install),
-        )
+        cluster = private_kubernetes(request.config, *options)
         started.append(cluster)
         ending.callback(end_kubernetes, cluster)
         _enter_kubernetes(cluster, monkeypatch)

@@ -5,7 +5,6 @@ import time
 
 import pytest
 from faults import ONE
-from pod_suites import OURS
 
 BAD = """\
 @script("echo no rate; exit 3")
@@ -36,7 +35,8 @@ def test_what_failed_stays_until_its_age_is_over_and_a_later_session_deletes_it(
     pod_suite.tests(ONE + BAD)
     pod_suite.run().expect(1, passed=1, error=0, failed=1)
     assert kept(pod_suite) == [("Job", "", True), ("Pod", "Succeeded", False), ("Secret", "", False)]
-    assert "no rate" in pod_suite.kubectl("logs", "--selector", OURS, "--container", "worker")
+    (pod,) = [one for one in pod_suite.objects("pods") if "deletionTimestamp" not in one["metadata"]]
+    assert "no rate" in pod_suite.kubectl("logs", pod["metadata"]["name"], "--container", "worker")
     assert "nothing" not in pod_suite.reap(code=None)
     assert len(kept(pod_suite)) == 3  # its time is not over
     make_old(pod_suite)
