@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from house import House, read_house
 from installed_wheel import installed, stranger  # noqa: F401 - fixtures
 from worker_queues import arrange
 
@@ -160,6 +161,12 @@ class Beginnings:
     def _hear(self, event: str, _arguments: object) -> None:
         if event in _BEGINNINGS:
             self.count += 1
+
+
+@pytest.fixture(scope="session")
+def house() -> House:
+    """The figures of the checkout, whose reading takes seconds."""
+    return read_house()
 
 
 @pytest.fixture(scope="session")

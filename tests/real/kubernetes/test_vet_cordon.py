@@ -38,7 +38,9 @@ def api_server(request):
 def node(api_server):
     """A node of this test alone, as an object of the API, which is read, or changed as an administrator would."""
     path = f"/api/v1/nodes/{HOST}"
-    api_server.ask("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": HOST}})
+    spec = {"taints": [{"key": "test/none", "effect": "NoExecute"}]}
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": HOST}, "spec": spec}
+    api_server.ask("POST", "/api/v1/nodes", body)
 
     def ask(**patch):
         if patch:
