@@ -81,8 +81,8 @@ def test_a_row_tells(tmp_path, runs, row):
         ("storage", {}, ("other", "storage")),
     ],
 )
-def test_the_mode_is_that_of_the_parameters(workload, parameters, told):
-    assert mode_of(workload, parameters) == told
+def test_the_mode_is_that_of_the_parameters(workload, parameters, reported):
+    assert mode_of(workload, parameters) == reported
 
 
 def test_the_id_of_a_job_says_which_scheduler_it_was():

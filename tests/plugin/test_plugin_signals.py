@@ -24,7 +24,7 @@ def test_next(run): pass
 """
 
 STUBBORN = """
-@script("trap 'touch {folder}/told' TERM; touch {folder}/started; while :; do sleep 0.1; done")
+@script("trap 'touch {folder}/trapped' TERM; touch {folder}/started; while :; do sleep 0.1; done")
 def test_long(run): pass
 """
 
@@ -85,9 +85,9 @@ def test_a_terminal_that_is_gone_keeps_no_session_from_ending_in_order(suite):
 
 def test_a_second_ctrl_c_ends_the_waiting_without_a_traceback(suite):
     suite.write(STUBBORN.format(folder=suite.folder))
-    started, told = suite.folder / "started", suite.folder / "told"
+    started, trapped = suite.folder / "started", suite.folder / "trapped"
     with suite.start() as process:
-        for file in (started, told):
+        for file in (started, trapped):
             wait_for(lambda file=file: file.exists() or process.poll() is not None)
             process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=LIMIT_S)

@@ -45,9 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """Leave the shared Kubernetes before a test that does not use it: its daemons need a fifth of a core."""
     yield
-    if uses_shared_kubernetes(item) and nextitem is not None and not uses_shared_kubernetes(nextitem):
+    if nextitem is not None and not uses_shared_kubernetes(nextitem):
         for fixture in item.session._fixturemanager.getfixturedefs("kubernetes", item) or ():
-            fixture.finish(item._request)
+            if fixture.cached_result is not None:
+                fixture.finish(item._request)
 
 
 def uses_shared_kubernetes(item: pytest.Item) -> bool:

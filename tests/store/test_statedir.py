@@ -71,7 +71,7 @@ def homeless(monkeypatch):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS])
 def test_only_a_full_disk_is_called_full(number):
     error = OSError(number, os.strerror(number))
-    told = StoreError("cannot be written")
-    told.__cause__ = error
+    wrapped = StoreError("cannot be written")
+    wrapped.__cause__ = error
     full = number in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-    assert unwritten(error) == unwritten(told) == ("disk_full" if full else "not_writable")
+    assert unwritten(error) == unwritten(wrapped) == ("disk_full" if full else "not_writable")

@@ -359,13 +359,13 @@ def test_the_first_node_is_found_behind_an_address_at_which_nothing_listens(serv
 
 
 def test_an_address_that_is_announced_later_is_found(served: Served) -> None:
-    told: list[list[tuple[str, int]]] = [[("127.0.0.1", served.port)]]
+    reported: list[list[tuple[str, int]]] = [[("127.0.0.1", served.port)]]
 
     def places() -> list[tuple[str, int]]:
-        if len(told) == 1:
-            told.append([])
+        if len(reported) == 1:
+            reported.append([])
             raise ValueError("its address is missing")
-        return told[0]
+        return reported[0]
 
     with contextlib.closing(find(places, rounds=2)) as wire:
         assert wire.trusted

@@ -40,11 +40,11 @@ def test_a_process_that_is_no_rank_of_the_run_is_not_greeted(changes, expected):
 
 
 def test_progress_is_the_slowest_ranks_step_and_all_ranks_samples_once_a_second():
-    made, told = book(), []
+    made, reported = book(), []
     for rank, step, rate, when in ((0, 4, 2.0, 100.0), (1, 3, 3.0, 100.5), (0, 5, 2.0, 101.5)):
-        told.append(made.say(rank, "progress", {"step": step, "steps": 10, "samples_per_s": rate}, when))
-    assert (told[0] is None, told[1]) == (False, None)
-    assert told[2] == ("progress", {"step": 3, "steps": 10, "samples_per_s": 5.0})
+        reported.append(made.say(rank, "progress", {"step": step, "steps": 10, "samples_per_s": rate}, when))
+    assert (reported[0] is None, reported[1]) == (False, None)
+    assert reported[2] == ("progress", {"step": 3, "steps": 10, "samples_per_s": 5.0})
 
 
 def test_nonsense_as_progress_is_no_failure():

@@ -131,8 +131,8 @@ def answered(pods):
             peer, _ = hub.accept()
             with peer, peer.makefile("rb") as lines:
                 peer.sendall(b'{"kind":"challenge","challenge":"x"}\n')
-                told = replies(group, json.loads(lines.readline())["challenge"])
-                peer.sendall(b"".join(json.dumps(one).encode() + b"\n" for one in told))
+                reported = replies(group, json.loads(lines.readline())["challenge"])
+                peer.sendall(b"".join(json.dumps(one).encode() + b"\n" for one in reported))
                 group.ends()
         return group
 

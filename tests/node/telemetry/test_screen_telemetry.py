@@ -122,10 +122,10 @@ def test_days_of_intervals_stay_in_a_small_file_and_say_the_same(most, tmp_path)
     assert sizes[0] > 0
     assert most / 4 <= len(kept) <= most
     assert (kept[0], kept[-1].time_s) == (every[0], every[-1].time_s)
-    told = {one.name: one.value for one in figures(kept)}
-    assert told == {one.name: pytest.approx(one.value) for one in figures(every)}
-    assert told["telemetry_memory"] == pytest.approx(9 * GIB + 200 * MIB)
-    assert told["telemetry_cores"] == pytest.approx(1.5 + 0.6 * 2 / 3, rel=1e-3)
+    reported = {one.name: one.value for one in figures(kept)}
+    assert reported == {one.name: pytest.approx(one.value) for one in figures(every)}
+    assert reported["telemetry_memory"] == pytest.approx(9 * GIB + 200 * MIB)
+    assert reported["telemetry_cores"] == pytest.approx(1.5 + 0.6 * 2 / 3, rel=1e-3)
     for begin, end in ((0.25, 0.5), (0.5, 1.0), (0.9, 0.999)):
         times = (100.0 + begin * DAYS_S, 100.0 + end * DAYS_S)
         rough, exact = (

@@ -40,8 +40,8 @@ def exchange(pair: tuple[Child, Child], **args: object) -> list[CheckOutcome]:
 def start_long_exchange(pair: tuple[Child, Child], backend: str, timeout_s: float) -> None:
     """Have both begin an exchange of minutes; return once both compute, as who waits for its partner does not."""
     before = [child.cpu_s() for child in pair]
-    told = orders(backend=backend, timeout_s=timeout_s, bytes=64 * MIB, rounds=500)
-    for child, order in zip(pair, told, strict=True):
+    commands = orders(backend=backend, timeout_s=timeout_s, bytes=64 * MIB, rounds=500)
+    for child, order in zip(pair, commands, strict=True):
         child.order("pair", **order)
     for child in pair:
         assert child.next() is not None

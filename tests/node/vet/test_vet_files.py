@@ -295,9 +295,9 @@ def test_a_folder_that_is_not_writable_is_named(tmp_path, capfd):
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    told = capfd.readouterr().out
-    assert "cannot be used" in told
-    assert "Permission denied; choose a folder that can be written" in told
+    reported = capfd.readouterr().out
+    assert "cannot be used" in reported
+    assert "Permission denied; choose a folder that can be written" in reported
 
 
 def test_a_full_disk_is_named_and_leaves_nothing_half_written(tmp_path):

@@ -93,10 +93,10 @@ def test_the_overview_names_what_is_slow_and_links_to_it(report, open_page):
 
 def test_a_change_point_is_reported_with_the_event_and_the_driver(report, open_page):
     opened = open_page(report, "#view=benchmarks&system=archer2&q=cosmoflow")
-    told = opened.text("ul.shifts")
-    assert re.match(r"\N{MINUS SIGN}[67]\.\d.% 2026-07-16: 3\d\d\.\d samples/s", told)
-    assert "driver 570 to 580" in told
-    assert "driver 570.86 -> 580.95" in told
+    reported = opened.text("ul.shifts")
+    assert re.match(r"\N{MINUS SIGN}[67]\.\d.% 2026-07-16: 3\d\d\.\d samples/s", reported)
+    assert "driver 570 to 580" in reported
+    assert "driver 570.86 -> 580.95" in reported
 
 
 def test_the_pointer_tells_a_nights_figure_node_and_commit(report, open_page):
