@@ -11,7 +11,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from house import House, read_house
 from installed_wheel import installed, stranger  # noqa: F401 - fixtures
+from worker_queues import arrange
 
 from pytest_mlhpc.node.files import MOUNTS, file_system
 from pytest_mlhpc.node.processes import stat_fields
@@ -62,6 +64,13 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)  # after -m has chosen, and fixtures of modules have been grouped
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the tests that take longest where there are several workers."""
+    if (worker := getattr(config, "workerinput", None)) and worker["workercount"] > 1:
+        items[:] = arrange(items, worker["workercount"])
 
 
 #: What has been killed takes a moment to end; on a machine that is busy, long.
@@ -152,6 +161,12 @@ class Beginnings:
     def _hear(self, event: str, _arguments: object) -> None:
         if event in _BEGINNINGS:
             self.count += 1
+
+
+@pytest.fixture(scope="session")
+def house() -> House:
+    """The figures of the checkout, whose reading takes seconds."""
+    return read_house()
 
 
 @pytest.fixture(scope="session")

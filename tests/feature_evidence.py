@@ -44,14 +44,14 @@ def mode_of(workload: str, parameters: Mapping[str, Any]) -> tuple[str, str]:
         return str(parameters.get("of")), _LOOKING[workload]
     if workload not in TRAININGS:
         return "other", workload
-    told = (
+    reported = (
         ("CPU back-end", parameters.get("cerebras") == "cpu"),
         ("to quality", parameters.get("until") == "quality"),
         ("bagging", parameters.get("bagging")),
         ("sharded", parameters.get("parallel")),
         ("timed", True),
     )
-    return workload, next(mode for mode, holds in told if holds)
+    return workload, next(mode for mode, holds in reported if holds)
 
 
 def system_of(job_id: str) -> str:
@@ -73,8 +73,8 @@ def of_records(folder: Path, since_ns: int) -> set[Feature]:
                 continue
             workload = record.definition.partition(" ")[0]
             if workload in _OURS:
-                told = mode_of(workload, record.parameters)
-                found.add((system_of(record.job_id), measured.device_type, *told))
+                reported = mode_of(workload, record.parameters)
+                found.add((system_of(record.job_id), measured.device_type, *reported))
     return found
 
 
@@ -99,8 +99,8 @@ class Evidence:
     def _combined(self, run: Any, reports: Any) -> Measurement:
         measured = self._combine(run, reports)
         if run.workload in _OURS and measured.device_type != "ipu":  # for which poptorch is stood in
-            told = mode_of(run.workload, run.parameters)
-            self._of_ranks.add(("this machine", measured.device_type, *told))
+            reported = mode_of(run.workload, run.parameters)
+            self._of_ranks.add(("this machine", measured.device_type, *reported))
         return measured
 
     @pytest.hookimpl(wrapper=True)

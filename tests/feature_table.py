@@ -47,29 +47,29 @@ def table(evidence: Evidence, accelerators: Path = ROOT / "pytest_mlhpc/node/wor
         for system in _SCHEDULERS
     ]
     for name, device, remark in _DEVICES:
-        told = {(workload, mode) for _, of_run, workload, mode in found if of_run == device}
-        rows.append(_row(name, told, _state(device, told, remark, accelerators)))
+        reported = {(workload, mode) for _, of_run, workload, mode in found if of_run == device}
+        rows.append(_row(name, reported, _state(device, reported, remark, accelerators)))
     head = ["| system | " + " | ".join(WORKLOADS) + " | besides |", "|---" * (len(WORKLOADS) + 2) + "|"]
     return "\n".join([*head, *rows])
 
 
-def _state(device: str, told: set[tuple[str, str]], remark: str, accelerators: Path) -> str:
+def _state(device: str, reported: set[tuple[str, str]], remark: str, accelerators: Path) -> str:
     """Return what a row says of a device beside its cells."""
     if not (accelerators / f"{device}.py").is_file() and not (accelerators / device).is_dir():
         return ", ".join(word for word in (remark, "not yet") if word)
-    modes = {mode for _, mode in told}
+    modes = {mode for _, mode in reported}
     if modes - _WITHOUT_DEVICE:
         return remark
     known = "lowered only" if "lowered" in modes else "needs hardware, not run"
     return ", ".join(word for word in (remark, known) if word)
 
 
-def _row(name: str, told: set[tuple[str, str]], state: str) -> str:
+def _row(name: str, reported: set[tuple[str, str]], state: str) -> str:
     cells = []
     for workload in WORKLOADS:
-        modes = [mode for mode in MODES if (workload, mode) in told]
+        modes = [mode for mode in MODES if (workload, mode) in reported]
         cells.append(", ".join(modes) or "-")
-    others = sorted(mode for workload, mode in told if workload == "other")
+    others = sorted(mode for workload, mode in reported if workload == "other")
     title = f"{name} ({state})" if state else name
     return "| " + " | ".join([title, *cells, ", ".join(others) or "-"]) + " |"
 

@@ -9,6 +9,7 @@ import os
 import secrets
 import shlex
 import subprocess
+import tempfile
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -279,11 +280,21 @@ def share_kubernetes(config: pytest.Config) -> Iterator[Kubernetes]:
     """Start one cluster for a whole session of pytest and yield it to this worker, as a session's fixture does."""
     directory = session_folder(config, "kubernetes")
     install = "kubernetes" in required(config)
-    options = ("--nodes", "2", "--gpus", "4")
+    # Kubelets of 1.20 lose lines when they rotate a log, which they do with one of 10 MiB within ten seconds.
+    options = ("--nodes", "2", "--gpus", "4", "--log-max-size", "200Mi")
     yield needs(
         config, "kubernetes", lambda: start_kubernetes(directory, *options, private=False, install=install)
     )
     leave("kubernetes", directory)
+
+
+def private_kubernetes(config: pytest.Config, *options: str) -> Kubernetes:
+    """Start a cluster that its tests may break, and end by `end_kubernetes`; options as of `ci/kubernetes up`."""
+    directory = Path(tempfile.mkdtemp(prefix="mlhpc-kubernetes-"))
+    install = "kubernetes" in required(config)
+    return needs(
+        config, "kubernetes", lambda: start_kubernetes(directory, *options, private=True, install=install)
+    )
 
 
 def end_kubernetes(cluster: Kubernetes) -> None:

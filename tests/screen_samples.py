@@ -38,7 +38,7 @@ def samples(processes, devices=lambda _second: (), seconds=20, **node):
     ]
 
 
-def told(pid=10, rank=0, step=0.1, wait=0.0, **more):
+def reported(pid=10, rank=0, step=0.1, wait=0.0, **more):
     """What the hook says of a process with thirty equal steps."""
     ends = tuple(100.0 + step * number for number in range(30))
     return TrainingTrace(pid=pid, host="n1", rank=rank, ends=ends, waits=(wait,) * 30, **more)

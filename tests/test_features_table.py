@@ -69,7 +69,7 @@ def test_a_row_tells(tmp_path, runs, row):
 
 
 @pytest.mark.parametrize(
-    ("workload", "parameters", "told"),
+    ("workload", "parameters", "mode"),
     [
         ("cosmoflow", {}, ("cosmoflow", "timed")),
         ("cosmoflow", {"until": "quality"}, ("cosmoflow", "to quality")),
@@ -81,8 +81,8 @@ def test_a_row_tells(tmp_path, runs, row):
         ("storage", {}, ("other", "storage")),
     ],
 )
-def test_the_mode_is_that_of_the_parameters(workload, parameters, told):
-    assert mode_of(workload, parameters) == told
+def test_the_mode_is_that_of_the_parameters(workload, parameters, mode):
+    assert mode_of(workload, parameters) == mode
 
 
 def test_the_id_of_a_job_says_which_scheduler_it_was():

@@ -4,12 +4,7 @@ import ast
 import re
 
 import pytest
-from house import ROOT, read_house
-
-
-@pytest.fixture(scope="module")
-def house():
-    return read_house()
+from house import ROOT
 
 
 def test_no_module_imports_itself_by_way_of_others(house):

@@ -19,7 +19,7 @@ def fail(number, name):
 '''
 
 
-def test_texts_of_two_words_are_listed_whole_with_their_line_and_docstrings_and_patterns_are_not():
+def test_texts_are_listed_whole_with_their_line_and_docstrings_and_patterns_are_not():
     assert list(messages.messages(SOURCE)) == [(11, "{name}: {number} is too large; use a smaller one")]
 
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 from alert_bads import bad, night, seen
-from killed_lines import killed_at, lines_run, moments
+from killed_lines import killed_at, moments
 
 from pytest_mlhpc.alert import book as books
 from pytest_mlhpc.alert.book import (
@@ -191,8 +191,8 @@ def test_a_command_that_is_killed_at_any_line_leaves_each_change_once_in_the_jou
             write_with_journal(state_dir, replace(book, last_ns=1, journal=(*book.journal, *entries)))
 
     traced = {books.__file__, events.__file__}
-    numbers = moments(lines_run(traced, lambda: work(tmp_path / "first", *made[:2])))
-    assert len(numbers) > 50
+    numbers = moments(traced, tmp_path, lambda: work(tmp_path / "first", *made[:2]))
+    assert len(numbers) > 5
     for number in numbers:
         state_dir = tmp_path / str(number)
         assert killed_at(traced, number, lambda: work(state_dir, *made[:2]))  # noqa: B023 - it is called at once

@@ -60,7 +60,7 @@ def test_each_system_and_commit_has_a_comparison_of_its_own():
     assert [one.system + one.commit[0] for one in found] == ["archer2a", "cirrusa", "cirrusb"]
 
 
-def test_what_did_not_pass_is_told_in_the_judges_words():
+def test_what_did_not_pass_is_listed_with_the_judges_reason():
     slow = record(1, verdict="regressed", explanation=("rate 90 samples/s: 10 % below 100",))
     broken = record(2, verdict="out_of_memory", measurement=None, failure="out_of_memory: rank 3\n  log: /x")
     (found,) = compared(slow, broken)

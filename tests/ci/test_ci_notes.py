@@ -144,7 +144,7 @@ def test_what_is_no_commit_is_never_put_into_an_address(server, commit):
         (Reply(fault="hang"), "no answer within"),
     ],
 )
-def test_what_gitlab_refuses_is_told_without_the_token(server, reply, text):
+def test_what_gitlab_refuses_is_reported_without_the_token(server, reply, text):
     server.then(reply)
     with pytest.raises(DeliveryError) as error:
         notes_of(server, limit_s=0.5 if reply.fault == "hang" else 300.0).post(comparison())

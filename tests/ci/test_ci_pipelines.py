@@ -105,7 +105,7 @@ def test_a_systems_inputs_are_put_over_the_defaults(tmp_path):
     }
 
 
-def test_every_problem_of_the_file_is_told_at_once_with_its_line():
+def test_every_problem_of_the_file_is_reported_at_once_with_its_line():
     """Each line of the file says in its comment what is wrong with it."""
     path = Path(__file__).with_name("wrong-ci.yaml")
     with pytest.raises(ConfigError) as error:

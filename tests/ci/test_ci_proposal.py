@@ -72,7 +72,7 @@ def test_a_damaged_baseline_file_is_not_proposed(unchanged):
         propose(proposal(unchanged))
 
 
-def test_a_refusal_is_told_in_gits_words_without_the_token(project):
+def test_a_refusal_has_gits_message_without_the_token(project):
     remote = f"http://user:{TOKEN}@127.0.0.1:9/x.git"
     with pytest.raises(GitError, match=r"^git push: ") as error:
         propose(proposal(project, remote=remote, token=TOKEN))

@@ -34,8 +34,8 @@ def propose(project):
 
     def run(at=0, when="during", **more):
         counted.write_text("", encoding="utf-8")
-        told = {**environment, "AT": str(at), "WHEN": when, **more}
-        done = subprocess.run(argv, cwd=project, env=told, capture_output=True, text=True, check=False)
+        variables = {**environment, "AT": str(at), "WHEN": when, **more}
+        done = subprocess.run(argv, cwd=project, env=variables, capture_output=True, text=True, check=False)
         assert not at or wait_until(ended.exists, 300), done.stderr
         ended.unlink(missing_ok=True)
         done.calls = counted.read_text(encoding="utf-8").split()

@@ -48,7 +48,7 @@ def test_a_merge_request_is_on_the_branch_that_it_merges(tmp_path):
     ("event", "purpose"),
     [("schedule", "nightly"), ("workflow_dispatch", "manual"), ("pull_request", "change")],
 )
-def test_github_says_it_in_other_words(tmp_path, event, purpose):
+def test_github_has_variables_of_other_names(tmp_path, event, purpose):
     environ = {"GITHUB_SHA": "c0ffee", "GITHUB_REF_NAME": "main", "GITHUB_HEAD_REF": "", "GITHUB_RUN_ID": "7"}
     found = provenance_of(tmp_path, {"GITHUB_EVENT_NAME": event, **environ})
     assert (found.purpose, found.branch, found.commit, found.pipeline) == (purpose, "main", "c0ffee", "7")

@@ -109,7 +109,7 @@ def test_a_folder_without_benchmarks_has_nothing_to_check(project, mlhpc):
     assert mlhpc("check").out == "no test here declares a run; `mlhpc init` writes a first suite\n"
 
 
-def test_an_empty_folder_is_told_nothing_but_how_to_begin(tmp_path, mlhpc, monkeypatch):
+def test_in_an_empty_folder_only_the_first_step_is_printed(tmp_path, mlhpc, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert mlhpc("check").out == "no test here declares a run; `mlhpc init` writes a first suite\n"
 

@@ -182,7 +182,7 @@ def test_text_that_a_terminal_would_obey_is_not_printed(mlhpc, state_dir):
 
 
 @pytest.mark.parametrize("words", [["history", "m\udce9"], ["records", "show", "m\udce9"]])
-def test_words_that_are_no_utf8_are_answered(state_dir, words):
+def test_arguments_that_are_no_utf8_are_answered(state_dir, words):
     done = subprocess.run(
         [sys.executable, "-m", "pytest_mlhpc.cli", *words], capture_output=True, check=False
     )
@@ -373,7 +373,7 @@ def called(*words: str) -> str:
     return done.stdout
 
 
-def test_a_screened_program_prints_beside_the_object(project):
+def test_a_screened_program_may_print_besides_the_object(project):
     argv = [
         sys.executable,
         "-m",
@@ -423,7 +423,7 @@ def test_where_nothing_is_recorded_that_is_said_in_a_sentence(words, capfd, proj
     ["status", "records list", "records cost", "history changes", "history sensitivity", "alert list", "vet history",
      "report html --output out.html", "report openmetrics"],
 )  # fmt: skip
-def test_whoever_only_looks_leaves_no_state_directory_behind(words, capfd, project):
+def test_commands_that_only_read_make_no_state_directory(words, capfd, project):
     main([*shlex.split(words), "--state-dir", "mistyped/state"])
     capfd.readouterr()
     assert list(project.iterdir()) == []

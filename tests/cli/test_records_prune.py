@@ -154,7 +154,7 @@ def test_a_time_that_is_too_near_is_refused_with_an_example(mlhpc, older):
     assert f"--older {older!r} is less than a day ago; write for example: --older 2y" in err
 
 
-def test_prune_wants_to_be_told_how_old(mlhpc):
+def test_prune_needs_an_age(mlhpc):
     assert "Missing option '--older'" in mlhpc("records", "prune", code=2).err
 
 

@@ -128,7 +128,7 @@ def test_loops_over_systems_are_followed_and_calls_that_change_them_are_named(tm
     )
 
 
-def test_systems_of_one_name_are_told_apart():
+def test_systems_of_one_name_are_distinguished():
     """This machine is `local`; ReFrame's own configuration has a system of that name, too."""
     one = {"name": "local", "partitions": [{"name": "x", "scheduler": "local", "launcher": "local"}]}
     converted = reframe_settings.convert(reframe_settings.Settings([one, one], []))

@@ -18,7 +18,7 @@ def last(mlhpc):
     return lambda *options: mlhpc("status", *options).out.splitlines()
 
 
-def test_a_night_is_told_of_all_systems_by_cause(state_dir, last):
+def test_a_night_of_all_systems_is_reported_by_cause(state_dir, last):
     now_ns = time.time_ns()
     store(state_dir, [
         *of_test("good", node_hours=0.5), *of_test("other", system="archer2", last_ns=now_ns - 6 * HOUR),

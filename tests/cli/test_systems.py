@@ -28,7 +28,7 @@ def test_list_names_systems_partitions_and_what_is_archived(systems):
 
 
 @pytest.mark.parametrize("text", [None, "systems: {mine: {partitions: {cpu: {scheduler: local}}}}\n"])
-def test_this_machine_is_there_without_a_word_about_it(systems, text):
+def test_this_machine_is_listed_without_a_systems_file(systems, text):
     Path("systems.yaml").write_text(text) if text else Path("systems.yaml").unlink()
     assert "local  cpu, accelerator  this machine" in systems("list")
     assert json.loads(systems("show", "local", "--json"))["system"]["partitions"][0]["nodes"]["cores"] >= 1

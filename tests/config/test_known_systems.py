@@ -25,7 +25,7 @@ def test_each_known_system_has_a_file_of_its_name():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_known_system_is_added_to_a_new_file_beside_this_machine(tmp_path, name):
+def test_a_known_system_is_added_to_a_new_file_next_to_this_machine(tmp_path, name):
     variables = add_system(tmp_path / "systems.yaml", name)
     assert list(load(tmp_path / "systems.yaml").entries) == ["local", name]
     assert ("MLHPC_ACCOUNT" in variables) == ("account: " in known_text(name))
@@ -91,7 +91,7 @@ def test_a_known_system_is_listed_and_added_and_then_shown(systems):
     assert "has a system 'archer2' already; nothing was written" in systems("add", "archer2", code=2).err
 
 
-def test_who_names_a_known_system_is_told_how_to_have_it(systems):
+def test_a_known_system_that_no_file_has_is_refused_with_how_to_add_it(systems):
     said = systems("show", "cirrus", code=2).err
     assert "there is no systems.yaml here: unknown system 'cirrus'" in said
     assert "`mlhpc systems add cirrus` adds it" in said

@@ -68,7 +68,7 @@ def test_what_torch_sees_is_found_and_asked_once_per_boot(torch: Stage):
     assert (first.model, torch.imports) == ("NVIDIA H200", 1)
 
 
-def test_a_driver_that_was_mended_is_seen_in_the_same_boot(torch: Stage):
+def test_a_driver_that_was_repaired_is_detected_in_the_same_boot(torch: Stage):
     torch.write(TORCH.format(available="os.path.exists(os.environ['CALLS'] + '.mended')"))
     broken = torch.find()
     assert broken.kind == ""
@@ -105,7 +105,7 @@ def test_a_state_directory_that_cannot_be_written_is_no_hindrance(torch: Stage):
     assert torch.find().kind == "cuda"
 
 
-def test_a_rocm_build_is_told_from_cuda(torch: Stage):
+def test_a_rocm_build_is_distinguished_from_cuda(torch: Stage):
     torch.write(TORCH.format(available=True), version="hip = '6.2'\n")
     assert torch.find().kind == "rocm"
 

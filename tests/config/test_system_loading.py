@@ -92,12 +92,12 @@ def test_the_documented_example_becomes_a_target(tmp_path: Path):
         ("cirrus:standard", "all", ["default", "other"]),
     ],
 )
-def test_the_first_environment_is_taken_unless_told_otherwise(tmp_path: Path, name, environment, chosen):
+def test_the_first_environment_is_taken_unless_stated_otherwise(tmp_path: Path, name, environment, chosen):
     targets = load(tmp_path, CIRRUS, MLHPC_ACCOUNT="z19").select(name, environment)
     assert [target.id for target in targets] == [f"cirrus:standard+{one}" for one in chosen]
 
 
-def test_a_local_partition_reads_what_it_is_not_told(tmp_path: Path):
+def test_a_local_partition_reads_what_its_entry_does_not_say(tmp_path: Path):
     (target,) = load(tmp_path, partition(scheduler="local")).select("mine")
     nodes, environment = target.partition.nodes, target.environment
     assert nodes.cores >= 1
@@ -238,7 +238,7 @@ def test_loading_this_module_needs_pydantic_but_the_model_does_not():
         ("x" * 10_000, None, "unknown system"),
     ],
 )
-def test_an_unknown_word_is_refused_with_the_nearest(tmp_path: Path, name, environment, text):
+def test_an_unknown_value_is_refused_with_the_nearest(tmp_path: Path, name, environment, text):
     with pytest.raises(UsageError, match=text):
         load(tmp_path, CIRRUS, MLHPC_ACCOUNT="z").select(name, environment)
 
@@ -341,7 +341,7 @@ def test_included_files_have_a_limit(tmp_path: Path):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake["problems"][0] for mistake in MISTAKES])
-def test_all_mistakes_are_named_with_line_key_and_nearest_word(tmp_path: Path, mistake):
+def test_all_mistakes_are_named_with_line_key_and_nearest_name(tmp_path: Path, mistake):
     for name, content in mistake.get("files", {}).items():
         (tmp_path / name).write_text(content)
     text = CIRRUS if "example" in mistake else mistake.get("file") or partition(**mistake["partition"])
@@ -412,7 +412,7 @@ def test_an_option_that_is_no_file_is_a_usage_error(tmp_path: Path, name):
         find_systems_file(tmp_path, name)
 
 
-def test_a_circle_through_a_symbolic_link_is_seen(tmp_path: Path):
+def test_a_circle_through_a_symbolic_link_is_detected(tmp_path: Path):
     (tmp_path / "link.yaml").symlink_to(tmp_path / "systems.yaml")
     assert "circle" in refused(tmp_path, "include: [link.yaml]\n")[0]
 

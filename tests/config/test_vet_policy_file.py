@@ -73,7 +73,7 @@ def test_every_bound_of_ours_can_be_written_down_and_read_again(file):
 
 
 @pytest.mark.parametrize("case", PROBLEMS, ids=lambda case: f"{case['key']} {case['message']}")
-def test_what_is_wrong_is_named_with_its_key_and_the_nearest_word(file, case):
+def test_what_is_wrong_is_named_with_its_key_and_the_nearest_name(file, case):
     path = file(case["file"].replace("WHOLE\n", WHOLE))
     assert problems(path) == [(case["key"], case["message"], case["suggestion"])]
 

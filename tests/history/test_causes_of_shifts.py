@@ -51,14 +51,14 @@ def test_what_was_one_thing_before_and_another_after_is_a_candidate(nights, firs
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "reported"),
     [
         ({}, {"env_OMP_PLACES": "cores"}, "env_OMP_PLACES (absent) -> cores"),
         ({"image": "a"}, {}, "image a -> (absent)"),
     ],
 )
-def test_what_appeared_or_went_is_a_candidate(before, after, told):
-    assert [str(cause) for cause in causes(points([before] * 3 + [after] * 3), 3, 3)] == [told]
+def test_what_appeared_or_went_is_a_candidate(before, after, reported):
+    assert [str(cause) for cause in causes(points([before] * 3 + [after] * 3), 3, 3)] == [reported]
 
 
 def at(moment, system="cirrus", partition=""):

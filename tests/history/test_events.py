@@ -31,7 +31,7 @@ def event(text="driver 570 to 580", at_ns=5, partition=""):
     return new_event("cirrus", partition, text, at_ns=at_ns, by="me", now_ns=7)
 
 
-def test_events_are_told_oldest_first_without_those_that_were_removed(state_dir):
+def test_events_are_reported_oldest_first_without_those_that_were_removed(state_dir):
     late, early, wrong = event("late", 9), event("early", 1), event("wrong", 3)
     for one in (late, early, wrong):
         add(state_dir, one)
@@ -41,7 +41,7 @@ def test_events_are_told_oldest_first_without_those_that_were_removed(state_dir)
     assert (state_dir / "events" / f"{wrong.id}.json").exists()
 
 
-def test_a_pipe_among_events_is_told_and_not_waited_for(state_dir):
+def test_a_pipe_among_events_is_reported_and_not_waited_for(state_dir):
     add(state_dir, one := event())
     path = state_dir / "events" / "0123abcd.json"
     os.mkfifo(path)
@@ -86,7 +86,7 @@ def test_text_of_any_kind_comes_back_on_one_line(state_dir):
         (b"[" * 9000, "nested too deeply"),
     ],
 )
-def test_a_damaged_file_is_told_and_left_out(state_dir, content, said):
+def test_a_damaged_file_is_reported_and_left_out(state_dir, content, said):
     good = event()
     add(state_dir, good)
     (state_dir / "events" / "01234567.json").write_bytes(content)
@@ -234,7 +234,7 @@ def test_many_tests_of_one_night_are_one_entry_that_names_them():
     ],
     ids=["a part more", "nothing known", "by hand", "a re-run", "another branch", "another test", "another node"],
 )  # fmt: skip
-def test_no_change_of_software_is_seen_in(nights):
+def test_no_change_of_software_is_detected_in(nights):
     assert texts(nights) == []
 
 

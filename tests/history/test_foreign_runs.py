@@ -78,7 +78,7 @@ def test_a_line_without_its_end_is_still_being_written(perflog):
     assert read(foreign.reframe, perflog(HEADER, GOOD, end="")) == []
 
 
-def test_a_figure_without_known_unit_or_direction_is_told(perflog):
+def test_a_figure_without_known_unit_or_direction_is_reported(perflog):
     folder = perflog(HEADER, GOOD.replace("MB/s", "apples").replace("-0.05", "None"))
     (run,) = read(foreign.reframe, folder)
     assert [one.name for one in run.metrics] == ["lat"]

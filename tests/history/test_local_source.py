@@ -67,7 +67,7 @@ def test_nights_and_series_are_what_the_records_say(state_dir, source):
     assert keys == sorted(keys)
 
 
-def test_only_the_time_asked_for_is_told(state_dir, source):
+def test_only_the_time_asked_for_is_reported(state_dir, source):
     store(state_dir, [record(number, float(number), created_ns=number) for number in range(5)])
     assert [night.created_ns for night in source.nights(1, 4)] == [1, 2, 3]
     (series,) = source.series(1, 4)
@@ -109,7 +109,7 @@ def test_unit_direction_and_whether_it_is_judged_are_the_newest(state_dir, sourc
     assert [point.value for point in series.points] == [2.0, 3.0]
 
 
-def test_what_no_database_can_hold_is_told_and_stops_nothing(state_dir):
+def test_what_no_database_can_hold_is_reported_and_stops_nothing(state_dir):
     store(state_dir, [record(1, branch="half of a pair: \ud800"), record(2, created_ns=1 << 70), record(3)])
     problems = []
     with contextlib.closing(LocalSource(state_dir, problems.append)) as source:

@@ -30,7 +30,7 @@ def look(state_dir, chosen=None, *events, cache=None):
         return list(watch(source, chosen, events, cache))
 
 
-def test_a_drop_is_told_in_nights_with_its_cause_and_the_event_that_was_noted(state_dir):
+def test_a_drop_is_reported_in_nights_with_its_cause_and_the_event_that_was_noted(state_dir):
     records = nights(DROP, environments=[{"driver": "570"}] * 30 + [{"driver": "580"}])
     store(state_dir, records)
     event = Event("0123abcd", "cirrus", "driver 570 to 580", records[30].created_ns - 1)

@@ -131,12 +131,14 @@ def test_an_event_to_come_changes_nothing_yet(state_dir, index):
     assert local(state_dir, index).noted("cirrus", "standard", 0) == []
 
 
-def test_a_source_that_fails_is_told_once_and_the_local_store_asked(state_dir, index):
+def test_a_source_that_fails_is_reported_once_and_the_local_store_asked(state_dir, index):
     store(state_dir, nights(quiet(5)))
-    told = []
-    past = JudgeHistory(state_dir, lambda: index, Dead(), told.append)
+    reported = []
+    past = JudgeHistory(state_dir, lambda: index, Dead(), reported.append)
     assert len(nights_since(past, KEY, EPOCH, "")) == len(nights_since(past, KEY, EPOCH, "")) == 5
-    assert told == ["history is read from the local store, as InfluxDB failed: http://influx:8086: no answer"]
+    assert reported == [
+        "history is read from the local store, as InfluxDB failed: http://influx:8086: no answer"
+    ]
 
 
 def test_what_was_noted_since_the_last_good_run_is_named(state_dir, index):

@@ -33,7 +33,7 @@ def test_nothing_is_configured_by_default(environ):
 
 
 @pytest.mark.parametrize("word", ["no", "NO", "0", "off", "false"])
-def test_a_session_may_be_told_not_to_send(word):
+def test_a_session_can_be_started_without_sending(word):
     assert not pushes({"MLHPC_INFLUX_PUSH": word})
     assert pushes({})
 
@@ -92,7 +92,7 @@ def test_an_address_that_cannot_be_is_refused_without_showing_a_password(url):
     assert SECRET not in str(refused.value)
 
 
-def test_what_a_server_says_is_told_without_the_token():
+def test_what_a_server_says_is_reported_without_the_token():
     for token in (SECRET, f"user:{SECRET}"):
         server = InfluxServer("http://localhost", token=token)
         shown = server.hide(f"invalid header {server.authorization!r} for {token}, password {SECRET}")

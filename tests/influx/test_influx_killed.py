@@ -1,7 +1,7 @@
 """A push that is killed at any line of sending or of replacing a cursor, or is not alone, loses and doubles nothing.
 
 A child process pushes to a sink that writes each request down before it acknowledges it. SIGKILL comes when a line of the product
-is about to run: for each line the first time, and once more the last time.
+is about to run: at each line before which a file has changed.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 
 import pytest
-from killed_lines import killed_at, lines_run, moments
+from killed_lines import killed_at, moments
 from nights_of import store
 from pushing import AT_NS, Server, floats, journaled, measured, noted, start
 
@@ -86,8 +86,8 @@ def refused(state_dir):
 
 def test_a_push_that_is_killed_at_any_line_has_everything_once_after_another_push(world):
     state_dir, server = world("first")
-    numbers = moments(lines_run(TRACED, lambda: work(state_dir, server)))
-    assert len(numbers) > 150
+    numbers = moments(TRACED, state_dir.parent, lambda: work(state_dir, server))
+    assert len(numbers) > 20
     for number in numbers:
         state_dir, server = world(str(number))
         assert killed_at(TRACED, number, lambda: work(state_dir, server))  # noqa: B023 - it is called at once
@@ -106,7 +106,7 @@ def test_a_first_start_that_is_killed_at_any_line_is_whole_or_made_again(tmp_pat
         return tmp_path / name
 
     state_dir = make("first")
-    numbers = moments(lines_run(TRACED, lambda: begin(state_dir, lambda _text: None)))
+    numbers = moments(TRACED, state_dir, lambda: begin(state_dir, lambda _text: None))
     for number in numbers:
         state_dir = make(str(number))
         assert killed_at(TRACED, number, lambda: begin(state_dir, lambda _text: None))  # noqa: B023 - it is called at once
@@ -117,7 +117,7 @@ def test_a_first_start_that_is_killed_at_any_line_is_whole_or_made_again(tmp_pat
 
 def test_a_start_anew_that_is_killed_at_any_line_sends_all_or_what_waited(world):
     state_dir, _ = world("first")
-    numbers = moments(lines_run(TRACED, lambda: restart(state_dir, 0)))
+    numbers = moments(TRACED, state_dir.parent, lambda: restart(state_dir, 0))
     for number in numbers:
         state_dir, server = world(str(number))
         work(state_dir, server)
@@ -138,7 +138,7 @@ def test_refused_lines_that_are_sent_once_more_outlive_a_kill_at_any_line(world,
         retry_rejected(Sender(server, state_dir))
 
     state_dir, server = make("first")
-    numbers = moments(lines_run(TRACED, retry))
+    numbers = moments(TRACED, state_dir.parent, retry)
     assert server.values == [4.0]
     for number in numbers:
         state_dir, server = make(str(number))

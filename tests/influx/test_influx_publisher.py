@@ -82,7 +82,7 @@ def test_a_server_that_never_answers_delays_the_end_by_no_more_than_its_limit(st
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://user:s3cret@localhost"])
-def test_a_wrong_address_is_told_at_the_end_and_the_records_wait(state_dir, publish, url):
+def test_a_wrong_address_is_reported_at_the_end_and_the_records_wait(state_dir, publish, url):
     first, second = publish(url)
     assert first.startswith("InfluxDB: not sent: MLHPC_INFLUX_URL")
     assert second == "InfluxDB: 1 record waits; `mlhpc records push` sends what waits"
@@ -128,7 +128,7 @@ def test_a_start_that_could_not_be_written_is_tried_again_at_the_end_and_exclude
     assert list(read_start(state_dir).sizes) == [f"{time.strftime('%Y-%m', time.gmtime())}/old.jsonl"]
 
 
-def test_a_start_that_cannot_be_written_is_told_with_the_way_out(silent, publish, in_the_way):
+def test_a_start_that_cannot_be_written_is_reported_with_the_way_out(silent, publish, in_the_way):
     (note,) = publish(silent)
     assert note.startswith(f"InfluxDB: not sent: {in_the_way}")
     assert "Not a directory" in note
@@ -146,7 +146,7 @@ def test_a_disk_that_is_full_for_the_start_names_the_command(state_dir, silent, 
     )
 
 
-def test_a_damaged_start_is_told_at_the_end_of_each_session(state_dir, silent, publish):
+def test_a_damaged_start_is_reported_at_the_end_of_each_session(state_dir, silent, publish):
     begin(state_dir, print)
     (state_dir / "influx/start.json").write_text("{")
     for _ in range(2):

@@ -145,7 +145,7 @@ def test_the_cursor_moves_only_behind_what_was_acknowledged_in_order(chunked):
     assert waiting(chunked).both == 0
 
 
-def test_whoever_waits_for_the_server_is_told_when_another_request_has_failed(chunked):
+def test_a_waiting_request_ends_when_another_one_has_failed(chunked):
     away = UnavailableError("away", retry_after_s=3600)
     broken = Failing(lambda lines: ZeroDivisionError() if b" value=0.0," in lines else away)
     with pytest.raises(ZeroDivisionError):
@@ -375,7 +375,7 @@ def test_an_event_that_was_removed_is_marked_whenever_it_was_sent(state_dir, sen
     assert (said, waiting(state_dir).both) == ([], 0)
 
 
-def test_a_maintenance_whose_end_is_moved_takes_its_own_place_and_nobody_is_told(state_dir):
+def test_a_maintenance_whose_end_is_moved_replaces_its_point_without_a_message(state_dir):
     restart(state_dir, 0)
     server = Server()
     for until_ns in (AT_NS + 10, AT_NS + 20):

@@ -70,7 +70,7 @@ def test_runs_on_this_machine_cost_nobody_anything(job):
     assert cost_text(local, 12) == budget_refusal(local, BudgetLimit(0.0)) == ""
 
 
-def test_the_bound_is_told_for_each_account(job):
+def test_the_bound_is_reported_for_each_account(job):
     specs = [job("a", seconds=60), job("b", nodes=2, seconds=60, account="other")]
     assert cost_text(specs, 1) == (
         "this session costs at most 0.0833 node-hours of sys:acc, 0.167 node-hours of sys:other "

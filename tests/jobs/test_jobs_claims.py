@@ -76,7 +76,7 @@ def leave_four(state):
     left_behind(state, "dead", entry("c"))
 
 
-def test_jobs_are_held_by_the_living_left_by_the_detached_and_expired_with_the_dead(tmp_path):
+def test_jobs_belong_to_living_sessions_can_be_adopted_from_detached_ones_and_expire_with_dead_ones(tmp_path):
     mine = Ledger(tmp_path, "living")
     mine.submitted(entry("held"))
     left_behind(tmp_path, "detached", entry("good"), until_ns=later())
@@ -213,7 +213,7 @@ def test_of_sessions_at_once_that_want_different_jobs_of_one_file_each_gets_its_
         assert got(state) == [["job0"], ["job1"], ["job2"]], turn
 
 
-def test_a_file_that_is_renamed_while_the_folder_is_listed_is_seen(tmp_path, monkeypatch):
+def test_a_file_that_is_renamed_while_the_folder_is_listed_is_found(tmp_path, monkeypatch):
     left_behind(tmp_path, "detached", entry("a"), until_ns=later())
     here, there = file_of(tmp_path, "a"), tmp_path / "ledger" / "a@other.jsonl"
     listed = ledger_files._list_folder
@@ -318,7 +318,7 @@ def test_a_session_whose_jobs_were_taken_over_notices_and_submits_no_more(tmp_pa
     assert states(tmp_path)["other"] == "expired"  # it left what was still its own
 
 
-def test_a_line_for_an_allocation_that_was_taken_over_goes_nowhere_and_is_told(tmp_path):
+def test_a_line_for_an_allocation_that_was_taken_over_is_an_error_and_not_written(tmp_path):
     owner = Ledger(tmp_path, "suspended")
     owner.submitted(entry("job"))
     file_of(tmp_path, "job").rename(tmp_path / "ledger" / "job@faster.jsonl")

@@ -206,7 +206,7 @@ def test_an_owner_changes_nothing_that_is_computed_or_shared(declare):
     assert same_needs(owned, plain)
 
 
-def test_a_program_that_lies_beside_its_test_is_started_by_its_whole_path(declare, tmp_path):
+def test_a_program_that_lies_next_to_its_test_is_started_by_its_whole_path(declare, tmp_path):
     (tmp_path / "bench").touch()
     spec = declare("command", command="./bench -n 4", metrics=RATE, folder=tmp_path)
     assert spec.argv == ("./bench", "-n", "4")
@@ -226,7 +226,7 @@ def test_pods_do_not_have_the_folder_of_a_test(declare, target, tmp_path):
         declare("command", cwd=".", **fields)
 
 
-def test_a_command_runs_beside_others_and_judges_metrics_with_a_direction(declare):
+def test_a_command_runs_at_the_same_time_as_others_and_judges_metrics_with_a_direction(declare):
     metrics = [*RATE, Metric("size", unit="B", better="none")]
     spec = declare("command", command=("./bench", "-n", 4), metrics=metrics)
     assert spec.argv == ("./bench", "-n", "4")
@@ -235,7 +235,7 @@ def test_a_command_runs_beside_others_and_judges_metrics_with_a_direction(declar
 
 
 @pytest.mark.parametrize("given", [[Path("/opt/bench"), "-n", 4, "a b"], "/opt/bench -n 4 'a b'"])
-def test_a_command_reaches_the_program_and_the_record_as_words(command, given):
+def test_a_command_reaches_the_program_and_the_record_as_a_list_of_arguments(command, given):
     spec = command(command=given)
     assert spec.argv == ("/opt/bench", "-n", "4", "a b")
     assert json.loads(json.dumps(spec.asked))["command"] == list(spec.argv)

@@ -70,7 +70,7 @@ def test_nobody_knows_the_parameters_of_a_workload_of_others():
     ("optimizer", "numbers"), [("sgd", 3), ("lars", 3), ("adam", 4), ("adamw", 4), ("lamb", 4)]
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "tf32"])
-def test_parameters_gradients_and_states_are_kept_in_fp32(on, optimizer, numbers, precision):
+def test_parameters_gradients_and_states_are_stored_in_fp32(on, optimizer, numbers, precision):
     need = need_of(on(optimizer=optimizer, precision=precision, preset="smoke"))
     assert need.unsharded == 4 * numbers * need.parameters
 

@@ -140,12 +140,12 @@ def test_nodes_of_a_dead_session_are_not_adopted(held):
     assert not is_needed_by([job])(LedgerEntry("r", "sys:part", scheduler="slurm", runs=(run,)))
 
 
-def test_held_nodes_are_never_shared(held, command):
+def test_allocated_nodes_are_never_shared(held, command):
     pairs = [(held(0), held(1)), (held(0), command(1)), (command(0), held(1))]
     assert not [pair for pair in pairs if fits_into([pair[0]], pair[1], None)]
 
 
-def test_what_is_held(held):
+def test_what_the_nodes_fixture_asks_for(held):
     spec = held(nodes=2)
     assert (spec.nodes, spec.ranks, spec.launcher, spec.judged, spec.exclusive) == (2, 2, "plain", (), True)
     assert (spec.benchmark, spec.definition) == ("held0", "nodes devices=2 nodes=2 preset=smoke")

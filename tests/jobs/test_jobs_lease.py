@@ -38,7 +38,7 @@ def test_owners_may_miss_several_beats():
         ({"alive": True, "until_ns": 10}, 10, "expired"),
     ],
 )
-def test_a_lease_is_held_by_the_living_and_ends_at_its_time(lease, now_ns, state):
+def test_a_lease_lasts_while_its_owner_lives_and_ends_at_its_time(lease, now_ns, state):
     assert Lease(Owner.me(), **lease).state(now_ns) == state
 
 

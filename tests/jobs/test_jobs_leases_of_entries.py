@@ -192,7 +192,7 @@ def test_a_lease_ends_by_the_clock_of_the_file_server(tmp_path, monkeypatch):
     assert mine.until(1.5) == ahead + 1_500_000_000
 
 
-def test_a_lease_that_cannot_be_written_is_told_and_the_file_is_closed(tmp_path, monkeypatch, mine):
+def test_a_lease_that_cannot_be_written_is_reported_and_the_file_is_closed(tmp_path, monkeypatch, mine):
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(StoreError, match=r"s1\.jsonl: No space left on device"):

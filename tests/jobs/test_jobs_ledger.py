@@ -229,7 +229,7 @@ def test_a_name_that_cannot_be_a_files_is_refused(tmp_path, ledger, name):
 
 
 @given(st.data())
-def test_any_value_in_any_line_is_read_or_refused_in_words(ledger, data):
+def test_any_value_in_any_line_is_read_or_refused_with_a_message(ledger, data):
     session, allocation = ledger.path, ledger.folder / "job@s1.jsonl"
     if not session.exists():
         ledger.submitted(entry("job"))

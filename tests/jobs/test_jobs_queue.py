@@ -9,7 +9,7 @@ from queue_world import HANG_S, failure_of, outcome_of
 from pytest_mlhpc.jobs.spec import JobState
 
 
-def test_max_jobs_are_kept_submitted_in_test_order(start_queue):
+def test_at_most_max_jobs_are_submitted_in_the_order_of_tests(start_queue):
     queue = start_queue(2)
     jobs = queue.add_commands(4)
     first, second = queue.next(), queue.next()
@@ -139,7 +139,7 @@ def test_closing_cancels_all_and_gives_every_job_an_outcome(start_queue):
     assert set(queue.provisioner.cancelled) == queue.ended_allocations() == handles
 
 
-def test_what_ends_while_the_queue_is_told_to_close_is_judged(start_queue):
+def test_what_ends_while_the_queue_closes_is_judged(start_queue):
     queue = start_queue()
     events = queue.provisioner.events
 

@@ -136,7 +136,7 @@ def test_a_submission_that_may_be_under_way_is_not_called_gone(entry):
     assert later(young).startswith("nothing to cancel")
 
 
-def test_a_job_whose_directory_cannot_be_seen_may_be_another_clusters(entry):
+def test_a_job_whose_directory_is_not_found_may_be_another_clusters(entry):
     elsewhere = entry("a", directory="/lustre/of/another/cluster/a")
     with pytest.raises(MlhpcError, match="is it a job of another cluster\\?"):
         slurm_reaper(Slurm(), [elsewhere])(elsewhere)

@@ -296,7 +296,7 @@ FIELDS = sorted(
 
 
 @given(st.sampled_from(FIELDS), odd())
-def test_any_value_of_any_field_gives_a_job_or_is_refused_in_words(declare, field, value):
+def test_any_value_of_any_field_gives_a_job_or_is_refused_with_a_message(declare, field, value):
     workload, name = field
     given_ = {"command": ["./bench"], "metrics": RATE} if workload == "command" else {}
     try:

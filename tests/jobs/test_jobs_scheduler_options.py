@@ -59,7 +59,7 @@ def test_they_are_ignored_on_every_other_system(spec, target):
     assert spec_digest(found) == spec_digest(spec(target))
 
 
-def test_a_file_is_found_beside_the_test(spec, cluster, tmp_path):
+def test_a_file_is_found_next_to_the_test(spec, cluster, tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text("spec: {suspend: false}\n")
     for folder, manifest in ((tmp_path, "job.yaml"), (Path(), path)):
@@ -90,7 +90,7 @@ def test_a_record_holds_the_hash_of_a_manifest_alone(spec, cluster):
         (["image"], "kubernetes: expected mapping, found ['image']"),
     ],
 )  # fmt: skip
-def test_a_mistake_names_test_key_and_nearest_word(spec, cluster, given, message):
+def test_a_mistake_names_test_key_and_nearest_name(spec, cluster, given, message):
     with pytest.raises(SpecError) as caught:
         spec(cluster, kubernetes=given)
     assert str(caught.value) == f"t.py::test_it: {message}"

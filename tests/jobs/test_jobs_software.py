@@ -45,7 +45,7 @@ def files_of(given, folder, target, most=1 << 30):
     return software.files_of(given, folder, target.partition, most)
 
 
-def test_files_folders_and_globs_are_put_where_they_lie_beside_the_test(folder, target):
+def test_files_folders_and_globs_are_put_where_they_lie_next_to_the_test(folder, target):
     found = files_of(["bench.sh", "src/", "*.csv", "./bench.sh"], folder, target)
     assert found == {name: str(folder / name) for name in ("bench.sh", "src", "a.csv", "b.csv")}
     assert files_of(["../bench.sh"], folder / "src", target) == {"bench.sh": str(folder / "bench.sh")}
@@ -162,7 +162,7 @@ def test_software_of_a_test_makes_another_job_and_another_definition(declare, on
     assert run_plan(with_env, 0).variables == {"A": cores, "N": "2", "MY_KEY": "secret"}
 
 
-def test_words_in_braces_that_are_no_value_stay_as_they_are(declare, target):
+def test_names_in_braces_that_are_no_value_stay_as_they_are(declare, target):
     spec = declare("command", on=target, command=["x", "{nodes}", "{}", '{"a": 1}', "{print}"], metrics=RATE)
     assert run_plan(spec, 0).argv == ("x", "1", "{}", '{"a": 1}', "{print}")
 

@@ -117,5 +117,5 @@ def test_an_entry_says_all_that_a_later_session_needs(declare, tmp_path):
 @pytest.mark.parametrize(
     ("one", "other", "same"), [("a", "a", True), ("a", "b", False), ("", "b", True), ("a", "", True)]
 )
-def test_jobs_of_two_clusters_are_told_apart_where_both_names_are_known(one, other, same):
+def test_jobs_of_two_clusters_are_distinguished_where_both_names_are_known(one, other, same):
     assert same_cluster(LedgerEntry("job", "sys:part", cluster=one), other) is same

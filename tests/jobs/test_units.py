@@ -31,7 +31,7 @@ def test_every_base_unit_and_every_example_is_in_the_table():
         *[(text, "did you mean") for text in ("/s", "ks/B", "m", "MMB")],
     ],
 )  # fmt: skip
-def test_what_is_in_no_table_is_no_unit_and_those_that_look_like_it_are_named(text, near):
+def test_an_unknown_unit_is_refused_with_similar_ones(text, near):
     with pytest.raises(ValueError, match=r"is unknown; ") as caught:
         base_unit(text)
     assert near in str(caught.value)

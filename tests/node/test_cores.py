@@ -22,7 +22,7 @@ def node(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_words_of_the_command_and_variables_are_filled_in(node):
+def test_arguments_and_variables_are_filled_in(node):
     run = run_plan(
         argv=("b", "{last_level_cache}", "x{numa_nodes}{}"), variables={"A": "{numa_nodes}", "B": "{cores}"}
     )
@@ -31,7 +31,7 @@ def test_words_of_the_command_and_variables_are_filled_in(node):
     assert found.variables == {"A": "2", "B": "{cores}"}
 
 
-def test_a_word_stays_where_the_kernel_does_not_tell(node, monkeypatch):
+def test_a_placeholder_stays_where_the_kernel_does_not_answer(node, monkeypatch):
     monkeypatch.setattr(cores.last_caches, "__defaults__", (node / "nothing",))
     monkeypatch.setattr(cores.numa_nodes, "__defaults__", (node / "nothing",))
     assert cores.on_node(run_plan(argv=("{last_level_cache}", "{numa_nodes}"))).argv == (

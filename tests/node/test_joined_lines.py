@@ -34,7 +34,7 @@ def test_a_line_is_not_broken_by_the_other_stream(pieces, found):
     assert join(*pieces) == found
 
 
-def test_what_waits_too_long_is_not_kept_back():
+def test_a_line_that_waits_too_long_is_passed_on():
     long = "x" * (LONGEST_WAIT + 1)
     assert join("rate: ", [long], "4\n") == ["rate: ", long, "4\n", ""]
 

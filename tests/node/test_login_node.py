@@ -172,7 +172,7 @@ def test_a_command_gets_the_logins_environment_without_what_would_change_it(monk
     assert (answer["code"], found) == (0, {"SLURM_CONF=here", "OTHER=here", "LC_ALL=C"})
 
 
-def test_no_word_of_a_command_is_read_by_a_shell():
+def test_no_argument_is_read_by_a_shell():
     answer, body = run("printf", "%s|", "$(id)", "; exit 3", "a'b\"c\n")
     assert (answer["code"], body) == (0, b"$(id)|; exit 3|a'b\"c\n|")
 

@@ -29,7 +29,7 @@ def test_without_input_its_standard_input_is_empty():
     assert run_to_end(["/bin/cat"], 120.0).stdout == b""
 
 
-def test_one_that_takes_too_long_is_killed_with_its_children_and_what_it_printed_is_told(tmp_path):
+def test_a_program_past_its_limit_is_killed_with_its_children_and_its_output_is_returned(tmp_path):
     script = f"echo working >&2; sleep 600 & echo $! > {tmp_path}/child; wait"
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         run_to_end(["/bin/sh", "-c", script], 2.0)

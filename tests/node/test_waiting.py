@@ -62,7 +62,7 @@ def test_a_kernel_that_does_not_tell_is_a_quiet_machine(tmp_path):
     assert used_cores({0}, 0.0, tmp_path / "odd") == 0
 
 
-def test_a_busy_core_of_this_machine_is_seen():
+def test_a_busy_core_of_this_machine_is_detected():
     """Whatever else runs here: with one more thread that computes, at least its core is used."""
     ends = threading.Event()
 

@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -17,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from running_suites import LIMIT_S, text_of
+from running_suites import LIMIT_S, text_of, wait_for
 
 
 def data(name: str) -> str:
@@ -133,6 +135,19 @@ class Suite:
                 yield process
             finally:
                 process.kill()
+
+    def end_by(self, number: int, begun: Path, *arguments: str) -> tuple[int, str]:
+        """Start pytest and send it a signal once a program has made the file *begun*; return exit code and output.
+
+        SIGHUP goes to its workers too, as from a terminal. Programs that sleep have ended on return.
+        """
+        with self.start(*arguments, start_new_session=True) as process:
+            wait_for(lambda: begun.exists() or process.poll() is not None)
+            (os.killpg if number == signal.SIGHUP else os.kill)(process.pid, number)
+            text, _ = process.communicate(timeout=LIMIT_S)
+        assert begun.exists(), text
+        wait_for(lambda: not self.processes(program="sleep"))
+        return process.returncode, text
 
     def records(self) -> list[dict[str, Any]]:
         return [

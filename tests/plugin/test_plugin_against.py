@@ -6,7 +6,6 @@ import signal
 import pytest
 from cli_calls import mlhpc  # noqa: F401 - a fixture
 from inner_sessions import output
-from running_suites import wait_for
 
 #: A program that is as fast as SPEED says; each run differs a little, by its number. Environments of this machine set it.
 SYSTEMS = """
@@ -268,11 +267,7 @@ def test_killed_in_the_middle_nothing_is_left(suite, number):
 def test_it(run): pass
 """.replace("{0}", str(suite.folder)),
     )
-    with suite.start(OLD) as session:
-        wait_for((suite.folder / "begun").exists)
-        session.send_signal(number)
-        session.wait()
-    wait_for(lambda: not suite.processes(program="sleep"))
+    suite.end_by(number, suite.folder / "begun", OLD)
     suite.write("@job()\ndef test_next(run): pass\n")
     suite.run("--mlhpc-environment=new").expect(0, passed=1)
     assert not list(suite.state.glob("ledger/*.jsonl"))

@@ -42,7 +42,7 @@ def test_more_nodes_than_this_machine_are_not_run(session):
     session.stdout.fnmatch_lines(["*test_two_nodes*gives at most 1 node*, 2 asked*"])
 
 
-def test_each_test_that_held_nodes_has_a_record_of_them(session, shared_suite):
+def test_each_test_with_an_allocation_has_a_record_of_its_nodes(session, shared_suite):
     records = shared_suite.records()
     assert len(records) == 4
     for record in records:
@@ -91,7 +91,7 @@ def test_the_next_test_does_not_wait_for_the_time_limit(suite):
     assert suite.verdicts() == ["unjudged"] * 4
 
 
-def test_nodes_are_not_held_while_an_earlier_run_may_be_repeated(suite):
+def test_nodes_are_not_allocated_while_an_earlier_run_may_be_repeated(suite):
     """The first test's run is slower than its baseline: its re-runs need the machine that the second would hold."""
     suite.write("""
         @script("echo rate: $(cat rate)", exclusive=True, cwd=str(pathlib.Path.cwd()))

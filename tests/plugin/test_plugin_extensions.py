@@ -28,7 +28,7 @@ def test_workload_launcher_and_receiver_of_a_third_party_take_part(site):
     assert site.folder.joinpath("verdicts.txt").read_text() == "new\n"
 
 
-def test_a_workload_that_the_compiler_cannot_take_is_skipped_with_its_words(site):
+def test_a_workload_that_the_compiler_refuses_is_skipped_with_its_message(site):
     site.write("""
     @workload("pooled")
     def test_pooled(run): raise AssertionError("no run came to its end")

@@ -38,7 +38,7 @@ def test_an_internal_error_ends_the_session_with_code_3_and_its_traceback(suite)
     suite.run(system="site").expect(3, "*RuntimeError: a bug of the scheduler's*", errors=2)
 
 
-def test_a_submission_that_is_refused_has_a_record_with_the_schedulers_words(suite):
+def test_a_submission_that_is_refused_has_a_record_with_the_schedulers_message(suite):
     suite.file("conftest.py", REFUSING)
     suite.write(ONE_JOB)
     suite.run("-o", "mlhpc_infra_exit_code=75", system="site").expect(
@@ -113,7 +113,7 @@ def test_a_disk_that_fails_when_a_job_ends_costs_no_other_job_and_the_next_sessi
     assert not list(suite.state.glob("ledger/*.jsonl"))
 
 
-def test_a_run_beside_another_user_who_keeps_the_machines_lock_says_so(suite, monkeypatch):
+def test_a_run_without_the_lock_that_another_user_has_says_so(suite, monkeypatch):
     monkeypatch.setattr("pytest_mlhpc.provision.device_lock.FOREIGN_LIMIT_S", 0.0)
     monkeypatch.setattr("pytest_mlhpc.provision.device_lock.holder_of", lambda _fd: LockHolder(4711, 65501))
     other = DeviceLock(lock_directory(os.environ))

@@ -102,7 +102,7 @@ def test_a_figure_below_its_reference_fails_on_the_first_night(suite):
     assert {record["verdict"] for record in suite.records()} >= {"below_reference"}
 
 
-def test_what_only_a_provisional_baseline_judged_is_told_until_it_is_updated(judged):
+def test_a_provisional_baseline_is_reported_until_it_is_updated(judged):
     judged(100).expect(0, "2 series judged by provisional baselines of this machine; to accept: *", passed=2)
     update = "--mlhpc-baseline=update"
     judged(100, update).expect(0, "baselines of 2 series written to baselines/local.yaml", passed=2)

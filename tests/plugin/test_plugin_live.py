@@ -76,7 +76,7 @@ def test_submitted_jobs_come_first_and_the_rest_is_counted():
         (300, [f"test_copy_of_a_large_array[{size}]" for size in (16, 64, 256)]),
     ],
 )
-def test_tests_that_differ_by_a_parameter_are_told_apart_at_any_width(columns, names):
+def test_tests_that_differ_by_a_parameter_are_distinguished_at_any_width(columns, names):
     tests = [f"test_copy_of_a_large_array[sys:part-{size}]" for size in (16, 64, 256)]
     lines = block([job(test) for test in tests], columns)
     assert [line.split()[0] for line in lines] == names

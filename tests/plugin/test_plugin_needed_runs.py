@@ -3,7 +3,6 @@
 import signal
 
 import pytest
-from running_suites import wait_for
 
 COUNTED = """
     from pytest_mlhpc import prepare
@@ -119,7 +118,7 @@ def test_runs_that_cannot_be_are_errors_of_the_tests_that_take_them(suite):
     )
 
 
-def test_a_test_that_declares_no_run_is_told_so(suite):
+def test_a_test_that_declares_no_run_is_refused_with_that_reason(suite):
     suite.write(
         """
         from pytest_mlhpc import prepare
@@ -181,11 +180,7 @@ def test_a_session_that_is_killed_under_a_run_that_others_need_leaves_nothing_an
 ):
     first = "    " + COUNTED.format(folder=suite.folder).strip()
     suite.write(first.replace("echo result > made'", f"touch {suite.folder}/begun; exec sleep 600'"))
-    with suite.start() as session:
-        wait_for((suite.folder / "begun").exists)
-        session.send_signal(number)
-        session.wait()
-    wait_for(lambda: not suite.processes(program="sleep"))
+    suite.end_by(number, suite.folder / "begun")
     counted(suite)
     suite.run().expect(0, passed=4)
     assert times_made(suite) == 2

@@ -13,7 +13,7 @@ def run_with(suite, plugin: str, *arguments: str) -> pytest.RunResult:
     return suite.run_process("-p", plugin, "--system", "local", *arguments)
 
 
-def test_each_run_is_a_row_of_pytest_benchmark_beside_its_own_timings(suite):
+def test_each_run_is_a_row_of_pytest_benchmark_next_to_its_timings(suite):
     suite.write("""
     def test_timed(benchmark): benchmark(lambda: None)
     @job()
@@ -57,7 +57,7 @@ def test_junit_properties_carry_the_metrics(suite):
     assert properties["mlhpc.benchmark"] == "test_suite.py::test_it"
 
 
-def test_beside_all_installed_plugins_in_random_order_nothing_changes(suite, monkeypatch):
+def test_with_all_installed_plugins_in_random_order_nothing_changes(suite, monkeypatch):
     """Here alone our plug-in is found as users have it found: by its entry point."""
     monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     monkeypatch.delenv("PYTEST_PLUGINS")

@@ -52,7 +52,7 @@ def test_twelve_options_at_most_each_with_our_name_and_on_the_page():
     assert [name for name in (*names, *parser._inidict) if f"`{name}" not in page] == []
 
 
-def test_a_project_may_have_all_everyday_words(suite):
+def test_a_project_may_define_options_of_everyday_names(suite):
     lines = "; ".join(f"parser.addoption('--{word}')" for word in EVERYDAY)
     suite.file("conftest.py", taking(lines))
     suite.file("test_suite.py", THEIRS.format(value="x"))
@@ -75,7 +75,7 @@ def test_a_system_of_a_plugin_stays_theirs_with_workers_too(suite):
     suite.run_workers("-p", "lab", "--system=x", "--mlhpc-system=local", system="").expect(0, passed=1)
 
 
-def test_a_conftest_that_is_found_late_may_have_the_word_where_nobody_gave_it(suite):
+def test_a_conftest_that_is_found_late_may_define_an_option_that_nobody_gave(suite):
     (suite.folder / "below").mkdir()
     suite.file("below/conftest.py", taking(TAKES["a group of its own"]))
     suite.file("below/test_plain.py", "def test_plain(): pass\n")

@@ -50,7 +50,7 @@ def broken(shared_suite):
 
 
 @pytest.mark.parametrize("outcome", BROKEN)
-def test_a_broken_run_fails_its_test_though_the_body_never_looks(broken, shared_suite, outcome):
+def test_a_broken_run_fails_its_test_whose_body_never_reads_it(broken, shared_suite, outcome):
     test = f"test_{outcome}[local:cpu]"
     broken.stdout.fnmatch_lines(
         [f"*_ {test.replace('[', '?').replace(']', '?')} _*", f"{outcome}: *",
@@ -72,7 +72,7 @@ def test_a_body_that_asks_for_a_broken_run_is_not_run(broken):
     broken.stdout.no_fnmatch_line("*SystemError*")
 
 
-def test_below_a_folder_that_a_group_shares_the_others_can_write_beside_us(suite):
+def test_in_a_folder_that_a_group_shares_its_other_users_can_write(suite):
     suite.state.mkdir()
     suite.state.chmod(0o2775)
     suite.write(ONE_JOB)

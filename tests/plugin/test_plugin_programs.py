@@ -11,7 +11,7 @@ from program_folders import write_programs
 from running_suites import wait_for
 
 
-def test_a_program_starts_in_a_new_folder_and_finds_what_lies_beside_its_test(suite):
+def test_a_program_starts_in_a_new_folder_and_finds_what_lies_next_to_its_test(suite):
     write_programs(suite.folder)
     suite.run("deep").assert_outcomes(passed=4)
     assert sorted(path.name for path in suite.folder.glob("**/made")) == []

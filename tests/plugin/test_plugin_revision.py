@@ -76,7 +76,7 @@ def nothing_is_left(suite, checkout) -> bool:
     return not left and not checkout.worktrees() and checkout.git("status", "--porcelain") == ""
 
 
-def test_a_program_beside_the_test_is_that_of_the_revision(suite, checkout):
+def test_a_program_next_to_the_test_is_that_of_the_revision(suite, checkout):
     result = suite.run(OLD)
     result.expect(0, "test_script*100 items/s*50 items/s*better", passed=1)
     assert "B has files, builds, programs and packages of old (" in output(result)
@@ -268,19 +268,19 @@ def test_an_error_of_collection_leaves_no_worktree(suite, checkout):
     assert checkout.worktrees() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_the_next_session_removes_the_worktree_of_a_killed_one(suite, checkout, number):
+def end_while_a_program_runs(suite, number=signal.SIGKILL):
+    """End the session of a suite by a signal while a program of it runs."""
     begun = suite.folder / "ignored"
     suite.write(f"""
 @program("sh -c 'cat rate.txt && touch {begun} && exec sleep 600'", RATE, files=["rate.txt"])
 def test_it(run): pass
 """)
-    with suite.start(OLD) as session:
-        wait_for(begun.exists)
-        assert len(checkout.worktrees()) == 1
-        session.send_signal(number)
-        session.wait()
-    wait_for(lambda: not suite.processes(program="sleep"))
+    suite.end_by(number, begun, OLD)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_the_next_session_removes_the_worktree_of_a_killed_one(suite, checkout, number):
+    end_while_a_program_runs(suite, number)
     assert (len(checkout.worktrees()) == 1) == (number == signal.SIGKILL)
     suite.write("@job()\ndef test_next(run): pass\n")
     suite.run().expect(0, passed=1)
@@ -289,16 +289,7 @@ def test_it(run): pass
 
 
 def test_reaping_removes_the_worktree_of_a_killed_session(suite, checkout, mlhpc):
-    begun = suite.folder / "ignored"
-    suite.write(f"""
-@program("sh -c 'cat rate.txt && touch {begun} && exec sleep 600'", RATE, files=["rate.txt"])
-def test_it(run): pass
-""")
-    with suite.start(OLD) as session:
-        wait_for(begun.exists)
-        session.kill()
-        session.wait()
-    wait_for(lambda: not suite.processes(program="sleep"))
+    end_while_a_program_runs(suite)
     assert len(checkout.worktrees()) == 1
     mlhpc("reap")
     assert checkout.worktrees() == []
@@ -324,16 +315,7 @@ def test_it(run): pass
 
 
 def test_what_git_knows_of_a_worktree_whose_state_directory_was_removed_is_forgotten(suite, checkout):
-    begun = suite.folder / "ignored"
-    suite.write(f"""
-@program("sh -c 'touch {begun}; exec sleep 600'", RATE, files=["rate.txt"])
-def test_it(run): pass
-""")
-    with suite.start(OLD) as session:
-        wait_for(begun.exists)
-        session.kill()
-        session.wait()
-    wait_for(lambda: not suite.processes(program="sleep"))
+    end_while_a_program_runs(suite)
     shutil.rmtree(suite.state)
     suite.write(SCRIPT)
     suite.run(OLD).expect(0, passed=1)

@@ -31,5 +31,5 @@ def test_a_variable_of_the_environment_is_in_no_traceback_and_no_report(secret):
     result = secret.run("--showlocals", "-vv", "--junitxml=junit.xml")
     shown = "variables *{'THREADS': '[*][*][*]', 'TOKEN': '[*][*][*]'}"
     result.expect(1, shown, "rates *{'of the run': 4.0}", failed=1)
-    told = [*result.outlines, *result.errlines, (secret.folder / "junit.xml").read_text()]
-    assert [line for line in told if SECRET in line] == []
+    reported = [*result.outlines, *result.errlines, (secret.folder / "junit.xml").read_text()]
+    assert [line for line in reported if SECRET in line] == []

@@ -24,7 +24,7 @@ def test_next(run): pass
 """
 
 STUBBORN = """
-@script("trap 'touch {folder}/told' TERM; touch {folder}/started; while :; do sleep 0.1; done")
+@script("trap 'touch {folder}/trapped' TERM; touch {folder}/started; while :; do sleep 0.1; done")
 def test_long(run): pass
 """
 
@@ -38,18 +38,9 @@ WORKERS = ("-p", "xdist", "-n", "2")
 
 
 def end_by(suite, number: int, tests: str, *arguments: str) -> tuple[int, str]:
-    """Start a suite, send *number* to pytest once a program runs, and return exit code and output.
-
-    SIGHUP goes to its workers too, as from a terminal.
-    """
+    """Send *number* to the session of a suite once a program runs; return exit code and output."""
     suite.write(tests.format(folder=suite.folder))
-    started = suite.folder / "started"
-    with suite.start(*arguments, start_new_session=True) as process:
-        wait_for(lambda: started.exists() or process.poll() is not None)
-        (os.killpg if number == signal.SIGHUP else os.kill)(process.pid, number)
-        output, _ = process.communicate(timeout=LIMIT_S)
-    assert started.exists(), output
-    return process.returncode, output
+    return suite.end_by(number, suite.folder / "started", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +85,9 @@ def test_a_terminal_that_is_gone_keeps_no_session_from_ending_in_order(suite):
 
 def test_a_second_ctrl_c_ends_the_waiting_without_a_traceback(suite):
     suite.write(STUBBORN.format(folder=suite.folder))
-    started, told = suite.folder / "started", suite.folder / "told"
+    started, trapped = suite.folder / "started", suite.folder / "trapped"
     with suite.start() as process:
-        for file in (started, told):
+        for file in (started, trapped):
             wait_for(lambda file=file: file.exists() or process.poll() is not None)
             process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=LIMIT_S)

@@ -134,7 +134,7 @@ def test_a_host_list_is_taken_as_it_is_written_and_nodes_of_other_partitions_are
         ("node[1-", "brackets do not match"),
     ],
 )
-def test_a_word_that_means_nothing_is_refused_with_the_nearest(which, text):
+def test_an_unknown_selection_is_refused_with_the_nearest(which, text):
     with pytest.raises(UsageError) as caught:
         chosen(which, reservations=[maint()])
     assert text in str(caught.value)
@@ -320,7 +320,7 @@ def test_nodes_without_a_figure_are_listed_with_why(tmp_path):
     assert node == {"node": "n1", "value": 100.0, "deviation": 0.0, "mark": ""}
 
 
-def test_a_test_that_only_held_its_node_is_not_missing():
+def test_a_test_with_an_allocation_alone_is_not_missing():
     job = ended("n1")
     job.conclude(Outcome(job.spec.node_id, job.spec.benchmark))
     assert not_measured(Sweep("all", {"s:p": ("n1",)}, ()), [job]) == ()

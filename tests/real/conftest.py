@@ -12,8 +12,8 @@ from kubernetes_service import (
     Kubernetes,
     end_kubernetes,
     given_kubernetes,
+    private_kubernetes,
     share_kubernetes,
-    start_kubernetes,
 )
 from kubernetes_service import clear_away as clear_kubernetes_away
 from services import (
@@ -39,6 +39,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if (_FIXTURES | _KUBERNETES_FIXTURES).intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.servers)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Leave the shared Kubernetes before a test that does not use it: its daemons need a fifth of a core."""
+    yield
+    if nextitem is not None and not uses_shared_kubernetes(nextitem):
+        for fixture in item.session._fixturemanager.getfixturedefs("kubernetes", item) or ():
+            if fixture.cached_result is not None:
+                fixture.finish(item._request)
+
+
+def uses_shared_kubernetes(item: pytest.Item) -> bool:
+    """Return whether a test uses the cluster of all workers, by itself or for its namespace."""
+    names = set(getattr(item, "fixturenames", ()))
+    return "kubernetes" in names or (
+        "namespace" in names and not names & {"own_kubernetes", "start_own_kubernetes"}
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -159,16 +177,10 @@ def start_own_kubernetes(
 ) -> Iterator[Callable[..., Kubernetes]]:
     """Start private clusters: `start_own_kubernetes("--nodes", "2")`, options as of `ci/kubernetes up`."""
     started: list[Kubernetes] = []
-    install = "kubernetes" in required(request.config)
     ending = contextlib.ExitStack()
 
     def start(*options: str) -> Kubernetes:
-        directory = Path(tempfile.mkdtemp(prefix="mlhpc-kubernetes-"))
-        cluster = needs(
-            request.config,
-            "kubernetes",
-            lambda: start_kubernetes(directory, *options, private=True, install=install),
-        )
+        cluster = private_kubernetes(request.config, *options)
         started.append(cluster)
         ending.callback(end_kubernetes, cluster)
         _enter_kubernetes(cluster, monkeypatch)

@@ -236,7 +236,7 @@ def test_logs_are_rotated_at_the_size_that_was_asked_for(
 # --- up and down
 
 
-def test_a_cluster_without_nodes_is_broken_mended_used_by_others_and_kept_for_good(
+def test_a_cluster_without_nodes_can_be_broken_repaired_shared_and_left_running(
     start_own_kubernetes: Callable[..., Kubernetes],
 ) -> None:
     api = start_own_kubernetes("--api-only")

@@ -279,7 +279,7 @@ def test_a_cluster_goes_down_with_the_last_of_its_users_even_if_that_is_killed(
     assert wait_until(lambda: not marked(directory))
 
 
-def test_a_cluster_that_somebody_started_for_good_is_used_and_kept(
+def test_a_cluster_that_somebody_started_for_good_is_used_and_goes_on(
     plain_slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control("slurm", "up", directory=plain_slurm.directory)

@@ -97,8 +97,8 @@ def test_the_image_is_built_and_runs_as_anybody_in_pods_that_mount_nothing_of_th
     with subtests.test("pods say what they run"):
         assert not facts["Config"].get("Entrypoint")
     with subtests.test("no address, and nothing of pip's configuration, is in what it says of itself"):
-        told = json.dumps([facts["Config"], facts["History"]])
-        assert [word for word in ("://", "index", "wheels", "secret") if word in told] == []
+        reported = json.dumps([facts["Config"], facts["History"]])
+        assert [word for word in ("://", "index", "wheels", "secret") if word in reported] == []
     with subtests.test("torch and the package run as nobody"):
         user, total, file = image.run("python", "-c", PROGRAM)
         assert (user, total) == (NOBODY, "3.0")

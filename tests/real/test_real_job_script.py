@@ -95,7 +95,7 @@ def test_options_mean_to_slurm_what_they_say(slurm: Slurm, tmp_path: Path):
         assert text in shown
 
 
-def test_a_set_up_that_fails_is_told_by_its_exit_code(slurm: Slurm, tmp_path: Path):
+def test_a_set_up_that_fails_is_reported_by_its_exit_code(slurm: Slurm, tmp_path: Path):
     folder = tmp_path / "job"
     job = submit(slurm, folder, "mlhpc-x")
     (folder / "plan.json").unlink()

@@ -212,7 +212,7 @@ def test_a_job_is_found_by_an_odd_name(client, script, name):
         ("--partition=cpu --nodes=1 --mem=999G", "requested node configuration is not available"),
     ],
 )
-def test_a_refused_submission_says_why_in_slurms_words(client, script, options, words):
+def test_a_refused_submission_has_slurms_message(client, script, options, words):
     with pytest.raises(SlurmRefused) as caught:
         client.submit(script("true", options=options))
     assert words in str(caught.value).lower()
@@ -248,7 +248,7 @@ def test_nodes_are_listed_with_what_they_have(client):
     assert [node.name for node in client.nodes(["node2", "nope"])] == ["node2"]
 
 
-def test_a_node_is_drained_with_a_reason_in_our_words_and_resumed(client):
+def test_a_node_is_drained_with_our_reason_and_resumed(client):
     reason = """mlhpc: it's "slow" a=b State=DOWN"""
     client.drain(["node4"], reason)
     (node,) = client.nodes(["node4"])

@@ -50,7 +50,7 @@ def test_a_sample_survives_being_cut_into_short_lines_that_come_in_any_order():
     assert assembly.damaged == 0
 
 
-def test_of_a_job_that_is_looked_at_for_long_so_many_looks_are_kept_as_memory_holds():
+def test_of_a_job_that_is_sampled_for_long_as_many_samples_stay_as_memory_takes():
     looks = samples(lambda second: [process(pid, second) for pid in range(10)], seconds=1001)
     few = replace(looks[0], node=replace(looks[0].node, host="n2"))
     kept = SampleBuffer(most=400)
@@ -74,7 +74,7 @@ def test_a_thousand_nodes_keep_what_tells_them_apart():
     assert LEAST_OF_NODE <= len(kept.samples()) < 2 * LEAST_OF_NODE
 
 
-def test_times_of_nodes_whose_clocks_differ_are_told_on_ours(monkeypatch):
+def test_times_of_nodes_whose_clocks_differ_are_reported_on_our_clock(monkeypatch):
     taken = {host: one_process(4, host=host) for host in ("n1", "n2")}
     # It booted earlier, and came late.
     taken["n2"] = [replace(one, time_s=one.time_s + 5000.0) for one in taken["n2"][1:]]
@@ -199,7 +199,7 @@ LOG = 'E1123 11:35:06.131909   24321 memcache.go:265] "Unhandled Error" ' + "x" 
     ],
     ids=["a word", "behind its log"],
 )
-def test_samples_of_watchers_side_by_side_come_together_and_failures_have_words(words, why):
+def test_samples_of_several_watchers_are_merged_and_failures_have_messages(words, why):
     found, wrong = watchers.watch([boot(), failing(words)], 1.0, 0.2)
     assert found
     assert wrong == [f"{sys.executable} ended with 1: {why}"]
@@ -259,7 +259,7 @@ def test_a_pod_is_entered_by_kubectl_with_a_list_of_arguments(programs):
         watchers.pod_argv("-n", "", "", "python3")
 
 
-def test_a_job_of_which_nothing_can_be_seen_is_no_success(programs, mlhpc):
+def test_a_job_without_any_sample_is_no_success(programs, mlhpc):
     programs(squeue="echo 'RUNNING|1|7'", srun="echo 'srun: error: Unable to create step' >&2; exit 1")
     err = mlhpc("screen", "--seconds", "1", "--job", "7", code=cli.INTERNAL).err
     assert "nothing_seen: job 7: srun ended with 1: srun: error: Unable to create step" in err

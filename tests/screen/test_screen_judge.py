@@ -4,7 +4,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import pytest
-from screen_samples import GIB, MIB, device, found, process, profile, samples, see, told
+from screen_samples import GIB, MIB, device, found, process, profile, reported, samples, see
 
 from pytest_mlhpc.node.telemetry.samples import NodeSample
 from pytest_mlhpc.screen import run
@@ -50,7 +50,7 @@ def assert_found(kind, share, certain, text, *given):
     [
         (
             alone(),
-            [told(step=0.2, wait=0.15)],
+            [reported(step=0.2, wait=0.15)],
             0.75,
             True,
             "*75 % of a step in the DataLoader (150 ms of 200 ms, 28 steps)*",
@@ -84,7 +84,7 @@ def test_waiting_for_data_is_found(looks, spoken, share, certain, text):
     ],
 )
 def test_what_loader_processes_do_tells_what_would_help(children, text, advice):
-    one = found(alone(cores=0.2, children=children), [told(wait=0.08)])["waiting for data"]
+    one = found(alone(cores=0.2, children=children), [reported(wait=0.08)])["waiting for data"]
     assert text in one.text
     assert advice in one.advice
 
@@ -104,7 +104,7 @@ def test_what_loader_processes_do_tells_what_would_help(children, text, advice):
     ids=["the operations", "time between operations on a CPU", "gaps between kernels"],
 )
 def test_a_profile_names(kind, share, text, parts):
-    assert_found(kind, share, True, text, alone(), [told(profile=profile(**parts))])
+    assert_found(kind, share, True, text, alone(), [reported(profile=profile(**parts))])
 
 
 def test_an_idle_gpu_below_a_busy_first_thread_is_host_bound():
@@ -115,14 +115,14 @@ def test_an_idle_gpu_below_a_busy_first_thread_is_host_bound():
 def in_collectives(*shares, waits=(0.0,) * 9):
     """What ranks tell that are in collectives for these shares of the time."""
     return [
-        told(10 + rank, rank, wait=waits[rank], profile=profile(computing_s=1 - one, communicating_s=one, exposed_s=one))
+        reported(10 + rank, rank, wait=waits[rank], profile=profile(computing_s=1 - one, communicating_s=one, exposed_s=one))
         for rank, one in enumerate(shares)
     ]  # fmt: skip
 
 
 def test_collectives_that_nothing_hides_are_communication():
     parts = profile(computing_s=0.4, communicating_s=0.6, exposed_s=0.5)
-    one = found(ranks(1.0, 1.0), [told(10 + rank, rank, profile=parts) for rank in range(2)])
+    one = found(ranks(1.0, 1.0), [reported(10 + rank, rank, profile=parts) for rank in range(2)])
     assert one["communication"].share == pytest.approx(0.5)
     assert "one slow rank" not in one
 
@@ -191,7 +191,7 @@ def grown_until(second):
     ],
     ids=["grows", "grows, though the program lets it go at its end", "is all but full"],
 )
-def test_memory_is_told_that(looks, text):
+def test_memory_is_reported_as(looks, text):
     assert_found("memory", 0.0, True, text, looks)
 
 
@@ -204,7 +204,7 @@ def test_memory_of_a_start_is_no_growth(seconds, grows):
 def test_a_program_that_takes_long_to_end_hides_no_growth_of_its_training():
     looks = holding(grown_until(14), 40)
     assert "memory" not in found(looks)
-    (one,) = [one for one in judge(run.see(looks, [told(step=0.45)])) if one.kind == "memory"]
+    (one,) = [one for one in judge(run.see(looks, [reported(step=0.45)])) if one.kind == "memory"]
     assert "grows by 64.0 MiB/s" in one.text
 
 
@@ -217,7 +217,7 @@ def test_a_program_that_takes_long_to_end_hides_no_growth_of_its_training():
         (0x48, "thermal limit", "heat (by the board)"),
     ],
 )  # fmt: skip
-def test_clocks_that_are_held_down_have_their_reason(reasons, kind, text):
+def test_throttled_clocks_have_their_reason(reasons, kind, text):
     one = found(alone(device(reasons=reasons, power_w=690.0, celsius=62.0, clock_hz=0.8 * 1.98e9)))[kind]
     assert text in one.text
     assert one.share == pytest.approx(0.2)
@@ -272,7 +272,7 @@ def test_cores_do_not_limit_a_program_that_sleeps(first, throttled):
 @pytest.mark.parametrize(
     ("kinds", "looks", "spoken"),
     [
-        ({"waiting for data"}, alone(), [told(wait=0.005)]),
+        ({"waiting for data"}, alone(), [reported(wait=0.005)]),
         ({"one slow rank"}, ranks(1.0, 1.02, 1.04, 1.06), ()),
         ({"one slow rank"}, ranks(0.2, 0.2, 0.9, 0.9), ()),
         ({"memory"}, holding(lambda second: min(second, 8) * 500 * MIB), ()),
@@ -304,7 +304,7 @@ def test_the_report_has_at_most_ten_lines_the_largest_share_first():
         lambda _second: [device(rank, reasons=0x24, memory_used_bytes=80 * GIB) for rank in range(2)],
         seconds=30, memory_free_bytes=GIB,
     )  # fmt: skip
-    seen = see(looks, [told(10, 0, wait=0.05), told(11, 1, wait=0.02)])
+    seen = see(looks, [reported(10, 0, wait=0.05), reported(11, 1, wait=0.02)])
     findings = judge(seen)
     text = report_lines("train.py", seen, findings, ["steps (no torch)"])
     assert len(findings) >= 5

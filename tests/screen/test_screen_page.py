@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from full_disk import small_disk
-from screen_samples import GIB, device, process, samples, told
+from screen_samples import GIB, device, process, reported, samples
 
 from pytest_mlhpc.screen.hook_output import CUT, read_traces
 from pytest_mlhpc.screen.report import MOST_CURVES, MOST_POINTS, charts, html_of
@@ -24,7 +24,7 @@ def looks(count=4, seconds=10):
 
 
 def test_curves_are_steps_processes_and_devices():
-    found = {one.title: one for one in charts(looks(), [told(step=0.5, wait=0.2)])}
+    found = {one.title: one for one in charts(looks(), [reported(step=0.5, wait=0.2)])}
     assert set(found) == {
         "Time of a step", "Wait for data in a step", "Cores busy", "Memory of processes", "Time in which a kernel ran", "Power",
         "Temperature", "Clock", "Device memory",
@@ -44,7 +44,7 @@ def test_all_charts_of_a_page_show_the_same_time_also_of_who_came_late_or_ended_
         return [replace(one, time_s=one.time_s + begin) for one in seen]
 
     taken = [*part("late", 20, 41, [device()]), *part("early", 0, 11), *part("whole", 0, 60)]
-    found = charts(taken, [told(step=0.5)])
+    found = charts(taken, [reported(step=0.5)])
     titles = [one.title for one in found]
     assert titles[:3] == ["Time of a step", "Wait for data in a step", "Cores busy"]
     assert {(one.times[0], one.times[-1]) for one in found} == {(0.0, 60.0)}
@@ -73,7 +73,7 @@ def test_no_curve_loses_its_points_nor_its_peak_to_those_of_another():
         assert max(known) == 2.0
 
 
-def test_more_processes_than_can_be_told_apart_are_left_out():
+def test_more_processes_than_can_be_distinguished_are_left_out():
     found = {one.title: one for one in charts(looks(40), ())}
     assert len(found["Cores busy"].curves) == MOST_CURVES
     assert "Time of a step" not in found

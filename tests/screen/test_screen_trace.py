@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from screen_samples import told
+from screen_samples import reported
 
 from pytest_mlhpc.screen.hook_output import length, profile_of, read_traces, union, without
 from pytest_mlhpc.screen.slow_rank import find_slow_rank
@@ -112,7 +112,7 @@ def test_recorded_traces_of_two_gloo_ranks_name_the_one_that_does_more():
     assert [profiles[rank].communicating_s for rank in (0, 1)] == pytest.approx([0.1176, 0.0189], rel=0.01)
     assert profiles[1].top[0][0] == "aten::mm"
     ranks = [
-        RankProcess(rank, "n1", None, (), told(rank=rank, profile=one)) for rank, one in profiles.items()
+        RankProcess(rank, "n1", None, (), reported(rank=rank, profile=one)) for rank, one in profiles.items()
     ]
     slow = find_slow_rank(ranks, ())
     assert (slow.rank, slow.share, slow.certain) == (1, pytest.approx(0.6, abs=0.05), True)

@@ -67,7 +67,7 @@ def test_a_training_is_limited_by(how, steps, launcher, text):
     ],
     ids=["by operations that compute", "without the profiler too"],
 )
-def test_it_is_told_what_limits_a_training(how, options, kind, text, absent):
+def test_what_limits_a_training_is_reported(how, options, kind, text, absent):
     lines = screened(how, 25, options=options)
     assert re.search(text, line_of(kind, lines)), lines
     assert line_of(kind, lines)

@@ -202,7 +202,7 @@ def test_a_daemon_that_it_forks_is_not_waited_for_and_lives_on():
     assert done.returncode == 0
 
 
-def test_after_the_time_it_is_told_and_the_program_runs_on():
+def test_after_its_time_the_screening_is_reported_and_the_program_runs_on():
     done = reported("print('begun')", "print('end'); raise SystemExit(3)")
     assert (done.returncode, done.stdout) == (3, "begun\nend\n")
     lines = done.stderr.splitlines()
@@ -272,7 +272,7 @@ def test_what_a_killed_screening_had_to_leave_the_next_one_removes_and_nothing_e
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_closes_standard_error_or_looks_away_does_not_end_the_program(tmp_path):
+def test_a_closed_or_unread_standard_error_does_not_end_the_program(tmp_path):
     code = f"import sys{UNTIL_REPORTED}open(sys.argv[1], 'a').write('end'); raise SystemExit(5)"
     line = shlex.join([*MLHPC, "--seconds", "1", *python(code), str(tmp_path / "written")])
     for where in ("2>&-", "2>&1 | true; exit ${PIPESTATUS[0]}"):
@@ -291,7 +291,7 @@ def test_a_temporary_folder_that_cannot_be_had_is_said_before_the_program_starts
     assert not (tmp_path / "begun").exists()
 
 
-def test_an_hour_of_looks_is_kept_and_of_more_every_other_one():
+def test_an_hour_of_samples_is_stored_and_of_more_every_other_one():
     looks = samples(lambda second: [process(10, second)], seconds=11)
     rest = usage.halved(looks)
     assert [one.time_s for one in rest] == [one.time_s for one in looks[::2]]

@@ -92,7 +92,7 @@ def test_an_output_that_is_gone_is_no_empty_one(tmp_path):
         _ = Run(replace(outcome(), directory=str(tmp_path / "gone"))).output
 
 
-def test_a_broken_run_says_so_to_whoever_looks_at_it():
+def test_a_broken_run_raises_whatever_is_read_of_it():
     broken = Run(Outcome("t", "k", failure=Failure("loss_nan", "step 3")))
     with pytest.raises(RunFailure, match="loss_nan"):
         broken["loss"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from full_disk import Limited
-from killed_lines import killed_at, lines_run, moments
+from killed_lines import killed_at, moments
 from ledgers import entry, later, left_behind
 from nights_of import DAY, store
 from old_records import (
@@ -382,8 +382,8 @@ def test_pruning_that_is_killed_at_any_line_loses_and_doubles_nothing(tmp_path):
         return Path(shutil.copytree(whole_dir, tmp_path / name))
 
     state_dir = make("first")
-    numbers = moments(lines_run(TRACED, lambda: pruned(state_dir)))
-    assert len(numbers) > 150
+    numbers = moments(TRACED, state_dir, lambda: pruned(state_dir))
+    assert len(numbers) > 12
     for number in numbers:
         state_dir = make(str(number))
         assert killed_at(TRACED, number, lambda: pruned(state_dir))  # noqa: B023 - it is called at once

@@ -105,7 +105,7 @@ def test_no_checkout_is_named(tmp_path):
         find_revision(tmp_path, "main", only=True)
 
 
-def test_a_folder_without_git_is_told_from_a_machine_without_git(checkout, monkeypatch):
+def test_a_folder_without_git_is_distinguished_from_a_machine_without_git(checkout, monkeypatch):
     monkeypatch.setenv("PATH", str(checkout.folder))
     with pytest.raises(UsageError, match="cannot start git: No such file"):
         found(checkout)
@@ -171,7 +171,7 @@ def test_a_worktree_that_cannot_be_written_is_named_and_no_other_is_left(checkou
     assert not list(tmp_path.glob("state/worktrees/*"))
 
 
-def test_a_commit_that_git_cannot_write_out_is_refused_in_its_words(checkout, tmp_path):
+def test_a_commit_that_git_cannot_write_out_is_refused_with_its_own_message(checkout, tmp_path):
     gone = replace(found(checkout), commit="0" * 40)
     with pytest.raises(UsageError, match=r"it cannot be checked out: .*(invalid reference|not a valid)"):
         check_out(gone, [tmp_path], uuid7())

@@ -144,7 +144,7 @@ def test_a_file_that_was_replaced_or_removed_is_forgotten(state_dir: Path) -> No
     assert values(state_dir) == []
 
 
-def test_damaged_lines_are_told_once(state_dir: Path) -> None:
+def test_damaged_lines_are_reported_once(state_dir: Path) -> None:
     path = fill(state_dir, record(1, 1.0))
     with path.open("ab") as file:
         file.write(b"{broken\n")
@@ -217,7 +217,7 @@ def test_the_newest_figure_tells_its_epoch(state_dir: Path) -> None:
         assert index.newest_epoch(replace(KEY, metric="loss")) is None
 
 
-def test_a_record_of_an_older_schema_is_left_out_and_told(state_dir: Path) -> None:
+def test_a_record_of_an_older_schema_is_left_out_and_reported(state_dir: Path) -> None:
     fill(state_dir, record(1, 1.0, schema=1), record(2, 2.0))
     problems: list[str] = []
     with opened(state_dir, problems.append) as index:

@@ -53,7 +53,7 @@ def test_a_folder_below_a_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("given", [{}, {"MLHPC_STATE": "~/x"}, {"XDG_STATE_HOME": "~/x"}], ids=str)
-def test_a_user_without_a_home_is_told_to_name_a_folder(homeless, given):
+def test_a_user_without_a_home_has_to_name_a_folder(homeless, given):
     with pytest.raises(UsageError, match=r"HOME is not set, and user \d+ .*name a folder by MLHPC_STATE"):
         default_state_dir(given)
     assert default_state_dir({"MLHPC_STATE": "/x"}) == Path("/x")
@@ -71,7 +71,7 @@ def homeless(monkeypatch):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS])
 def test_only_a_full_disk_is_called_full(number):
     error = OSError(number, os.strerror(number))
-    told = StoreError("cannot be written")
-    told.__cause__ = error
+    wrapped = StoreError("cannot be written")
+    wrapped.__cause__ = error
     full = number in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-    assert unwritten(error) == unwritten(told) == ("disk_full" if full else "not_writable")
+    assert unwritten(error) == unwritten(wrapped) == ("disk_full" if full else "not_writable")

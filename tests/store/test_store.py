@@ -238,7 +238,7 @@ def test_a_thousand_records_are_read_in_little_memory(state_dir):
 
 
 @given(changed(json.loads(json.dumps(to_json(record(1))))))
-def test_any_value_in_any_place_of_a_record_is_read_or_refused_in_words(content):
+def test_any_value_in_any_place_of_a_record_is_read_or_refused_with_a_message(content):
     try:
         found = parse_record(json.dumps(content).encode())
     except SchemaError as error:

@@ -73,7 +73,7 @@ def test_a_night_that_became_slower_is_one_message_also_if_asked_twice(sink, sto
     assert incident_of(sink).startswith("regr-cirrus-20250215-")
 
 
-def test_a_benchmark_that_falls_two_nights_after_another_is_told_by_name(sink, state_dir, mlhpc):
+def test_a_benchmark_that_falls_two_nights_after_another_is_reported_by_name(sink, state_dir, mlhpc):
     figures = {"a": quiet(44) + quiet(3, 90.0), "b": quiet(46) + quiet(1, 80.0)}
     made = [one for name in "ab" for one in nights(figures[name], benchmark=name, last_ns=night_ns(60, 1))]
     for first, last in ((0, 57), (58, 59), (60, 60)):
@@ -114,7 +114,7 @@ def test_a_channel_that_is_down(sink, store, alert, status, code, why):  # noqa:
     assert (len(keys), len(set(keys))) == (2 if status == 503 else 1, 1)
 
 
-def test_a_damaged_book_is_told_and_kept(sink, store, alert, state_dir):
+def test_a_damaged_book_is_reported_and_set_aside(sink, store, alert, state_dir):
     store(*range(46))
     book_path(state_dir).parent.mkdir(parents=True)
     book_path(state_dir).write_text("{")

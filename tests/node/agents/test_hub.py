@@ -133,9 +133,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
-def test_what_a_stranger_says_changes_nothing_and_a_peer_comes_in_beside_it(
-    served: Served, data: bytes
-) -> None:
+def test_a_stranger_changes_nothing_and_a_peer_connects_at_the_same_time(served: Served, data: bytes) -> None:
     with served.call() as stranger:
         with contextlib.suppress(ConnectionError):
             stranger.sendall(data)
@@ -226,13 +224,15 @@ def test_who_has_not_proved_itself_in_time_is_cut_off(
         "below",
     ],
 )
-def test_who_holds_the_key_and_has_no_place_is_told_why(served: Served, text: str, why: str) -> None:
+def test_a_peer_with_the_key_and_without_a_place_is_refused_with_the_reason(
+    served: Served, text: str, why: str
+) -> None:
     with pytest.raises(ConnectionError, match=why):
         served.peer(1, text=text or " ")
     assert served.owner.admitted == []
 
 
-def test_what_its_owner_refuses_is_told_and_may_come_again(served: Served) -> None:
+def test_a_peer_that_the_owner_refuses_gets_the_reason_and_may_connect_again(served: Served) -> None:
     served.owner.refusal = "it is too early"
     with pytest.raises(ConnectionError, match="it is too early"):
         served.peer(1)
@@ -358,14 +358,14 @@ def test_the_first_node_is_found_behind_an_address_at_which_nothing_listens(serv
         assert wire.trusted
 
 
-def test_an_address_that_is_told_later_is_found(served: Served) -> None:
-    told: list[list[tuple[str, int]]] = [[("127.0.0.1", served.port)]]
+def test_an_address_that_is_announced_later_is_found(served: Served) -> None:
+    reported: list[list[tuple[str, int]]] = [[("127.0.0.1", served.port)]]
 
     def places() -> list[tuple[str, int]]:
-        if len(told) == 1:
-            told.append([])
+        if len(reported) == 1:
+            reported.append([])
             raise ValueError("its address is missing")
-        return told[0]
+        return reported[0]
 
     with contextlib.closing(find(places, rounds=2)) as wire:
         assert wire.trusted

@@ -122,7 +122,7 @@ def test_a_rank_without_a_batch_ends_itself_although_it_waits(make):
         ),
     ],
 )
-def test_a_process_without_a_batch_is_told_so(environ, error):
+def test_a_process_without_a_batch_is_refused_with_that_reason(environ, error):
     with pytest.raises(ChannelError, match=error):
         RankChannel.from_environment({"MLHPC_RUN": "r", **environ})
 

@@ -45,7 +45,7 @@ def contents(folder):
     return {path.name: (path.read_bytes(), path.stat().st_ino) for path in folder.iterdir()}
 
 
-def test_each_run_is_told_of_in_three_files_whatever_becomes_of_it(tmp_path, lines):
+def test_each_run_is_reported_in_three_files_whatever_becomes_of_it(tmp_path, lines):
     (tmp_path / "b.skip").touch()  # nobody waits for it
     skipped = run_plan("b", argv=("touch", str(tmp_path / "ran")))
     assert run(tmp_path, skipped, run_plan("c", nodes=2, ranks=2), run_plan("a"))[0] == over(lines) == 0
@@ -58,7 +58,7 @@ def test_each_run_is_told_of_in_three_files_whatever_becomes_of_it(tmp_path, lin
     assert sorted(contents(lines)) == ["alloc.jsonl", "alloc.over", "alloc.up"]
 
 
-def test_sigterm_ends_everything_and_is_told(tmp_path, lines):
+def test_sigterm_ends_everything_and_is_reported(tmp_path, lines):
     process = start(tmp_path, bash(f"trap '' TERM; touch {tmp_path}/on; sleep 600"), lines="lines")
     wait_for((tmp_path / "on").exists)
     process.send_signal(signal.SIGTERM)
@@ -154,7 +154,7 @@ def test_a_list_of_nodes_is_expanded_without_asking_scontrol(monkeypatch):
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_of_batches_that_begin_at_once_one_has_the_word(tmp_path, monkeypatch, links):
+def test_of_batches_that_begin_at_once_one_runs(tmp_path, monkeypatch, links):
     if not links:
         monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no hard links here")))
     first, second = LinesFolder(tmp_path, "alloc"), LinesFolder(tmp_path, "alloc")

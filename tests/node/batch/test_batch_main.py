@@ -41,7 +41,7 @@ def test_another_protocol_is_refused_and_both_are_named(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("arguments", [["--lines", "folder"], [], ["--help"]])
-def test_a_usage_that_is_none_is_told(arguments, capfd):
+def test_a_usage_that_is_none_is_reported(arguments, capfd):
     assert batch.main(arguments) == EXIT_PLAN
     assert capfd.readouterr().err.startswith("usage: ")
 

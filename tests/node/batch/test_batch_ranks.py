@@ -40,11 +40,11 @@ def test_a_process_that_is_no_rank_of_the_run_is_not_greeted(changes, expected):
 
 
 def test_progress_is_the_slowest_ranks_step_and_all_ranks_samples_once_a_second():
-    made, told = book(), []
+    made, reported = book(), []
     for rank, step, rate, when in ((0, 4, 2.0, 100.0), (1, 3, 3.0, 100.5), (0, 5, 2.0, 101.5)):
-        told.append(made.say(rank, "progress", {"step": step, "steps": 10, "samples_per_s": rate}, when))
-    assert (told[0] is None, told[1]) == (False, None)
-    assert told[2] == ("progress", {"step": 3, "steps": 10, "samples_per_s": 5.0})
+        reported.append(made.say(rank, "progress", {"step": step, "steps": 10, "samples_per_s": rate}, when))
+    assert (reported[0] is None, reported[1]) == (False, None)
+    assert reported[2] == ("progress", {"step": 3, "steps": 10, "samples_per_s": 5.0})
 
 
 def test_nonsense_as_progress_is_no_failure():
@@ -104,7 +104,7 @@ def test_torchruns_table_names_the_rank():
     assert made.exits(1) == [1, -9]
 
 
-def test_a_program_may_print_what_looks_like_its_launchers_words_and_end_well():
+def test_a_program_may_print_messages_like_its_launchers_and_succeed():
     made, words = book(), LauncherOutput()
     words.feed(b"srun: error: node1: task 0: Killed\nsrun: error: Node failure on node1\n")
     made.launcher_ended(0, "", is_rank=False, launcher_output=words)
@@ -167,7 +167,7 @@ def test_who_lost_a_peer_is_not_named_before_the_peer():
     assert trouble(made) == ("worker_killed", text)
 
 
-def test_the_word_of_who_lost_a_peer_counts_where_no_peer_has_ended():
+def test_a_report_of_a_lost_peer_counts_where_no_peer_has_ended():
     made = book(3)
     says(made, 2, PEER_GONE)
     says(made, 1, PEER_GONE)
@@ -182,7 +182,7 @@ def test_another_error_is_named_at_once():
     assert trouble(made) == ("worker_exit", "rank 1: RuntimeError: the device caught fire")
 
 
-def test_a_launcher_that_only_says_that_it_failed_does_not_hide_the_word():
+def test_a_launcher_that_only_says_that_it_failed_does_not_hide_the_ranks_report():
     made = book(3)
     says(made, 2, PEER_GONE)
     made.launcher_ended(1, "", is_rank=False)

@@ -137,10 +137,10 @@ def test_the_secret_goes_over_no_socket(server):
             rank_end, _ = listening.accept()
             with rank_end, rank_end.makefile("rb") as lines:
                 rank_end.sendall(b'{"kind":"challenge","challenge":"x"}\n')
-                told = lines.readline()
+                reported = lines.readline()
             rank.kill()
-    assert b'"mac"' in told
-    assert b"confidential" not in told
+    assert b'"mac"' in reported
+    assert b"confidential" not in reported
 
 
 def accept_one(server):

@@ -19,7 +19,7 @@ def heard(text):
 
 
 @pytest.mark.parametrize("text", ['{"dropped": 1e999}', '{"dropped": NaN}', '{"dropped": [1]}', "[" * 9000])
-def test_words_that_are_none_of_podruns_are_passed_over(text):
+def test_messages_that_are_none_of_podruns_are_passed_over(text):
     words = heard(f"mlhpc-podrun: {text}\nmlhpc-podrun: " + '{"dropped": 7}\n')
     assert words.dropped == 7
 
@@ -40,7 +40,7 @@ def test_lists_of_tasks_are_bounded_in_all():
         "Process name: [[1,1],0]\n  Exit code:    7",
     ],
 )
-def test_what_is_noted_of_endless_words_is_bounded(line):
+def test_what_is_stored_of_endless_messages_is_bounded(line):
     words = heard(f"{line}\n" * 70_000)
     assert 0 < len(words.deaths) + len(words.failed_nodes) + len(words.lost_pods) <= 65536
 
@@ -109,7 +109,7 @@ def test_what_is_noted_of_endless_words_is_bounded(line):
         ),
     ],
 )
-def test_words_of_launchers_become_facts(text, facts):
+def test_messages_of_launchers_become_facts(text, facts):
     words = heard(text.rstrip("\n") + "\n")
     assert {name: getattr(words, name) for name in facts} == facts
 
@@ -120,7 +120,7 @@ def test_torchruns_table_is_read():
 
 
 @given(st.integers(1, 40))
-def test_words_may_arrive_in_pieces_of_any_size(size):
+def test_messages_may_arrive_in_pieces_of_any_size(size):
     words, data = LauncherOutput(), PRINTED["killed_by_bad_exit"].encode()
     for start in range(0, len(data), size):
         words.feed(data[start : start + size])

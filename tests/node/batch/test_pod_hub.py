@@ -131,8 +131,8 @@ def answered(pods):
             peer, _ = hub.accept()
             with peer, peer.makefile("rb") as lines:
                 peer.sendall(b'{"kind":"challenge","challenge":"x"}\n')
-                told = replies(group, json.loads(lines.readline())["challenge"])
-                peer.sendall(b"".join(json.dumps(one).encode() + b"\n" for one in told))
+                reported = replies(group, json.loads(lines.readline())["challenge"])
+                peer.sendall(b"".join(json.dumps(one).encode() + b"\n" for one in reported))
                 group.ends()
         return group
 
@@ -185,7 +185,7 @@ def test_each_pod_takes_the_secrets_of_a_run_from_its_plan(pods):
     assert (group.ends(), group.kinds()) == ({0: 0, 1: 0}, [(RUN, "started"), (RUN, "end")])
 
 
-def test_an_agent_that_is_killed_before_a_run_is_told_of_every_run_and_the_others_end(pods):
+def test_an_agent_that_is_killed_before_a_run_is_reported_in_every_run_and_the_others_end(pods):
     group = pods(both("true"), both("true", NEXT), pods=4, MLHPC_MEET_S="600")
     group.start(0, 1, 3)
     # The first has counted them once they have found it.
@@ -248,7 +248,7 @@ def test_an_agent_that_stands_still_is_lost_after_a_while(running):
     assert group.agents[1].wait(HANG_S) == 69
 
 
-def test_a_port_that_is_taken_is_told_with_what_to_do(pods):
+def test_a_port_that_is_taken_is_reported_with_what_to_do(pods):
     group = pods(both("true"), pods=2)
     with socket.create_server(("", group.port)):
         group.start(0)

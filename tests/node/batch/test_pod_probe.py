@@ -53,7 +53,7 @@ def judge(tmp_path):
 
 
 @pytest.mark.servers
-def test_a_fit_node_is_said_to_be_fit_with_what_was_seen(tmp_path):
+def test_a_fit_node_is_reported_as_fit_with_what_was_found(tmp_path):
     group = Pods(tmp_path, run_plan(**TRAIN))
     argv = [sys.executable, "-m", "pytest_mlhpc.node.batch.probe", str(group.write(0) / "plan.json")]
     done = subprocess.run(argv, env=group.environment(0), capture_output=True, check=False)
@@ -92,13 +92,13 @@ def test_an_image_without_torch_is_a_broken_set_up(probed, tmp_path):
     assert "torch cannot be imported: ImportError: libcudart.so.12" in said["text"]
 
 
-def test_a_work_folder_that_cannot_be_made_is_told(probed, tmp_path):
+def test_a_work_folder_that_cannot_be_made_is_reported(probed, tmp_path):
     (tmp_path / "file").touch()
     code, said, _ = probed(run_plan(), MLHPC_WORK=str(tmp_path / "file" / "work"))
     assert (code, said["outcome"], "cannot write" in said["text"]) == (10, "unfit_nodes", True)
 
 
-def test_a_plan_that_is_none_is_told(tmp_path, monkeypatch, capsys):
+def test_a_plan_that_is_none_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(probe.signal, "signal", lambda *_: None)
     (tmp_path / "plan.json").write_text("{")
     assert probe.main([str(tmp_path / "plan.json")]) == 2
@@ -187,7 +187,7 @@ def test_a_node_is_vetted_alone_without_load(probed, tmp_path):
 UNDESCRIBED = replace(QUICK, wanted=ExpectedNode(expect={"numa": "77"}))
 
 
-def test_a_node_that_is_not_as_described_is_unfit_in_the_words_of_vetting(probed, tmp_path):
+def test_a_node_that_is_not_as_described_is_unfit_with_the_reason_of_vetting(probed, tmp_path):
     code, said, errors = probed(run_plan(), vetting=UNDESCRIBED)
     assert (code, said["outcome"], said["text"] in errors) == (10, "unfit_nodes", True)
     assert re.fullmatch(r"\[node_problem\] numa is \d+, 77 is described.*", said["text"])
@@ -199,7 +199,7 @@ def test_a_run_that_is_about_vetting_gets_its_verdict_from_the_agents(probed):
     assert (code, said["fit"]) == (0, True)
 
 
-def test_vetting_that_leaves_no_verdict_is_a_broken_set_up_with_its_last_words(judge, stand_in, monkeypatch):
+def test_vetting_that_leaves_no_verdict_is_a_broken_set_up_with_its_last_lines(judge, stand_in, monkeypatch):
     python = stand_in("echo 'Fatal Python error: no codec'\nexit 3")
     monkeypatch.setattr(probe.sys, "executable", python)
     verdict = judge(QUICK)

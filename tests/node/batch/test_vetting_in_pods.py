@@ -47,7 +47,7 @@ def vetting_of(group, rank):
     return 0
 
 
-def test_the_nodes_of_all_pods_are_told_before_the_first_run(start):
+def test_the_nodes_of_all_pods_are_reported_before_the_first_run(start):
     group = start(both("true"), both("true", NEXT))
     assert group.ends() == {0: 0, 1: 0}
     assert group.kinds() == [

@@ -41,7 +41,7 @@ def test_a_single_node_that_is_not_the_batchs_own_is_named_too():
     assert "--host=b" in launch(run_plan(), ["b"], SLURM)[0]
 
 
-def test_words_of_the_site_come_last_before_the_worker():
+def test_arguments_of_the_site_come_last_before_the_worker():
     options = ("--vipu-partition=pod64", "--mpi-global-args=--tag-output")
     argv, _ = launch(run_plan(launcher_options=options), ["a"], PODS)
     assert argv[-5:-3] == list(options)

@@ -27,7 +27,7 @@ def test_a_program_is_started_as_it_is(module):
 
 
 @pytest.mark.parametrize(("given", "cores"), [({}, "3"), ({"OMP_NUM_THREADS": "7"}, "7")])
-def test_torchrun_gives_each_rank_its_cores_unless_told_otherwise(given, cores):
+def test_torchrun_gives_each_rank_its_cores_unless_stated_otherwise(given, cores):
     assert torchrun.launch(run_plan(), ["here"], given)[1]["OMP_NUM_THREADS"] == cores
 
 

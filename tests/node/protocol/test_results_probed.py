@@ -62,7 +62,7 @@ def test_amounts_of_ranks_add_up_and_the_slowest_rank_is_the_time():
     assert (found.value, found.first, found.last, found.better) == (100.0, 100.0, 50.0, "higher")
 
 
-def test_the_slowest_rank_alone_is_told_where_there_are_several():
+def test_the_slowest_of_several_ranks_alone_is_reported():
     found = metrics(*UNEVEN)["write_bandwidth_of_slowest_rank"]
     assert (found.value, found.samples) == (50.0, (50.0, 100.0))
     assert "write_bandwidth_of_slowest_rank" not in metrics(report(0, write(1.0, 2.0, 4.0)))
@@ -170,7 +170,7 @@ def test_a_new_baseline_is_as_wide_as_the_metric_is_noisy(own, expected):
     assert accepted(own).tolerance == expected
 
 
-def test_a_chosen_tolerance_is_kept():
+def test_a_chosen_tolerance_is_used():
     old = accepted(0.3, local=True)
     assert old.tolerance == 0.3 > LOCAL_TOLERANCE
     assert accepted(0.3, dataclasses.replace(old, tolerance=0.02), local=True).tolerance == 0.02

@@ -42,7 +42,7 @@ def run(tmp_path):
     return do
 
 
-def test_steps_of_the_first_optimizer_their_waits_and_a_profile_are_told(run):
+def test_steps_of_the_first_optimizer_their_waits_and_a_profile_are_reported(run):
     (one,), done = run(TRAIN, RANK="3")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (one.rank, len(one.ends), one.profiled) == (3, 8, (3, 2))

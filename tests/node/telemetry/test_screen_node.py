@@ -87,7 +87,7 @@ def test_only_processes_are_read_of(tmp_path, among, found):
     assert [(one.pid, one.rank) for one in Reader(**among, proc=tmp_path).read()] == found
 
 
-def test_the_surest_word_for_a_rank_counts_for_all(tmp_path):
+def test_the_most_certain_classification_of_a_rank_counts_for_all(tmp_path):
     put(tmp_path, 10, environ=b"SLURM_PROCID=0\0")  # torchrun's own process
     put(tmp_path, 11, parent=10, environ=b"SLURM_PROCID=0\0RANK=5\0")
     assert [one.rank for one in Reader(proc=tmp_path).read()] == [None, 5]
@@ -154,7 +154,7 @@ def test_real_processes_vanish_while_they_are_read_and_nothing_is_raised():
         reader.read()
 
 
-def test_a_real_busy_child_is_seen_to_compute():
+def test_a_busy_child_is_found_to_compute():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         sampler = Sampler(Reader(root=os.getpid()), interval_s=0.1)
 

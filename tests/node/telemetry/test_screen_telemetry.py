@@ -60,7 +60,7 @@ def test_cores_are_what_processes_used_while_they_lived():
     assert "telemetry_power" not in found
 
 
-def test_devices_are_told_in_base_units():
+def test_devices_are_reported_in_base_units():
     intervals = samples(lambda second: [process(10, second, read_bytes=second * MIB)],
                     lambda second: [device(0, celsius=60.0 + second), device(1, power_w=300.0, busy=0.5)])  # fmt: skip
     found = values(intervals)
@@ -122,10 +122,10 @@ def test_days_of_intervals_stay_in_a_small_file_and_say_the_same(most, tmp_path)
     assert sizes[0] > 0
     assert most / 4 <= len(kept) <= most
     assert (kept[0], kept[-1].time_s) == (every[0], every[-1].time_s)
-    told = {one.name: one.value for one in figures(kept)}
-    assert told == {one.name: pytest.approx(one.value) for one in figures(every)}
-    assert told["telemetry_memory"] == pytest.approx(9 * GIB + 200 * MIB)
-    assert told["telemetry_cores"] == pytest.approx(1.5 + 0.6 * 2 / 3, rel=1e-3)
+    reported = {one.name: one.value for one in figures(kept)}
+    assert reported == {one.name: pytest.approx(one.value) for one in figures(every)}
+    assert reported["telemetry_memory"] == pytest.approx(9 * GIB + 200 * MIB)
+    assert reported["telemetry_cores"] == pytest.approx(1.5 + 0.6 * 2 / 3, rel=1e-3)
     for begin, end in ((0.25, 0.5), (0.5, 1.0), (0.9, 0.999)):
         times = (100.0 + begin * DAYS_S, 100.0 + end * DAYS_S)
         rough, exact = (
@@ -136,14 +136,14 @@ def test_days_of_intervals_stay_in_a_small_file_and_say_the_same(most, tmp_path)
         assert rough == {name: pytest.approx(value, rel=near) for name, value in exact.items()}
 
 
-def test_the_file_of_looks_may_have_two_mebibytes_whatever_they_say():
+def test_the_file_of_samples_has_two_mebibytes_at_most():
     assert MOST * LONGEST == 2 << 20
     worst = -1.0123456789012345e-300
     mean = Mean(worst, 1 << 62)
     assert len(text_of(Interval(worst, worst, worst, 1 << 62, 1 << 62, worst, mean, mean, mean))) <= LONGEST
 
 
-def test_looks_are_merged_by_spans_of_one_length_and_the_first_is_kept_as_it_is():
+def test_samples_are_merged_by_spans_of_one_length_and_the_first_stays_as_it_is():
     intervals = [Interval(10.0 + second, 1.0, 0.25, second % 7) for second in range(100)]
     found = thinned(intervals, 16)
     assert [one.time_s for one in found] == [10.0, *(10.0 + end for end in range(16, 100, 16)), 109.0]
@@ -161,7 +161,7 @@ def beside():
     )
 
 
-def test_one_more_look_is_awaited_while_the_file_is_cut(beside, tmp_path, monkeypatch):
+def test_one_more_sample_is_awaited_while_the_file_is_cut(beside, tmp_path, monkeypatch):
     monkeypatch.setattr(beside, "LOOK_S", 600.0)
     with subprocess.Popen(["sleep", "600"]) as watcher, (tmp_path / "intervals").open("w+b") as file:
         try:
@@ -241,7 +241,7 @@ def refused(beside):
 
 
 @pytest.mark.parametrize("mounted", [True, False])
-def test_a_full_disk_is_told_before_the_training_begins(refused, mounted, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_the_training_begins(refused, mounted, tmp_path, monkeypatch):
     folder = tmp_path / "small"
     with small_disk(folder, mounted=mounted) as disk:
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -252,7 +252,9 @@ def test_a_full_disk_is_told_before_the_training_begins(refused, mounted, tmp_pa
     assert f"{disk.words}; make room there, name another folder in TMPDIR, or run" in failure.text
 
 
-def test_no_folder_for_temporary_files_is_told_before_the_training_begins(refused, tmp_path, monkeypatch):
+def test_a_missing_folder_for_temporary_files_is_reported_before_the_training_begins(
+    refused, tmp_path, monkeypatch
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     text = "not_writable: .*No such file or directory; make room there, name another folder in TMPDIR"
     assert re.match(text, str(refused()))
@@ -262,7 +264,9 @@ def test_no_folder_for_temporary_files_is_told_before_the_training_begins(refuse
     ("program", "why"),
     [("/no/python", "cannot be started on "), (shutil.which("false"), "ended with exit code 1 on ")],
 )
-def test_a_sampler_that_does_not_start_is_told_before_the_training_begins(refused, program, why, monkeypatch):
+def test_a_sampler_that_does_not_start_is_reported_before_the_training_begins(
+    refused, program, why, monkeypatch
+):
     monkeypatch.setattr(sys, "executable", program)
     assert re.match(
         f"launch_failed: .*the sampler of telemetry {why}.*, or run without telemetry$", str(refused())

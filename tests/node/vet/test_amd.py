@@ -49,7 +49,7 @@ def unmade(monkeypatch: pytest.MonkeyPatch, *makers: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mi300x-good", "mi250x-good", "mi300x-counts-fail"])
-def test_the_library_is_closed_after_each_look(name: str) -> None:
+def test_the_library_is_closed_after_each_reading(name: str) -> None:
     with patch.object(FakeAmdsmi, "__init__", autospec=True, side_effect=FakeAmdsmi.__init__) as begun:
         outcomes(case(name))
     modules = [call.args[0] for call in begun.call_args_list]
@@ -184,7 +184,7 @@ def test_a_node_without_the_library_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "model"),
+    ("reported", "model"),
     [
         ({"market_name": "AMD Instinct MI999X", "device_id": 0x7999}, "AMD Instinct MI999X"),
         ({"market_name": "0x7999", "device_id": 0x7999}, ""),
@@ -192,8 +192,8 @@ def test_a_node_without_the_library_says_so() -> None:
     ],
     ids=["one that the library knows", "one that nobody knows", "one that we know"],
 )
-def test_a_model_is_called_as_the_library_does_unless_it_has_only_a_number(told, model) -> None:
-    machine = node_with({"devices": [{"bdf": DEVICE, "asic_info": told}]})
+def test_a_model_is_called_as_the_library_does_unless_it_has_only_a_number(reported, model) -> None:
+    machine = node_with({"devices": [{"bdf": DEVICE, "asic_info": reported}]})
     with closing(open_session(machine, "rocm")) as session:
         assert [device.model for device in session.devices] == [model]
 

@@ -113,7 +113,7 @@ def test_devices_that_torch_cannot_use_are_unknown_and_never_pass() -> None:
     assert "NVIDIA" in finding.reason
 
 
-def test_devices_of_the_kernel_are_seen_without_torch(tmp_path: Path) -> None:
+def test_devices_of_the_kernel_are_detected_without_torch(tmp_path: Path) -> None:
     assert node_facts.unused_devices("2.9", tmp_path) == ""
     kfd = tmp_path / "sys/class/kfd/kfd/topology/nodes"
     for number, gpu in enumerate(("0", "51110")):
@@ -207,7 +207,7 @@ def test_what_one_thread_raises_is_raised_and_no_other_waits_for_it() -> None:
         node_facts.at_once(3, work)
 
 
-def test_cores_beside_a_device_are_those_of_the_kernels_list(tmp_path: Path) -> None:
+def test_cores_near_a_device_are_those_of_the_kernels_list(tmp_path: Path) -> None:
     device = replace(H200, pci="0000:1b:00.0")
     folder = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
     assert host_copy.near_cores(device, (0, 1, 2), tmp_path) == set()

@@ -23,8 +23,8 @@ def test_every_command_works(version: str, tmp_path: Path) -> None:
     variable, default = INTERPRETERS[version]
     python = os.environ.get(variable) or str(default)
     archive = payload.build(tmp_path / "payload").path
-    told = {"python": python, "environ": {"PYTHONPATH": str(archive)}, "folder": tmp_path}
-    with Child(**told) as child, Child(**told) as other:
+    options = {"python": python, "environ": {"PYTHONPATH": str(archive)}, "folder": tmp_path}
+    with Child(**options) as child, Child(**options) as other:
         assert child.ready()["torch"].startswith(f"{version}.")
         other.ready()
         for do in ("gemm", "memory", "hash", "all_reduce", "host_copy", "transport"):

@@ -40,8 +40,8 @@ def exchange(pair: tuple[Child, Child], **args: object) -> list[CheckOutcome]:
 def start_long_exchange(pair: tuple[Child, Child], backend: str, timeout_s: float) -> None:
     """Have both begin an exchange of minutes; return once both compute, as who waits for its partner does not."""
     before = [child.cpu_s() for child in pair]
-    told = orders(backend=backend, timeout_s=timeout_s, bytes=64 * MIB, rounds=500)
-    for child, order in zip(pair, told, strict=True):
+    commands = orders(backend=backend, timeout_s=timeout_s, bytes=64 * MIB, rounds=500)
+    for child, order in zip(pair, commands, strict=True):
         child.order("pair", **order)
     for child in pair:
         assert child.next() is not None
@@ -72,7 +72,7 @@ def test_both_sides_tell_the_same_figure(pair: tuple[Child, Child], backend: str
 @pytest.mark.parametrize(
     ("hanging", "why"), [(0, "dead"), (1, "absent")], ids=["the first hangs", "the second hangs"]
 )
-def test_a_partner_that_never_begins_is_told_at_the_limit(
+def test_a_partner_that_never_begins_is_reported_at_the_limit(
     pair: tuple[Child, Child], hanging: int, why: str
 ) -> None:
     """The first hears nobody come, the second is let in by the kernel or refused, and gets no answer."""
@@ -148,7 +148,7 @@ def connected(port: int) -> socket.socket:
 
 
 @pytest.mark.servers
-def test_sides_that_were_told_different_things_say_so(pair: tuple[Child, Child]) -> None:
+def test_sides_with_different_orders_refuse_each_other(pair: tuple[Child, Child]) -> None:
     first, second = orders()
     pair[0].order("pair", **first)
     assert pair[1].ask("pair", **{**second, "bytes": 5 * MIB})["why"] == "dead"
@@ -251,7 +251,7 @@ def test_a_partner_that_moves_nothing_hangs_and_one_that_closes_is_dead(closing:
     assert caught.value.why == why
 
 
-def test_nobody_at_the_other_end_is_told_from_one_who_does_not_answer() -> None:
+def test_nobody_at_the_other_end_is_distinguished_from_one_who_does_not_answer() -> None:
     with pytest.raises(Failed, match=r"nothing listened at 127\.0\.0\.1, port") as caught:
         call("127.0.0.1", free_port(), b"", {}, Deadline(0.3))
     assert caught.value.why == "dead"

@@ -65,19 +65,19 @@ def test_settings_and_cores_do_not_change_what_is_voted_on(child: Child, other: 
 
 @pytest.mark.servers
 def test_the_engine_starts_it_and_has_it_carry_out_all_that_a_quick_vetting_orders() -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    load = LoadRunner(VetSettings(), CHILD, environ=environ, say=told.append, loaded=lambda on: None)
+    load = LoadRunner(VetSettings(), CHILD, environ=environ, say=reported.append, loaded=lambda on: None)
     load.start()
 
     def until(kind: str) -> Any:
         deadline = time.monotonic() + PATIENCE_S
-        while not told or told[-1]["kind"] != kind:
-            assert time.monotonic() < deadline, told
-            assert load.child is not None, told
+        while not reported or reported[-1]["kind"] != kind:
+            assert time.monotonic() < deadline, reported
+            assert load.child is not None, reported
             select.select([load.child.answers, load.child.printed], [], [], 1.0)
             load.tend()
-        return told.pop()
+        return reported.pop()
 
     try:
         assert until("ready")["ready"]["kind"] == "cpu"

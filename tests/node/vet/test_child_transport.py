@@ -60,7 +60,7 @@ def judged(root: Path, chosen: node_facts.ChosenTransport) -> Finding:
     return finding
 
 
-def test_sockets_beside_a_fabric_are_the_users_to_mend(tmp_path: Path) -> None:
+def test_sockets_where_there_is_a_fabric_are_the_users_to_correct(tmp_path: Path) -> None:
     finding = judged(tmp_path, parse_log(SOCKETS, "nccl"))
     verdict = finding.check, finding.severity, finding.origin, finding.rule
     assert verdict == ("transport", Severity.CRITICAL, Origin.USER, "job.transport")

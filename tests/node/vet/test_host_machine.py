@@ -54,7 +54,7 @@ def test_a_log_that_is_being_overwritten_is_read_on(tmp_path: Path, monkeypatch:
     assert records(str(tmp_path / "kmsg")) == b"6,1,1,-;one\n6,9,2,-;two\n"
 
 
-def test_of_a_log_without_end_the_end_is_kept(tmp_path: Path) -> None:
+def test_of_an_endless_log_the_last_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_bytes((b"6,1,1,-;old" + b"." * 4000 + b"\n") * (2 * MOST_BYTES // 4000) + b"6,2,2,-;new\n")
     data = records(str(path))
@@ -69,7 +69,7 @@ def test_a_log_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
     assert records(str(path)) == b""
 
 
-def test_what_is_not_there_is_told_from_what_may_not_be_read(tmp_path: Path) -> None:
+def test_what_is_not_there_is_distinguished_from_what_may_not_be_read(tmp_path: Path) -> None:
     machine = Machine(root=tmp_path)
     for read in (machine.text, machine.names_in):
         with pytest.raises(Absent, match="/nowhere is not there"):

@@ -136,7 +136,7 @@ def test_slurm_s_time_left_is_understood(text, seconds):
         *((numbers, text) for text in ("a", "1-", "0-99999999999", "-1")),
     ],
 )
-def test_other_words_than_those_of_slurm_or_the_kernel_are_unreadable(read, text):
+def test_other_formats_than_those_of_slurm_or_the_kernel_are_unreadable(read, text):
     with pytest.raises(Unreadable, match=text):
         read(text)
 
@@ -178,7 +178,7 @@ def test_lists_of_processors_are_understood():
     assert (numbers("0-3,8"), numbers("")) == ({0, 1, 2, 3, 8}, frozenset())
 
 
-def test_sizes_are_words():
+def test_sizes_have_units():
     sizes = [size(number) for number in (0, 64 << 20, float("inf"), 3 << 50)]
     assert sizes == ["0 B", "64 MiB", "unlimited", "3 PiB"]
 

@@ -48,6 +48,6 @@ def test_who_listens_is_reached_and_a_refusal_is_an_answer():
     assert not Machine().connect("127.0.0.1", port, 2.0)
 
 
-def test_who_cannot_be_reached_is_told_in_words():
+def test_who_cannot_be_reached_is_reported_with_a_message():
     with pytest.raises(Unreadable, match=r"255\.255\.255\.255 cannot be reached: \w+"):
         Machine().connect("255.255.255.255", 9, 1.0)

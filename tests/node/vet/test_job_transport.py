@@ -51,7 +51,7 @@ def test_the_transport_is_read_from_what_the_library_prints(name, kind, devices)
     assert (found.kind, found.devices) == (kind, devices)
 
 
-def test_nothing_and_a_plug_in_that_we_do_not_know_are_told_apart():
+def test_nothing_and_a_plug_in_that_we_do_not_know_are_distinguished():
     assert (parse("").kind, parse("NCCL INFO Using network Frobnicator\n").kind) == ("", "other")
 
 
@@ -60,7 +60,7 @@ def test_the_slowest_of_several_ranks_counts():
     assert parse(log("slingshot") + log("slingshot_by_tcp")).kind == "sockets"
 
 
-def test_version_provider_and_direct_reads_are_kept():
+def test_version_provider_and_direct_reads_are_reported():
     assert parse(log("roce")).version == "NCCL 2.19.3"
     assert parse(log("rccl_sockets")).version == "RCCL 2.21.5-HEAD:9a0e6a1"
     assert parse(log("slingshot")).provider == "cxi"
@@ -92,7 +92,7 @@ FORCED = "n1:1:1 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\n" + log
         "a fabric's plug-in that sends by TCP",
     ],
 )
-def test_sockets_beside_a_fabric_are_critical_and_name_what_forces_them(text, fabric, environ, words):
+def test_sockets_where_there_is_a_fabric_are_critical_and_name_what_forces_them(text, fabric, environ, words):
     [finding] = judged(parse(text), fabric, environ)
     verdict = finding.severity, finding.rule, finding.origin
     assert verdict == (Severity.CRITICAL, "job.transport", Origin.USER)

@@ -109,7 +109,7 @@ def test_a_node_whose_port_is_dead_cannot_put_the_blame_on_others():
     assert unfit(vetted(hosts, {}, trouble=trouble)) == ["n0"]
 
 
-def test_a_missing_partner_is_not_held_against_anybody():
+def test_a_missing_partner_is_nobodys_fault():
     report = exchanged(names(6), {}, trouble={"n3": ("lost", "")}, confirm=False)
     gone = NodeReport("n3", missing="it never came")
     verdict = verdict_on(replace(report, nodes=(*report.nodes[:3], gone, *report.nodes[4:])))
@@ -224,7 +224,7 @@ def test_no_connection_is_named(level, speed, links):
     assert (unfit(verdict), verdict.links) == (list(speed), ())
 
 
-def test_a_slow_connection_gets_a_second_look_and_its_mean_counts():
+def test_a_slow_connection_is_measured_again_and_the_mean_counts():
     report = exchanged(names(6), {}, level="deep", links={frozenset({"n1", "n3"}): 0.94}, confirm=False)
     assert confirm_schedule(report, POLICY) == ((("n1", "n3"),),)
     assert len(verdict_on(report).links) == 1

@@ -94,7 +94,7 @@ def test_all_nodes_get_the_same_verdict(report, severity):
     assert set(severities(verdict_on(report)).values()) == {severity}
 
 
-def test_a_third_of_slow_nodes_does_not_hide_behind_its_own_spread():
+def test_a_third_of_slow_nodes_is_not_hidden_by_its_own_dispersion():
     good = [100 + offset / 2 for offset in range(-6, 7)] * 2
     verdict = verdict_on(measured([85.0] * 13 + good))
     assert verdict.exclude == tuple(f"n{i}" for i in range(13))

@@ -98,7 +98,7 @@ def examined(check: str) -> tuple[CheckOutcome, list[tuple[str, str]]]:
     return outcome, [row[1:3] for row in rows([outcome])]
 
 
-def test_a_devices_own_words_are_read() -> None:
+def test_the_texts_of_a_device_are_read() -> None:
     outcome, trouble = examined("nvidia_inventory")
     assert trouble == []
     facts = {fact.name: fact.value for fact in outcome.facts}

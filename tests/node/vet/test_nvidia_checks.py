@@ -178,7 +178,7 @@ def test_a_lost_device_is_named_once_by_one_check() -> None:
         ("a100-half-the-lanes", "pcie_width", "had lanes 8 of 16"),
     ],
 )
-def test_a_slow_pcie_link_is_told_with_what_it_could_be(name: str, metric: str, words: str) -> None:
+def test_a_slow_pcie_link_is_reported_with_what_it_could_be(name: str, metric: str, words: str) -> None:
     [found] = critical(name)
     assert (found.metric, words in found.reason) == (metric, True)
 

@@ -49,7 +49,7 @@ def test_junit_is_well_formed_xml(verdict):
     ET.fromstring(junit(verdict))  # noqa: S314 - what we have just written
 
 
-def told(verdict):
+def reported(verdict):
     """Return what of a verdict must survive."""
     nodes = [
         (node.host, [(one.check, one.severity, one.reason) for one in node.findings])
@@ -62,7 +62,7 @@ def told(verdict):
 def test_a_verdict_becomes_json_by_the_schema_and_back_with_all_its_text(verdict):
     data = json.loads(json.dumps(verdict_to_json(WrittenVerdict("id", 1, verdict)), allow_nan=False))
     assert complaints(data) == []
-    assert told(verdict_from_json(data).verdict) == told(verdict)
+    assert reported(verdict_from_json(data).verdict) == reported(verdict)
 
 
 @given(VERDICTS)
@@ -74,7 +74,7 @@ def test_what_is_printed_is_printable_lines_of_which_the_last_says_go_or_no_go(v
 
 
 @given(VERDICTS)
-def test_an_environment_has_words_that_no_shell_would_take_for_more(verdict):
+def test_an_environment_file_is_quoted_for_a_shell(verdict):
     try:
         values = environment(verdict)
     except ValueError:

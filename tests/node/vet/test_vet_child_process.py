@@ -81,7 +81,7 @@ def test_it_dies_with_its_owner_and_so_do_its_children(ask, tmp_path):
     wait_until_gone(grandchild)
 
 
-def test_its_last_words_are_told_without_what_terminals_obey(ask):
+def test_its_last_lines_are_reported_without_what_terminals_obey(ask):
     child, _ = ask("die")
     assert child.wait(HANG_S)
     assert child.how() == "ended with exit code 5: my last\N{REPLACEMENT CHARACTER}[31m words"

@@ -44,7 +44,7 @@ def test_a_clock_is_judged_by_the_others(ahead_s, error_s, severities):
     assert found == severities.split()
 
 
-def test_a_clock_that_is_off_is_told_with_by_how_much_and_what_follows():
+def test_a_clock_that_is_off_is_reported_with_by_how_much_and_what_follows():
     off = said(0.0, 0.001, 12.34)[2].reason
     assert off.startswith("its clock is 12.3 s ahead of the median of 3 nodes; ")
     refused = said(0.0, 0.001, -400.0)[2].reason

@@ -176,7 +176,7 @@ def test_the_affinity_is_one_by_the_clients_own_model():
     assert by_model(affinity(["node1", "node2"]), "V1Affinity") == []
 
 
-def test_what_was_measured_is_kept_beside_the_verdict(tmp_path):
+def test_what_was_measured_is_stored_next_to_the_verdict(tmp_path):
     outcome = CheckOutcome((SLOW,), (Reading("gemm", "gemm", "gemm/bf16", "H100", 7e14, "FLOP/s"),))
     node = NodeReport("node1", "boot", {"H100": 4}, (outcome,))
     report = Report((node,), (PairResult(0, "node1", "node2", 1e9),))
@@ -295,9 +295,9 @@ def test_a_folder_that_is_not_writable_is_named(tmp_path, capfd):
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    told = capfd.readouterr().out
-    assert "cannot be used" in told
-    assert "Permission denied; choose a folder that can be written" in told
+    reported = capfd.readouterr().out
+    assert "cannot be used" in reported
+    assert "Permission denied; choose a folder that can be written" in reported
 
 
 def test_a_full_disk_is_named_and_leaves_nothing_half_written(tmp_path):

@@ -33,7 +33,7 @@ def test_the_batch_script_itself_is_alone_and_says_how_to_vet_all():
     assert "srun -N4 --ntasks-per-node=1 mlhpc vet" in place.hint
 
 
-def test_alone_if_told_so_whatever_the_launcher_says():
+def test_alone_if_the_option_says_so_whatever_the_launcher_says():
     assert place_of(STEP, single=True) == VetPlace(host="n3", hosts=("n3",))
 
 

@@ -81,7 +81,7 @@ def warned(*reasons):
     ]
 
 
-def test_nothing_is_told_of_what_is_well():
+def test_what_passed_is_not_listed():
     assert table(verdict([node("node1", finding(Severity.PASS), finding(Severity.INFO))])) == ""
 
 
@@ -111,7 +111,7 @@ def test_what_nodes_have_in_common_is_said_once():
     assert text == "WARNING  node[001-064]    gemm  [node_problem] /dev/shm is small\n"
 
 
-def test_a_node_that_never_came_is_told_with_the_verdicts_reason():
+def test_a_node_that_never_came_is_reported_with_the_verdicts_reason():
     nodes = [node("node1", fitness=Fitness.UNFIT, reason="[node_problem] never came")]
     assert table(verdict(nodes, ("node1",))) == "CRITICAL  node1      [node_problem] never came\n"
 

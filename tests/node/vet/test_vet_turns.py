@@ -44,7 +44,7 @@ def test_of_several_turns_the_better_figure_counts():
     assert {one.key: one.value for one in found.readings} == {"gemm/fp32": 4.0, "latency": 0.2}
 
 
-def test_what_is_said_in_any_turn_is_kept_once():
+def test_what_is_reported_in_several_turns_is_listed_once():
     wrong = Finding("gemm", Severity.CRITICAL, "it computes wrong")
     fact = Fact("gemm", "torch", "2.13")
     found = joined(CheckOutcome(facts=(fact,)), CheckOutcome((wrong,), facts=(fact,)))

@@ -49,7 +49,7 @@ def test_resnet_50_has_so_many_operations_as_version_1_and_as_version_1_5(change
     ],
     ids=["convolution", "depthwise", "groups", "fully connected", "element-wise", "pooling", "normalisation"],
 )
-def test_each_rule_of_the_table_is_kept(layer, shape, expected):
+def test_each_rule_of_the_table_is_followed(layer, shape, expected):
     assert forward(layer, *shape) == expected
 
 

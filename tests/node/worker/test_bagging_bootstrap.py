@@ -54,7 +54,7 @@ def test_training_epochs_repeat_the_sample_in_another_order():
     assert first != second
 
 
-def test_samples_that_are_held_out_are_never_drawn():
+def test_held_out_samples_are_never_drawn():
     parted = ensemble.part(100, 20, seed=3)
     sampler = ensemble.BootstrapSampler(parted.drawn_from, 0, 1, seed=3, model=1)
 

@@ -51,7 +51,7 @@ def test_the_mean_of_probabilities_outvotes_an_unsure_base_model():
     assert judged.quality((sure + unsure) / 2, targets).tolist() == [1.0]
 
 
-def test_fewer_samples_are_held_out_where_predictions_are_large_or_samples_few():
+def test_fewer_samples_are_validated_where_predictions_are_large_or_samples_few():
     large, small = score("deepcam", (768, 1152), 3), score("cosmoflow", (4,))
     asked = [(small, 4, 100_000), (small, 4, 160), (large, 1, 100_000), (small, 1000, 8)]
     assert [ensemble.held_out_of_a_rank(*one) for one in asked] == [64, 10, 6, 1]

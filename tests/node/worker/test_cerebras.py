@@ -90,7 +90,7 @@ def test_a_workload_is_lowered_for_a_wafer(workload, python, tmp_path):
     assert not list(tmp_path.glob("data/lowering-*"))
 
 
-def test_what_does_not_lower_is_named_by_the_compilers_words(python, tmp_path):
+def test_what_does_not_lower_is_an_error_with_the_compilers_message(python, tmp_path):
     outcome, text = failed(python, tmp_path, lowering(python, "deepcam"))
     reason = "'cirh.Convolution' op convolutions with groups != 1 are not supported"
     assert outcome == "cannot_lower"

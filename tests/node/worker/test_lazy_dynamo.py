@@ -1,5 +1,6 @@
 """torch's compiler front end is not imported by runs that compile nothing, and is the real one for whoever needs it."""
 
+import json
 import subprocess
 import sys
 
@@ -24,26 +25,64 @@ def train(fused=True):
 """
 
 
-def run(body):
-    """Run *body* after START in an interpreter of its own, and return what it printed."""
-    done = subprocess.run([sys.executable, "-c", START + body], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+#: Reads bodies, one a line as JSON; a fork of this interpreter runs each, after START. Answers exit code and output.
+SERVE = """
+import json, os, tempfile, traceback
+for line in sys.stdin:
+    with tempfile.TemporaryFile("w+") as file:
+        child = os.fork()
+        if not child:
+            code = 1
+            os.dup2(file.fileno(), 1)
+            try:
+                exec(json.loads(line), globals())
+                code = 0
+            except BaseException:
+                print(traceback.format_exc())
+            sys.stdout.flush()
+            os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        file.seek(0)
+        print(json.dumps([code, file.read()]), flush=True)
+"""
 
 
-def test_a_training_that_compiles_nothing_does_not_import_it():
+@pytest.fixture(scope="module")
+def server():
+    """An interpreter that has imported torch, which takes longest."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", START + SERVE], **pipes) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def run(server):
+    """Run code after START in a process of its own, and return what it printed."""
+
+    def run_and_read(body):
+        server.stdin.write(json.dumps(body) + "\n")
+        server.stdin.flush()
+        code, text = json.loads(server.stdout.readline())
+        assert code == 0, text
+        return text.split()
+
+    return run_and_read
+
+
+def test_a_training_that_compiles_nothing_does_not_import_it(run):
     assert run("print(rank.install({'compile': None})); train(); print(stands_in())") == [
         "True",
         "True",
     ]
 
 
-def test_the_same_is_trained_with_and_without_it():
+def test_the_same_is_trained_with_and_without_it(run):
     body = "torch.manual_seed(1); {}; print(*train())"
     assert run(body.format("rank.install({})")) == run(body.format("None"))
 
 
-def test_a_run_that_compiles_has_the_real_one():
+def test_a_run_that_compiles_has_the_real_one(run):
     assert run("print(rank.install({'compile': 'default'})); train(); print(stands_in())") == [
         "False",
         "False",
@@ -61,7 +100,7 @@ def test_a_run_that_compiles_has_the_real_one():
         "torch._dynamo.reset()",
     ],
 )
-def test_whoever_asks_for_more_gets_the_real_one(asks):
+def test_whoever_asks_for_more_gets_the_real_one(run, asks):
     body = f"""
 rank.install({{}})
 train()
@@ -74,11 +113,11 @@ train()
     assert run(body) == ["False", "True", "True", "False"]
 
 
-def test_it_is_left_alone_where_it_is_imported_already():
+def test_it_is_left_alone_where_it_is_imported_already(run):
     assert run("import torch._dynamo; print(rank.install({}), stands_in())") == ["False", "False"]
 
 
-def test_a_rank_of_several_trains_with_it():
+def test_a_rank_of_several_trains_with_it(run):
     """DistributedDataParallel asks the compiler's settings: it has the real one from then on."""
     body = """
 import os
@@ -91,6 +130,5 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.ones(2, 4)).sum().backward()
 optimizer.step()
 print("trained")
-os._exit(0) if not sys.stdout.flush() else None
 """
     assert run(body) == ["trained"]

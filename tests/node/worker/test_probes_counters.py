@@ -68,7 +68,7 @@ def test_memory_controllers_are_counted_in_cache_lines(tmp_path, monkeypatch):
     assert counter.read() == 0
 
 
-def test_free_running_counters_beside_memory_controllers_are_passed_over(tmp_path, monkeypatch):
+def test_free_running_counters_of_memory_controllers_are_passed_over(tmp_path, monkeypatch):
     controller(tmp_path)
     write_tree(tmp_path / "uncore_imc_free_running_0", {"events/read": "event=0xff,umask=0x20"})
     monkeypatch.setattr(kernels, "perf_open", lambda *asked: os.open(os.devnull, os.O_RDONLY))

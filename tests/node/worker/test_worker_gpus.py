@@ -51,7 +51,7 @@ def test_ranks_talk_by_the_collectives_of_its_maker(opened, kind, backend, place
 
 
 @of_every_kind
-def test_a_batch_is_copied_beside_the_computation_which_waits_for_its_end(opened):
+def test_a_batch_is_copied_during_the_computation_which_waits_for_its_end(opened):
     device, queued = opened
     start = device.mark()
     copied = device.copy((Tensor(queued), Tensor(queued)))

@@ -21,7 +21,7 @@ def test_the_table_names_every_field_and_its_limits():
     assert f"a power of 2 up to {compiled_devices.COUNTS[-1]}" in SECTION
 
 
-def test_it_says_that_no_ipu_has_seen_this():
+def test_it_says_that_this_never_ran_on_an_ipu():
     assert "none of\nthis has ever run on an IPU" in SECTION
     assert "Python 3.8" in SECTION
 

@@ -63,7 +63,7 @@ def test_costs_are_cut_evenly_and_no_part_is_empty(costs, parts, firsts):
 
 
 @pytest.mark.parametrize("name", ["cosmoflow", "deepcam", "resnet50", "language_model"])
-def test_reference_sizes_are_spread_over_four_ipus(name):
+def test_reference_sizes_are_split_over_four_ipus(name):
     task = task_of(name, "reference")
     with reporting.on_meta():
         model = task.model()

@@ -93,31 +93,31 @@ def lateness(measure, monkeypatch, tmp_path):
         recorder = loop.Recorder
         with monkeypatch.context() as patch:
             patch.setattr(loop, "Recorder", lambda: recorder(loop.Clock(*[lambda: next(slow)] * 2)))
-            told = []
+            reported = []
             alone(
                 rank.measure,
                 run_plan(**changes),
                 tmp_path,
-                lambda step, _steps, _rate, late=None: told.append((step, late)),
+                lambda step, _steps, _rate, late=None: reported.append((step, late)),
             )
-        return told
+        return reported
 
     return run
 
 
 def test_a_rank_is_late_in_warm_up_and_window_by_its_share_of_the_usual_time(lateness):
-    told = lateness(usual_s=1.0, steps=12, warmup_steps=12)
-    late = [(step > 0, figures["usual_s"]) for step, figures in told if figures]
+    reported = lateness(usual_s=1.0, steps=12, warmup_steps=12)
+    late = [(step > 0, figures["usual_s"]) for step, figures in reported if figures]
     assert {*late} == {(False, 1.0), (True, 1.0)}
-    assert all(figures["elapsed_s"] > 5.0 for _, figures in told if figures)
-    assert any(figures is None for _, figures in told)
+    assert all(figures["elapsed_s"] > 5.0 for _, figures in reported if figures)
+    assert any(figures is None for _, figures in reported)
 
 
 def test_warm_up_that_captures_or_compiles_is_never_late(lateness, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
-    told = lateness(usual_s=0.01, parameters={"global_batch": 8, "compile": "default"})
-    assert [figures for step, figures in told if step == 0] == [None] * 4
-    assert all(figures for step, figures in told if step)
+    reported = lateness(usual_s=0.01, parameters={"global_batch": 8, "compile": "default"})
+    assert [figures for step, figures in reported if step == 0] == [None] * 4
+    assert all(figures for step, figures in reported if step)
 
 
 def test_without_a_usual_time_no_rank_is_late(lateness):

@@ -29,7 +29,7 @@ def run_of(workload="cosmoflow", **changes):
 WAFER = Wse(0, "2.10.0")
 
 
-def test_an_environment_without_cerebras_package_is_told_how_to_get_one(monkeypatch):
+def test_an_environment_without_cerebras_package_is_refused_with_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cerebras", None)
     text = r"^wrong_device: .*Python 3\.11 with cerebras-pytorch==2\.10\.0"
     with pytest.raises(WorkerFailure, match=text):

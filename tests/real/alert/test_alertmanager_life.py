@@ -32,7 +32,7 @@ def seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def test_an_incident_is_told_once_however_often_it_is_posted_and_told_when_it_ends(
+def test_an_incident_is_reported_once_however_often_it_is_posted_and_again_when_it_ends(
     alertmanager: Alertmanager,
 ) -> None:
     channel = open_alertmanager(alertmanager.url)
@@ -120,7 +120,9 @@ def test_takes_hundreds_of_open_incidents_and_hostile_labels(alertmanager: Alert
     assert odd["labels"]["data_centre"] == "b"
 
 
-def test_an_incident_that_began_in_the_future_can_be_told_and_resolved(alertmanager: Alertmanager) -> None:
+def test_an_incident_that_began_in_the_future_can_be_reported_and_resolved(
+    alertmanager: Alertmanager,
+) -> None:
     channel = open_alertmanager(alertmanager.url)
     new, resolved = incident()
     late = time.time_ns() + 86_400 * _S  # the clock was set back a day since
@@ -131,14 +133,14 @@ def test_an_incident_that_began_in_the_future_can_be_told_and_resolved(alertmana
     assert len(alertmanager.alerts("night-1")) == 1
 
 
-def test_what_went_to_a_wrong_address_is_kept_until_it_is_mended(alertmanager: Alertmanager) -> None:
+def test_what_went_to_a_wrong_address_waits_until_it_is_corrected(alertmanager: Alertmanager) -> None:
     with pytest.raises(DeliveryError, match="answered 404") as caught:
         open_alertmanager(f"{alertmanager.url}/prefix").send(incident()[0])
 
     assert caught.value.retry
 
 
-def test_says_in_its_words_what_it_refuses(
+def test_a_refusal_has_the_message_of_alertmanager(
     alertmanager: Alertmanager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "label_name", lambda name: f"{name}-")

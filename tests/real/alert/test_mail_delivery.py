@@ -75,7 +75,7 @@ def test_a_receiver_who_is_to_wait_is_tried_again(server: MailSink) -> None:
         ("data", "452 4.3.1 no space", "refuses the mail: 452 4.3.1 no space", True),
     ],
 )
-def test_says_in_the_servers_words_what_it_refuses(
+def test_a_refusal_has_the_message_of_the_mail_server(
     field: str, answer: str, words: str, retry: bool, server: MailSink
 ) -> None:
     setattr(server.behaviour, field, answer)
@@ -163,7 +163,7 @@ def test_sends_nothing_to_a_server_that_cannot_encrypt(server: MailSink) -> None
     assert server.mails == []
 
 
-def test_a_mailbox_is_told_nothing_again(server: MailSink) -> None:
+def test_a_mailbox_gets_nothing_twice(server: MailSink) -> None:
     open_mail(server)[0].resend_open([NEW, RESOLVED])
 
     assert server.sessions == 0

@@ -91,12 +91,12 @@ def test_the_overview_names_what_is_slow_and_links_to_it(report, open_page):
     assert "only what the link names" in opened.text("#found")
 
 
-def test_a_change_point_is_told_with_the_event_and_the_driver(report, open_page):
+def test_a_change_point_is_reported_with_the_event_and_the_driver(report, open_page):
     opened = open_page(report, "#view=benchmarks&system=archer2&q=cosmoflow")
-    told = opened.text("ul.shifts")
-    assert re.match(r"\N{MINUS SIGN}[67]\.\d.% 2026-07-16: 3\d\d\.\d samples/s", told)
-    assert "driver 570 to 580" in told
-    assert "driver 570.86 -> 580.95" in told
+    reported = opened.text("ul.shifts")
+    assert re.match(r"\N{MINUS SIGN}[67]\.\d.% 2026-07-16: 3\d\d\.\d samples/s", reported)
+    assert "driver 570 to 580" in reported
+    assert "driver 570.86 -> 580.95" in reported
 
 
 def test_the_pointer_tells_a_nights_figure_node_and_commit(report, open_page):
@@ -182,7 +182,7 @@ def test_a_phone_shows_every_view_without_scrolling_sideways(report, open_page, 
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-def test_nodes_left_out_last_night_are_named_in_words_also_on_a_phone(tmp_path, open_page):
+def test_nodes_left_out_last_night_are_named_as_text_also_on_a_phone(tmp_path, open_page):
     unfit = {
         f"nid{number:06d}-a-rather-long-name-of-a-node": "memory bandwidth 31 % below its peers"
         for number in (1, 2)
@@ -241,7 +241,7 @@ def test_nodes_can_be_sorted(report, open_page):
     assert opened.page.locator("th[aria-sort=descending]").inner_text() == "Failed"
 
 
-def test_without_scripts_the_page_says_where_else_to_look(report, open_page):
+def test_without_scripts_the_page_names_the_command(report, open_page):
     opened = open_page(report, java_script_enabled=False)
     assert "mlhpc history" in opened.text("main")
 

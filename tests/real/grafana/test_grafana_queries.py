@@ -183,7 +183,7 @@ def test_counts_are_those_of_first_attempts_in_the_time_range(filled):
     assert sum(row["count"] for row in prevented) == 3
 
 
-def test_what_was_not_fine_is_listed_newest_first_with_its_words(filled):
+def test_failed_runs_are_listed_newest_first_with_their_messages(filled):
     rows = asked(filled, panel("nights", "What was not fine"), system="eidf", purpose="nightly")
     assert [row["verdict"] for row in rows] == ["drifted", "node_failure", "worker_exit", "regressed"]
     assert rows[0]["failure"] == "slower"
@@ -218,7 +218,7 @@ def marks(dashboard, name):
     return mark
 
 
-def test_marks_of_slower_runs_have_their_words(filled):
+def test_marks_of_slower_runs_have_their_texts(filled):
     mark = marks("benchmark", "slower")
     rows = asked(filled, mark["target"]["query"], system="eidf", benchmark=PLAIN)
     assert [(row[mark["target"]["textColumn"]], row[mark["target"]["tagsColumn"]]) for row in rows] == [
@@ -268,7 +268,7 @@ def test_marks_have_the_kind_of_what_happened(filled, name, kinds):
     assert all(row[target["textColumn"]].startswith("text of ") for row in rows)
 
 
-def test_a_series_has_its_fence_and_reference_beside_each_figure(filled):
+def test_a_series_has_its_fence_and_reference_next_to_each_figure(filled):
     rows = asked(
         filled, panel("series", "$metric"), system="eidf", benchmark=PLAIN, metric="effective_throughput"
     )

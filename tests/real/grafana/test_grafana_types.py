@@ -95,5 +95,5 @@ def test_every_dashboard_has_grafana_s_types_and_no_mistake_slips_through(compil
         "unknown-panel": changed(panels__0__type="graph"),
         "format-of-answer": changed(panels__0__targets__0__resultFormat="csv"),
     }
-    told = compiled({**all_dashboards(), **linked, **wrong})
-    assert {line.split(".ts(")[0] for line in told.splitlines() if ".ts(" in line} == set(wrong), told
+    reported = compiled({**all_dashboards(), **linked, **wrong})
+    assert {line.split(".ts(")[0] for line in reported.splitlines() if ".ts(" in line} == set(wrong), reported

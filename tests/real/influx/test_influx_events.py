@@ -131,7 +131,7 @@ sys.exit(main(["alert", "send", "--state-dir", sys.argv[2]]))
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_an_alert_whose_command_is_killed_beside_the_journal_is_there_once_after_the_next(
+def test_an_alert_whose_command_is_killed_at_the_journal_is_there_once_after_the_next(
     watched: Influx, state_dir: Path, number: int
 ) -> None:
     command = [sys.executable, "-c", SENDING, str(number), str(state_dir)]

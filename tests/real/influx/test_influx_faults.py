@@ -208,7 +208,7 @@ with push.InfluxSink(server_of(os.environ), timeout_s=600) as sink:
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_push_that_is_killed_beside_a_cursor_leaves_each_point_once(
+def test_a_push_that_is_killed_at_a_cursor_leaves_each_point_once(
     influxdb: Influx, state_dir: Path, use: Callable[..., None], number: int, when: str
 ) -> None:
     use(influxdb)

@@ -132,12 +132,12 @@ def test_an_empty_database_has_no_history(influxdb: Influx) -> None:
 
 def test_nights_of_a_newer_schema_are_left_out_and_named(influxdb: Influx, tmp_path: Path) -> None:
     lines = [line.replace("schema=2i", "schema=3i") for line in lines_of(record(1))]
-    told: list[str] = []
+    reported: list[str] = []
     influxdb.push([lines, lines_of(record(2))], tmp_path)
-    source = InfluxSource(server_of(influxdb.environment), told.append)
+    source = InfluxSource(server_of(influxdb.environment), reported.append)
     assert [night.id for night in source.nights()] == [record(2).id]
-    assert len(told) == 1
-    assert "schema 3 is newer than 2" in told[0]
+    assert len(reported) == 1
+    assert "schema 3 is newer than 2" in reported[0]
     source.close()
 
 

@@ -68,14 +68,14 @@ def test_the_judge_gets_the_same_figures_until_the_server_is_killed_and_the_stor
     filled(own_influxdb, state_dir, monkeypatch)
     index = Index(state_dir)
     local = JudgeHistory(state_dir, lambda: index, None, pytest.fail).nights(KEY, EPOCH, 0)
-    told: list[str] = []
-    past = JudgeHistory(state_dir, lambda: index, influx_source(os.environ), told.append)
+    reported: list[str] = []
+    past = JudgeHistory(state_dir, lambda: index, influx_source(os.environ), reported.append)
     assert past.nights(KEY, EPOCH, 0) == local
     assert len(local) >= 30
-    assert told == []
+    assert reported == []
     own_influxdb.service.kill("influxd")
     assert past.nights(KEY, EPOCH, 0) == past.nights(KEY, EPOCH, 0) == local
-    (line,) = told
+    (line,) = reported
     assert line.startswith("history is read from the local store, as InfluxDB failed: ")
     past.close()
     index.close()

@@ -127,10 +127,10 @@ def test_pods_are_followed_to_their_end_with_few_requests(parts):
     reports = parts.watch(parts.api, POD, "of=api-tests")
     ref = parts.pod("echo hello")
     before = parts.api.requests
-    follower, told = parts.follow(parts.api, ref)
+    follower, reported = parts.follow(parts.api, ref)
     reports.until(
         lambda report: isinstance(report, ObjectChanged) and report.object["status"]["phase"] == "Succeeded"
     )
     follower.ended()
-    assert told.ended().complete
+    assert reported.ended().complete
     assert parts.api.requests - before == 2, "one to follow, one last look"

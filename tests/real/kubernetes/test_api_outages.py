@@ -17,10 +17,11 @@ def parts(own_kubernetes, namespace, tmp_path):
     found.close()
 
 
+@pytest.mark.long
 def test_a_server_that_restarts_in_the_middle_loses_no_event_and_no_line(parts, own_kubernetes):
     ref = parts.pod("i=0; while [ ! -e /tmp/go ]; do echo $i; i=$((i+1)); sleep 0.1; done; echo end")
-    _, told = parts.follow(parts.api, ref)
-    told.until(lambda report: isinstance(report, LogLine))
+    _, reported = parts.follow(parts.api, ref)
+    reported.until(lambda report: isinstance(report, LogLine))
     wire, wired = parts.wired()
     vanishing = object_ref(CONFIG_MAP, parts.api.create(CONFIG_MAP, config_map("vanishing")))
     forgotten = parts.watch(wired, CONFIG_MAP, "of=test")
@@ -54,6 +55,6 @@ def test_a_server_that_restarts_in_the_middle_loses_no_event_and_no_line(parts, 
     assert names[-2:] == ["after", "later"]
     assert sum(isinstance(report, ListSynced) for report in forgotten.all) == 2, "it listed anew"
     parts.go(ref)
-    end = told.ended()
-    assert told.lines == [*[b"%d" % number for number in range(len(told.lines) - 1)], b"end"]
+    end = reported.ended()
+    assert reported.lines == [*[b"%d" % number for number in range(len(reported.lines) - 1)], b"end"]
     assert end.complete

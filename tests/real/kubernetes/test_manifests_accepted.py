@@ -71,7 +71,7 @@ def test_nothing_is_lost_of_what_every_server_knows(kubernetes: Kubernetes, opti
         ({"manifest": {"spec": {"backoffLimitPerIndex": 1}}}, 28, "spec.backoffLimitPerIndex"),
     ],
 )  # fmt: skip
-def test_what_a_server_is_too_old_for_is_told_by_name(
+def test_what_a_server_is_too_old_for_is_reported_by_name(
     kubernetes: Kubernetes, options: dict[str, Any], since: int, field: str
 ):
     assert lost(kubernetes, **options) == ({field} if minor(kubernetes) < since else set())

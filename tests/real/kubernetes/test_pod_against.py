@@ -5,15 +5,16 @@ import json
 from git_checkouts import Checkout
 
 TEST = """\
-SPEED = "import os, random; print('rate:', float(os.environ['SPEED']) * random.gauss(1, 0.004))"
+COUNT = "import os, random; runs = open('%s/runs', 'a'); print(file=runs, flush=True)"
+SPEED = "; print('rate:', float(os.environ['SPEED']) * random.Random(runs.tell()).gauss(1, 0.004))"
 
-@program(["python3", "-c", SPEED], RATE, time_limit=60, env={"SPEED": "100"})
+@program(["python3", "-c", COUNT + SPEED], RATE, time_limit=60, env={"SPEED": "100"})
 def test_speed(run): pass
 """
 
 
 def test_both_sides_run_in_turns_in_one_pod(pod_suite):
-    pod_suite.tests(TEST)
+    pod_suite.tests(TEST % pod_suite.folder)
     result = pod_suite.run("--mlhpc-against", "variables.SPEED=80")
     result.expect(0, "8 to 30 runs", "better", passed=1)
     assert len({record["job_id"] for record in result.records}) == 1
@@ -26,7 +27,7 @@ def test_both_sides_run_in_turns_in_one_pod(pod_suite):
 
 
 def test_another_environment_is_another_image_and_refused(pod_suite):
-    pod_suite.tests(TEST)
+    pod_suite.tests(TEST % pod_suite.folder)
     path = pod_suite.folder / "systems.yaml"
     systems = json.loads(path.read_text())
     (partition,) = next(iter(systems["systems"].values()))["partitions"].values()

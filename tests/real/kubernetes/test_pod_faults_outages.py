@@ -107,6 +107,7 @@ NODES = {"127.0.0.1": "node", "127.0.0.2": "node.2"}
 @pytest.mark.parametrize(
     "removed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["lost", "removed"]
 )
+@pytest.mark.long
 def test_a_node_that_is_lost_under_a_run_is_named_and_the_run_made_elsewhere(
     start_own_kubernetes, make_pod_suite, removed
 ):
@@ -171,7 +172,7 @@ def test_a_token_that_expires_under_a_run_and_is_renewed_costs_nothing(pod_suite
 
 
 @pytest.mark.slow
-def test_a_token_that_expires_and_is_not_renewed_is_told_and_what_it_leaves_is_reaped_with_the_next_one(
+def test_a_token_that_expires_and_is_not_renewed_is_reported_and_what_it_leaves_is_reaped_with_the_next_one(
     own_kubernetes, namespace, make_pod_suite, tmp_path
 ):
     account = own_kubernetes.account(namespace, tmp_path, ROLE)

@@ -32,7 +32,7 @@ def stranger(kubernetes, path):
     return str(path)
 
 
-def test_what_the_cluster_refuses_is_told_in_its_words(pod_suite, kubernetes, more_namespaces, tmp_path):
+def test_what_the_cluster_refuses_has_its_message(pod_suite, kubernetes, more_namespaces, tmp_path):
     full, narrow, strict = more_namespaces(), more_namespaces(), more_namespaces()
     quota(kubernetes, full, pods="0")
     quota(kubernetes, strict, **{"requests.cpu": "100"})
@@ -81,7 +81,7 @@ def test_half_a_group_of_pods_holds_nothing_while_a_quota_is_full(pod_suite, kub
     session.end().expect(0, passed=1)
 
 
-def test_fields_that_an_old_server_drops_are_told(pod_suite, kubernetes):
+def test_fields_that_an_old_server_drops_are_reported(pod_suite, kubernetes):
     if "v1.20." not in kubernetes.version():
         pytest.skip(f"Kubernetes {kubernetes.version()} knows these fields")
     run_faults(pod_suite, read_faults(__file__, "dropped"))

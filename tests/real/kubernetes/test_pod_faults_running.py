@@ -14,7 +14,7 @@ def failure(result, name: str) -> str:
     return " ".join(str(found.get("failure")).split())
 
 
-def test_what_ends_badly_within_a_pod_is_told_by_name_and_harms_nobody_else(pod_suite):
+def test_what_ends_badly_within_a_pod_is_reported_by_name_and_harms_nobody_else(pod_suite):
     python = pod_suite.cluster.environment["MLHPC_TEST_PYTHON"]
     pod_suite.tests(text_of(__file__, "bad_ends.py.txt", PYTHON=python))
     result = pod_suite.run()
@@ -78,7 +78,7 @@ def job_of(suite, name: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_single_pod_that_somebody_deletes_is_told_the_same(pod_suite):
+def test_a_single_pod_that_somebody_deletes_is_reported_likewise(pod_suite):
     pod_suite.partition(kind="pods")
     session = pod_suite.begin_gated("one", options=["-o", "mlhpc_infra_exit_code=75"])
     pod_suite.kubectl("delete", "pod", "--wait=false", "--all")
@@ -86,7 +86,7 @@ def test_a_single_pod_that_somebody_deletes_is_told_the_same(pod_suite):
 
 
 @pytest.mark.slow
-def test_one_of_two_pods_that_somebody_deletes_is_told_and_ends_the_other(pod_suite):
+def test_one_of_two_pods_that_somebody_deletes_is_reported_and_ends_the_other(pod_suite):
     pod_suite.partition(kind="pods")
     pod_suite.tests(f"""\
         @script("touch {pod_suite.folder}/begun-one; exec sleep 600", nodes=2, ranks_per_node=1)

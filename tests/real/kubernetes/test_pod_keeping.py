@@ -5,7 +5,6 @@ import time
 
 import pytest
 from faults import ONE
-from pod_suites import OURS
 
 BAD = """\
 @script("echo no rate; exit 3")
@@ -31,12 +30,13 @@ def make_old(suite):
         path.write_text(json.dumps({**note, "until": 1}))
 
 
-def test_what_failed_is_kept_until_its_age_is_over_and_a_later_session_deletes_it(pod_suite):
+def test_what_failed_stays_until_its_age_is_over_and_a_later_session_deletes_it(pod_suite):
     pod_suite.partition(keep="on-failure", keep_for="1h")
     pod_suite.tests(ONE + BAD)
     pod_suite.run().expect(1, passed=1, error=0, failed=1)
     assert kept(pod_suite) == [("Job", "", True), ("Pod", "Succeeded", False), ("Secret", "", False)]
-    assert "no rate" in pod_suite.kubectl("logs", "--selector", OURS, "--container", "worker")
+    (pod,) = [one for one in pod_suite.objects("pods") if "deletionTimestamp" not in one["metadata"]]
+    assert "no rate" in pod_suite.kubectl("logs", pod["metadata"]["name"], "--container", "worker")
     assert "nothing" not in pod_suite.reap(code=None)
     assert len(kept(pod_suite)) == 3  # its time is not over
     make_old(pod_suite)
@@ -47,7 +47,7 @@ def test_what_failed_is_kept_until_its_age_is_over_and_a_later_session_deletes_i
 
 
 @pytest.mark.slow
-def test_reap_deletes_what_was_kept_for_long_enough(pod_suite):
+def test_reap_deletes_what_is_old_enough(pod_suite):
     pod_suite.partition(keep="always", keep_for="1h")
     pod_suite.tests(ONE)
     pod_suite.run().expect(0, passed=1)
@@ -60,7 +60,7 @@ def test_reap_deletes_what_was_kept_for_long_enough(pod_suite):
 
 
 @pytest.mark.parametrize("kind", ["job", pytest.param("pods", marks=pytest.mark.slow)])
-def test_what_never_began_is_kept_without_pods_that_could_begin(pod_suite, kind):
+def test_what_never_began_stays_without_pods_that_could_begin(pod_suite, kind):
     pod_suite.partition(
         keep="on-failure", kind=kind, image="mlhpc.test/absent:1", patience={"image": "1s"}, keep_for="1h"
     )

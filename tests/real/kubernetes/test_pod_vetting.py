@@ -181,7 +181,7 @@ def test_what_nobody_can_judge_in_a_container_is_no_nodes_fault_and_fails_closed
 
 
 @pytest.mark.slow
-def test_two_pods_vet_beside_each_other_and_are_known_by_their_nodes(pod_suite):
+def test_two_pods_vet_at_the_same_time_and_are_known_by_their_nodes(pod_suite):
     described(pod_suite, kind="pods", spread="required", vet={"level": "quick", "unknown": "warn"})
     pod_suite.tests(BOTH)
     result = pod_suite.run()

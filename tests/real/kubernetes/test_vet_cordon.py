@@ -3,16 +3,16 @@
 import json
 
 import pytest
+from kubernetes_service import end_kubernetes, private_kubernetes
 
 from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, VetVerdict
 from pytest_mlhpc.node.vet.verdict_files import prepare
 from pytest_mlhpc.provision.kubernetes.connect import connect
-from pytest_mlhpc.provision.kubernetes.objects import NODE, ObjectRef
 from pytest_mlhpc.vetting.cordon import ANNOTATION, KubernetesNodes, apply, is_ours, undo
 
 pytestmark = pytest.mark.servers
 
-#: A node that no kubelet has: nothing is ever placed on it, so that tests beside these are not disturbed.
+#: A node that no kubelet has.
 HOST = "vet-cordon-test"
 _MERGE = "application/merge-patch+json"
 
@@ -26,29 +26,34 @@ def verdict(*nodes):
     return VetVerdict(Exit.TOO_FEW, 1, nodes, (), tuple(node.host for node in nodes))
 
 
+@pytest.fixture(scope="module")
+def api_server(request):
+    """An API server of these tests: schedulers of a shared cluster would count their node."""
+    server = private_kubernetes(request.config, "--api-only")
+    yield server
+    end_kubernetes(server)
+
+
 @pytest.fixture
-def node(kubernetes):
-    """A node of this test alone, as an object of the API; told how it is, or changed as an administrator would."""
+def node(api_server):
+    """A node of this test alone, as an object of the API, which is read, or changed as an administrator would."""
     path = f"/api/v1/nodes/{HOST}"
     spec = {"taints": [{"key": "test/none", "effect": "NoExecute"}]}
-    kubernetes.ask(
-        "POST",
-        "/api/v1/nodes",
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": HOST}, "spec": spec},
-    )
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": HOST}, "spec": spec}
+    api_server.ask("POST", "/api/v1/nodes", body)
 
     def ask(**patch):
         if patch:
-            return kubernetes.ask("PATCH", f"{path}?fieldManager=kubectl-cordon", patch, kind=_MERGE)
-        return kubernetes.ask("GET", path)
+            return api_server.ask("PATCH", f"{path}?fieldManager=kubectl-cordon", patch, kind=_MERGE)
+        return api_server.ask("GET", path)
 
     yield ask
-    kubernetes.ask("DELETE", path)
+    api_server.ask("DELETE", path)
 
 
 @pytest.fixture
-def keeper(kubernetes):
-    api = connect(kubeconfig=str(kubernetes.kubeconfig), environ={})
+def keeper(api_server):
+    api = connect(kubeconfig=str(api_server.kubeconfig), environ={})
     yield KubernetesNodes(api)
     api.close()
 
@@ -118,7 +123,7 @@ class Meddling:
         return self._api.patch(ref, body)
 
 
-def test_an_administrator_who_cordons_between_our_look_and_our_change_is_not_overwritten(node, keeper):
+def test_an_administrator_who_cordons_between_our_reading_and_our_change_is_not_overwritten(node, keeper):
     meddling = Meddling(keeper._api, lambda: node(spec={"unschedulable": True}), 1)
     (done,) = apply(verdict(unfit()), KubernetesNodes(meddling))
     assert (done.word, done.text, reason(node)) == ("left", "already cordoned (by kubectl-cordon)", None)
@@ -144,8 +149,8 @@ def test_a_node_that_the_cluster_does_not_know_is_named(keeper):
     assert str(done) == str(back) == "nope: FAILED: the cluster has no node of this name"
 
 
-def test_an_account_without_rights_is_told_what_it_lacks(kubernetes, node):
-    api = connect(kubeconfig=str(kubernetes.user("limited")), environ={})
+def test_an_account_without_rights_is_refused_with_those_that_it_lacks(api_server, node):
+    api = connect(kubeconfig=str(api_server.user("limited")), environ={})
     try:
         (done,) = apply(verdict(unfit()), KubernetesNodes(api))
     finally:
@@ -154,7 +159,7 @@ def test_an_account_without_rights_is_told_what_it_lacks(kubernetes, node):
     assert "The account needs the verb `get` on nodes" in done.text
 
 
-def test_the_server_takes_the_affinity_file_and_keeps_pods_off(kubernetes, keeper, tmp_path):
+def test_the_server_takes_the_affinity_file_and_keeps_pods_off(kubernetes, tmp_path):
     prepare(tmp_path).write(verdict(unfit("node-a"), unfit("node-b")))
     affinity = json.loads((tmp_path / "k8s-affinity.json").read_text())
     pod = {
@@ -163,4 +168,4 @@ def test_the_server_takes_the_affinity_file_and_keeps_pods_off(kubernetes, keepe
     }  # fmt: skip
     found = kubernetes.ask("POST", "/api/v1/namespaces/default/pods?dryRun=All", pod)
     assert found["spec"]["affinity"] == affinity
-    assert keeper._api.get(ObjectRef(NODE, "", "127.0.0.1"))["metadata"]["labels"]["kubernetes.io/hostname"]
+    assert kubernetes.ask("GET", "/api/v1/nodes/127.0.0.1")["metadata"]["labels"]["kubernetes.io/hostname"]

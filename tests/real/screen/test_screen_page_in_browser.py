@@ -27,7 +27,7 @@ def look(second):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    told = TrainingTrace(
+    trace = TrainingTrace(
         10,
         "n1",
         0,
@@ -39,7 +39,7 @@ def page(tmp_path_factory):
         f"1. waiting for data 40 %: {HOSTILE} -> more loader processes",
     ]
     path = tmp_path_factory.mktemp("screen") / "curves.html"
-    path.write_text(html_of(lines, charts([look(second) for second in range(60)], [told])), encoding="ascii")
+    path.write_text(html_of(lines, charts([look(second) for second in range(60)], [trace])), encoding="ascii")
     return path
 
 

@@ -68,7 +68,7 @@ def test_a_pod_without_that_python_says_which_was_missing(kubernetes, namespace,
 
 
 @pytest.mark.slow
-def test_of_a_pod_that_ends_meanwhile_is_told_what_was_seen(kubernetes, namespace, pod):
+def test_of_a_pod_that_ends_meanwhile_its_samples_are_reported(kubernetes, namespace, pod):
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}?gracePeriodSeconds=0"
     ending = threading.Timer(8.0, lambda: kubernetes.forget(path))
     ending.start()

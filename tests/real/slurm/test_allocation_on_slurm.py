@@ -32,7 +32,7 @@ def test_programs_run_on_the_nodes_of_the_job(suite):
 
 #: SIGTERM detaches jobs under Slurm, and nobody could go on with this one.
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_an_interrupted_session_leaves_no_held_nodes(suite, number):
+def test_an_interrupted_session_leaves_no_allocated_nodes(suite, number):
     suite.tests(ENDLESS.format(folder=suite.folder) + """
 @nodes(count=2, time_limit=600)
 def test_next(allocation):
@@ -48,7 +48,7 @@ def test_next(allocation):
     assert record["node_hours"] > 0
 
 
-def test_a_job_that_somebody_cancels_is_told_to_the_test(suite):
+def test_a_job_that_somebody_cancels_is_reported_to_the_test(suite):
     suite.tests(ENDLESS.format(folder=suite.folder))
     session = suite.begin("one", options=["-o", "mlhpc_infra_exit_code=75"])
     suite.slurm.run("scancel", *(job.id for job in suite.jobs()))

@@ -232,7 +232,7 @@ def test_lines_that_cannot_be_written_end_the_run(slurm, tmp_path):
     assert batch.steps() == []
 
 
-def test_a_rank_that_uses_too_much_memory_is_told_apart(start_own_slurm, tmp_path):
+def test_a_rank_that_uses_too_much_memory_has_its_own_outcome(start_own_slurm, tmp_path):
     confined = start_own_slurm("--accounting", "none", "--cgroup", "v1")
     batch = submit(confined, tmp_path, broken("bad", "memory"), options=("--exclusive", "--mem=1200M"))
     assert batch.await_end() is not None

@@ -16,11 +16,12 @@ from running_suites import wait_for
 FAST, SLOW = ("export SPEED=100 ONLY_NEW=1", "export SPEED=80")
 
 TEST = """\
-SPEED = "import os, random, time; print('rate:', float(os.environ['SPEED']) * random.gauss(1, 0.004))"
-SIDE = "; print('only:', os.environ.get('ONLY_NEW')); folder = os.environ['FOLDER']"
+COUNT = "import os, random, time; folder = os.environ['FOLDER']; runs = open(folder + '/runs', 'a'); print(file=runs, flush=True)"
+SPEED = "; print('rate:', float(os.environ['SPEED']) * random.Random(runs.tell()).gauss(1, 0.004))"
+SIDE = "; print('only:', os.environ.get('ONLY_NEW'))"
 WAIT = "; open(folder + '/begun-speed', 'w').close(); time.sleep(60 * os.path.exists(folder + '/wait'))"
 
-@program([sys.executable, "-c", SPEED + SIDE + WAIT], RATE, nodes=1, env={"FOLDER": "%s"})
+@program([sys.executable, "-c", COUNT + SPEED + SIDE + WAIT], RATE, nodes=1, env={"FOLDER": "%s"})
 def test_speed(run):
     assert "only: 1" in run.output
 """

@@ -124,7 +124,7 @@ def test_a_job_that_prints_200_mb_before_its_batch_costs_the_session_nothing(sui
 
 
 @pytest.mark.parametrize("offset", ["+9000s", pytest.param("-9000s", marks=pytest.mark.slow)])
-def test_a_nodes_clock_that_is_off_is_told_and_no_time_is_nonsense(suite, offset):
+def test_a_nodes_clock_that_is_off_is_reported_and_no_time_is_nonsense(suite, offset):
     library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
     if library is None:
         pytest.skip("needs libfaketime (apt-get install faketime)")

@@ -70,7 +70,7 @@ def test_jobs_that_cannot_be_cancelled_stay_in_the_ledger_for_the_next_session(o
     assert own.jobs()[0].state == "CANCELLED"
 
 
-def test_without_the_accounting_database_results_and_failures_are_told_all_the_same(
+def test_without_the_accounting_database_results_and_failures_are_reported_all_the_same(
     start_own_slurm, make_suite
 ):
     slurm = start_own_slurm("--accounting", "dbd")

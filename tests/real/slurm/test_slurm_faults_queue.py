@@ -16,7 +16,7 @@ def test_a_sound_job_passes_and_is_recorded(suite):
     assert (record["verdict"], record["job_id"], record["nodes"]) == ("unjudged", job.id, [job.nodes])
 
 
-def test_what_slurm_or_its_partition_refuses_is_rejected_in_its_words_and_nothing_is_submitted(suite):
+def test_what_slurm_or_its_partition_refuses_is_rejected_with_its_own_message_and_nothing_is_submitted(suite):
     suite.run_faults(read_faults(__file__, "rejected"))
     assert suite.jobs() == []
 

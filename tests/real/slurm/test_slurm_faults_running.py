@@ -140,7 +140,7 @@ def test_what_uses_more_memory_than_it_may_is_out_of_memory_and_the_next_program
     assert len(suite.jobs()) == 1
 
 
-def test_a_job_requeued_while_nobody_looks_does_nothing_twice_and_is_run_again_by_the_next_session(suite):
+def test_a_job_requeued_between_sessions_does_nothing_twice_and_is_run_again_by_the_next_one(suite):
     suite.tests(f"""\
         @script("echo begun >>{suite.folder}/begun-one; while [ ! -e {suite.folder}/go ]; do sleep 0.2; done; echo rate: 4")
         def test_one(run): pass
@@ -162,7 +162,7 @@ def test_a_job_requeued_while_nobody_looks_does_nothing_twice_and_is_run_again_b
     assert f"Slurm job {first.id} was requeued after it had begun" in result.records[0]["failure"]
 
 
-def test_a_step_that_somebody_cancels_is_an_error_and_a_launchers_words_alone_are_none(suite):
+def test_a_step_that_somebody_cancels_is_an_error_and_a_launchers_message_alone_is_none(suite):
     words = "slurmstepd: error: *** STEP 1.0 ON n CANCELLED AT 2026-01-01T00:00:00 ***"
     suite.tests(f"""\
         @script("touch {suite.folder}/begun-taken; exec sleep 600", ranks_per_node=1)

@@ -123,7 +123,7 @@ def test_ranks_share_nodes_as_in_the_hpdc24_paper(slurm, tmp_path, state_dir):
 
 
 @pytest.mark.slow
-def test_ensembles_are_trained_beside_plain_data_parallelism(slurm, tmp_path, state_dir):
+def test_ensembles_are_trained_like_plain_data_parallelism(slurm, tmp_path, state_dir):
     run_suites(tmp_path, "suites/papers/test_hpc_ai500.py", "--mlhpc-baseline=update")
     stored = records(state_dir)
     assert [record["measurement"]["ranks"] for record in stored] == [4, 4, 4]

@@ -48,7 +48,7 @@ def _slow_down(node: str, over: threading.Event) -> None:
         for task in (task for pid in found for task in Path(f"/proc/{pid}/task").glob("*")):
             with contextlib.suppress(ProcessLookupError):
                 os.setpriority(os.PRIO_PROCESS, int(task.name), 15)
-        for number, seconds in ((signal.SIGSTOP, 1.48), (signal.SIGCONT, 0.02)):
+        for number, seconds in ((signal.SIGSTOP, 0.38), (signal.SIGCONT, 0.02)):
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -86,7 +86,8 @@ def suite(slurm, tmp_path, state_dir) -> Iterator[Suite]:
     made.close()
 
 
-def test_a_slow_node_is_left_out_named_in_the_record_and_kept_out_of_the_next_session(suite):
+@pytest.mark.long
+def test_a_slow_node_is_left_out_named_in_the_record_and_excluded_from_the_next_session(suite):
     suite.tests(MEASURED)
     with slowed("node3"):
         first = suite.start().end()

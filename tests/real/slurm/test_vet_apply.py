@@ -115,7 +115,7 @@ def test_a_node_that_slurm_does_not_know_is_named(keeper):
     assert str(done) == str(back) == "nope: FAILED: Slurm knows no node of this name"
 
 
-def test_a_controller_that_does_not_answer_is_told_for_each_node(tmp_path, monkeypatch):
+def test_a_controller_that_does_not_answer_is_reported_for_each_node(tmp_path, monkeypatch):
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=x\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nMessageTimeout=2\n")
     monkeypatch.setenv("SLURM_CONF", str(conf))
@@ -125,7 +125,7 @@ def test_a_controller_that_does_not_answer_is_told_for_each_node(tmp_path, monke
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody without rights")
-def test_who_may_not_drain_is_told_so_in_slurms_words(slurm, keeper, tmp_path):
+def test_a_user_who_may_not_drain_gets_slurms_message(slurm, keeper, tmp_path):
     scontrol = tmp_path / "scontrol"
     nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups"
     scontrol.write_text(f'#!/bin/sh\nexec {nobody} {shutil.which("scontrol")} "$@"\n')

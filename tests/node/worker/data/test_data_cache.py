@@ -33,7 +33,7 @@ def test_half_a_set_in_memory_is_neither(files, monkeypatch):
     assert check.prepare(files, "cold") == "unknown"
 
 
-def test_the_file_that_other_ranks_look_at_does_not_count(files, cold, monkeypatch):
+def test_the_file_that_other_ranks_watch_does_not_count(files, cold, monkeypatch):
     evict = check.evict
 
     def evict_and_read_one(paths):

@@ -37,7 +37,7 @@ def test_windows_cover_all_files_in_order_and_overlap_by_one(tmp_path_factory, p
     assert all(target[-1] == following[0] for target, following in zip(targets, inputs[1:], strict=False))
 
 
-def test_text_held_in_memory_gives_the_same_windows(tmp_path):
+def test_text_in_memory_gives_the_same_windows(tmp_path):
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
     held = torch.frombuffer(bytearray(formats.open_corpus(tmp_path).read(0, 100)), dtype=torch.uint8)
     of_files, of_memory = windows(tmp_path, 10), windows(tmp_path, 10, whole_text=held)

@@ -169,6 +169,7 @@ class TestLanguageModel:
         torch.testing.assert_close(fused, explicit)
 
     def test_rotation_depends_on_distance_alone(self):
+        torch.manual_seed(0)
         turn = language_model.Rotary(8, 32)(32, torch.device("cpu"))
         query, key = torch.randn(8), torch.randn(8)
         queries = language_model.rotate(query.expand(1, 1, 32, 8), turn)[0, 0]
