@@ -58,7 +58,8 @@ BETTER = ("higher", "lower", "none")
 #: How the samples of a program's metric become its value.
 REDUCE = ("median", "min", "max", "first", "last", "sum", "mean")
 
-_METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
+#: What a metric may be called.
+METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 
 #: ``Optional[X]``, and ``X | None`` as the controller's dataclasses spell it (Python >= 3.10).
 _UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
@@ -95,7 +96,7 @@ class MetricValue:
 
     def __post_init__(self) -> None:
         """Refuse names, units and directions outside the closed lists, and figures that are no numbers."""
-        if not _METRIC_NAME.match(self.name):
+        if not METRIC_NAME.match(self.name):
             raise SchemaError(f"metric name {self.name!r} is not snake_case of at most 64 characters")
         if self.unit not in UNITS:
             raise SchemaError(f"metric {self.name}: unit {self.unit!r} is not one of {', '.join(UNITS)}")
