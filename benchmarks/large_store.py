@@ -72,11 +72,13 @@ def fill(state: Path, count: int, now_ns: int) -> int:
     for night in range(NIGHTS):
         night_ns = now_ns - (NIGHTS - night) * DAY_NS + DAY_NS // 2
         noise = draw.standard_normal(tests)
+        milliseconds = b"%012x" % (night_ns // 10**6)  # as a UUIDv7 begins
+        begins = milliseconds[:8] + b"-" + milliseconds[8:]
         lines = []
         for test in range(tests):
             slower = 0.95 if test % 40 == 7 and night > NIGHTS - 20 else 1.0
             values = {
-                b"@id": b"0199%04d%04d-7000-8000-%012d" % (night, test % 10_000, night * tests + test),
+                b"@id": b"%b-7000-8000-%012d" % (begins, night * tests + test),
                 b"@session": b"0199%08d-7000-8000-aaaaaaaaaaaa" % night,
                 b"@test": b"%d" % test,
                 b"@system": b"system%d" % (test % _PLACES),

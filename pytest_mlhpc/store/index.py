@@ -36,7 +36,7 @@ from pytest_mlhpc.store.store import (
     parse_record,
     read_lines,
     record_at,
-    record_files,
+    record_names,
     record_of,
     starts_of_records,
 )
@@ -179,6 +179,8 @@ def _surroundings(database: sqlite3.Connection, environment: Mapping[str, str]) 
 LOCK_WAIT_S = 10.0
 #: How far back from the newest record files are taken in for a question for the newest ones, before all are.
 _REACHES_NS: Final = tuple(days * 86_400 * 10**9 for days in (2, 31, 366))
+#: Bytes of record files that are taken in by one transaction, more or less.
+_TOGETHER: Final = 4 << 20
 #: Where a record is, and when it was made.
 _LINE: Final = "path, start, record_id, created_ns"
 _SERIES = ("system", "partition", "environment", "fingerprint", "benchmark")
@@ -412,51 +414,47 @@ class Index:
         known = {row[0]: row[1:] for row in database.execute("SELECT path, inode, mtime_ns, size FROM files")}
         waiting = {row[0]: row[1:] for row in database.execute("SELECT * FROM waiting")}
         present, postponed, due = set(), [], []
-        for path in record_files(self._state_dir):
-            name = f"{path.parent.name}/{path.name}"
+        for name in record_names(self._state_dir):
             try:
-                info = path.stat()
+                info = os.stat(f"{self._records}/{name}")  # noqa: PTH116 - there are thousands
             except OSError:  # removed a moment ago
                 continue
             present.add(name)
             state = info.st_ino, info.st_mtime_ns, info.st_size
             if known.get(name) == state:
                 continue
-            if name not in known and path.stem != session:
+            if name not in known and name.partition("/")[2] != f"{session}.jsonl":
                 *before, last_ns = waiting.get(name, (None,))
                 if tuple(before) != state:
-                    last_ns = newest_possible(path)
+                    last_ns = newest_possible(self._records / name)
                     postponed.append((name, *state, last_ns))
                 if last_ns < since_ns:
                     continue
-            due.append((path, name, info))
+            due.append((name, info))
         with _transaction(database) if postponed else contextlib.nullcontext():
             database.executemany("INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?, ?)", postponed)
-        for path, name, info in due:
-            self._take_in_file(database, path, name, info)
+        for together in _portions(due):
+            with _transaction(database):
+                for name, info in together:
+                    self._take_in_file(database, name, info)
         for name in (known.keys() | waiting.keys()) - present:
             with _transaction(database):
                 _forget(database, name)
 
-    def _take_in_file(
-        self, database: sqlite3.Connection, path: Path, name: str, info: os.stat_result
-    ) -> None:
-        with _transaction(database):
-            row = database.execute("SELECT inode, size, taken FROM files WHERE path = ?", (name,)).fetchone()
-            grown = row is not None and row[0] == info.st_ino and info.st_size > row[1]
-            start = row[2] if grown else 0
-            if not grown:
-                _forget(database, name)
-            try:
-                for offset, line in read_lines(path, start=start):
-                    start = offset + len(line)
-                    self._take_in_line(database, path, name, offset, line)
-            except StoreError as error:
-                self._tell(str(error))
-            database.execute(
-                "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)",
-                (name, info.st_ino, info.st_mtime_ns, info.st_size, start),
-            )
+    def _take_in_file(self, database: sqlite3.Connection, name: str, info: os.stat_result) -> None:
+        row = database.execute("SELECT inode, size, taken FROM files WHERE path = ?", (name,)).fetchone()
+        grown = row is not None and row[0] == info.st_ino and info.st_size > row[1]
+        start, path = row[2] if grown else 0, self._records / name
+        if not grown:
+            _forget(database, name)
+        try:
+            for offset, line in read_lines(path, start=start):
+                start = offset + len(line)
+                self._take_in_line(database, path, name, offset, line)
+        except StoreError as error:
+            self._tell(str(error))
+        taken = (name, info.st_ino, info.st_mtime_ns, info.st_size, start)
+        database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", taken)
 
     def _take_in_line(
         self, database: sqlite3.Connection, path: Path, name: str, offset: int, line: bytes
@@ -483,6 +481,18 @@ class Index:
                 self._tell(f"{path}: byte {start}: record {record_id} is not there any more")
             else:
                 yield record
+
+
+def _portions(files: Iterable[tuple[str, os.stat_result]]) -> Iterator[list[tuple[str, os.stat_result]]]:
+    """Yield files in portions of some MB, or of one large file."""
+    portion: list[tuple[str, os.stat_result]] = []
+    for name, info in files:
+        portion.append((name, info))
+        if sum(one.st_size for _, one in portion) >= _TOGETHER:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
 
 
 def _corrected(value: float, unit: str, rate: float | None, reference: float | None) -> float:

@@ -110,14 +110,14 @@ def json_line(data: Any) -> bytes:
     return json.dumps(data, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def record_files(state_dir: Path) -> list[Path]:
-    """Return all record files, oldest month first.
+def record_names(state_dir: Path) -> list[str]:
+    """Return the names of all record files below ``records``, oldest month first: ``2026-11/SESSION.jsonl``.
 
     Raises:
         StoreError: the directory cannot be listed.
     """
     folder = state_dir / "records"
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
     try:
         with os.scandir(folder) as months:
             for month in months:
@@ -126,12 +126,21 @@ def record_files(state_dir: Path) -> list[Path]:
                     contextlib.suppress(NotADirectoryError, FileNotFoundError, PermissionError),
                     os.scandir(month) as files,
                 ):
-                    found += [file.path for file in files if file.name.endswith(".jsonl") and file.is_file()]
+                    found += [
+                        (month.name, file.name)
+                        for file in files
+                        if file.name.endswith(".jsonl") and file.is_file()
+                    ]
     except FileNotFoundError:
         pass
     except OSError as error:
         raise StoreError(f"{error.filename or folder}: cannot be listed: {error.strerror}") from error
-    return [Path(path) for path in sorted(found, key=lambda path: path.rsplit("/", 2)[1:])]
+    return [f"{month}/{name}" for month, name in sorted(found)]
+
+
+def record_files(state_dir: Path) -> list[Path]:
+    """Return the paths of :func:`record_names`."""
+    return [state_dir / "records" / name for name in record_names(state_dir)]
 
 
 #: Bytes at the end of a file that say until when its records were made: several records without samples, and some with the most.
