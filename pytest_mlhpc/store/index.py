@@ -117,10 +117,9 @@ def _plain_points(metrics: Any) -> list[Point] | None:
         if type(one) is not dict:
             return None
         name, unit, better, value = one.get("name"), one.get("unit"), one.get("better"), one.get("value")
-        plain = type(name) is str and type(unit) is str and type(better) is str and type(value) is float
-        if not (
-            plain and unit in UNITS and better in BETTER and math.isfinite(value) and METRIC_NAME.match(name)
-        ):
+        if not (type(name) is str and type(unit) is str and type(better) is str and type(value) is float):
+            return None
+        if not (unit in UNITS and better in BETTER and math.isfinite(value) and METRIC_NAME.match(name)):
             return None
         found[name] = (name, unit, better, value)
     return list(found.values()) if len(found) == len(metrics) else None
