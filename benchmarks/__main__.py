@@ -21,6 +21,7 @@ SCRIPTS = {
     "loop_against_plain": "Our loop against the plainest correct loop",
     "training": "Training from files, against the HPDC'24 method and against data on the device",
     "record_memory": "Memory of the harness with 2,000 records",
+    "large_store": "Five years of records",
     "slowdown": "A slowed workload is found",
     "slurm": "Slurm, on a real cluster of `ci/slurm`",
     "vet": "Vetting",

@@ -10,9 +10,8 @@ from typing import Any
 from pytest_mlhpc.history.series import Night, NightFigure, Series, assemble
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import AGAINST, SeriesKey
+from pytest_mlhpc.store.store import FOREVER_NS
 
-#: Later than any record (the largest integer that SQLite holds).
-_FOREVER = (1 << 63) - 1
 #: Nights are asked for in portions of this many: a few MB each.
 _PORTION = 2000
 
@@ -53,7 +52,7 @@ class LocalSource:
         )
         after, name = since_ns - 1, "\U0010ffff"  # sorts after every id
         while rows := self._index.ask(
-            query, {"after": after, "name": name, "until": _until(until_ns), "most": _PORTION}
+            query, {"after": after, "name": name, "until": _until(until_ns), "most": _PORTION}, since_ns
         ):
             for row in rows:
                 night = self._night(row)
@@ -75,16 +74,19 @@ class LocalSource:
             " AND (:system = '' OR system = :system) AND (:benchmark = '' OR benchmark = :benchmark)"
             f" ORDER BY {', '.join(_KEY)}"
         )
-        for row in self._index.ask(query, {**window, "system": system, "benchmark": benchmark}):
+        for row in self._index.ask(query, {**window, "system": system, "benchmark": benchmark}, since_ns):
             yield from self._of_benchmark({**window, **dict(zip(_KEY, row, strict=True))})
 
     def _of_benchmark(self, values: dict[str, Any]) -> Iterator[Series]:
         same = " AND ".join(f"{name} = :{name}" for name in _KEY)
         which = f"WHERE {same} AND created_ns >= :since AND created_ns < :until AND {_OF_NIGHTS}"
-        nights = {row[0]: self._night(row) for row in self._index.ask(f"{_NIGHTS} {which}", values)}
+        nights = {
+            row[0]: self._night(row) for row in self._index.ask(f"{_NIGHTS} {which}", values, values["since"])
+        }
         points = self._index.ask(
             f"SELECT metric, record, value, unit, better FROM records JOIN points ON record = id {which} ORDER BY metric",  # noqa: S608 - constants of this module
             values,
+            values["since"],
         )
         metrics: dict[str, list[NightFigure]] = {}
         for metric, row, value, unit, better in points:
@@ -123,4 +125,4 @@ class LocalSource:
 
 
 def _until(until_ns: int | None) -> int:
-    return _FOREVER if until_ns is None else until_ns
+    return FOREVER_NS if until_ns is None else until_ns

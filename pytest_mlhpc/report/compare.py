@@ -291,6 +291,7 @@ def newest(
         f"SELECT path, start, record_id, benchmark, definition, {_MACHINE} FROM records WHERE attempt = 0"  # noqa: S608 - constants of this module
         f" AND created_ns >= :since AND verdict IN ({verdicts}) ORDER BY created_ns DESC, id DESC",
         {"since": since_ns},
+        since_ns,
     )
     found: dict[tuple[int, Benchmark], dict[str, tuple[str, int, str]]] = {}
     for path, start, record_id, name, definition, *machine in rows:

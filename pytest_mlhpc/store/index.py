@@ -6,14 +6,16 @@ import contextlib
 import json
 import math
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.node.protocol.schema import SchemaError
+from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.protocol.schema import BETTER, METRIC_NAME, UNITS, SchemaError
 from pytest_mlhpc.store.locations import index_path
 from pytest_mlhpc.store.record import (
     AGAINST,
@@ -28,12 +30,22 @@ from pytest_mlhpc.store.record import (
     ratio,
     unfit_of,
 )
-from pytest_mlhpc.store.store import parse_record, read_lines, record_files
+from pytest_mlhpc.store.store import (
+    FOREVER_NS,
+    newest_possible,
+    parse_record,
+    read_lines,
+    record_at,
+    record_names,
+    record_of,
+    starts_of_records,
+)
 from pytest_mlhpc.store.text import written_out
 
-TABLES = """
+TABLES: Final = """
 CREATE TABLE IF NOT EXISTS files (
     path TEXT PRIMARY KEY, inode INTEGER, mtime_ns INTEGER, size INTEGER, taken INTEGER);
+CREATE TABLE IF NOT EXISTS waiting (path TEXT PRIMARY KEY, inode INTEGER, mtime_ns INTEGER, size INTEGER, last_ns INTEGER);
 CREATE TABLE IF NOT EXISTS records (
     id INTEGER PRIMARY KEY, path TEXT, start INTEGER, record_id TEXT, session TEXT, node_id TEXT, benchmark TEXT, definition TEXT,
     system TEXT, partition TEXT, environment TEXT, device_model TEXT, fingerprint TEXT, purpose TEXT, branch TEXT,
@@ -49,10 +61,21 @@ CREATE TABLE IF NOT EXISTS points (
 CREATE TABLE IF NOT EXISTS surroundings (id INTEGER PRIMARY KEY, text TEXT UNIQUE);
 """
 #: What a record and its row call the same.
-COLUMNS = (
+_COLUMNS: Final = (
     "session", "node_id", "benchmark", "definition", "system", "partition", "environment", "device_model", "fingerprint", "purpose",
     "branch", "attempt", "verdict", "created_ns", "node_hours",
 )  # fmt: skip
+_NAMES: Final = (
+    *_COLUMNS, "path", "start", "record_id", "calibration", "commit_id", "more", "surroundings",
+)  # fmt: skip
+_INSERT: Final = f"INSERT INTO records ({', '.join(_NAMES)}) VALUES ({', '.join('?' * len(_NAMES))})"  # noqa: S608 - constants of this module
+_UUID7: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
+#: What no row holds, of a record and of its measurement. All of it may be left out of either.
+_UNUSED: Final = ("asked", "parameters", "explanation", "judged_by", "fences", "options", "overrides")
+_UNUSED_MEASURED: Final = ("step_times_s", "contention", "per_rank")
+
+#: A figure as a row of the index: metric, unit, better, value.
+Point = tuple[str, str, str, float]
 
 
 def storable(value: Any) -> Any:
@@ -60,31 +83,71 @@ def storable(value: Any) -> Any:
     return written_out(value) if isinstance(value, str) else value
 
 
-def insert(database: sqlite3.Connection, record: Record, path: str, start: int) -> None:
-    """Insert *record*, which is the line at byte *start* of *path*.
+def _read_line(line: bytes) -> tuple[Record, list[Point]]:
+    """Return what the index holds of the record in *line*: the record without figures and what no row holds, and its figures.
+
+    Raises:
+        SchemaError: it is damaged, or of another schema.
+    """
+    try:
+        data = read_json(line)
+    except ValueError as error:
+        raise SchemaError(f"damaged line: {error}") from error
+    measured = data.get("measurement") if isinstance(data, dict) else None
+    points = _plain_points(measured.get("metrics")) if isinstance(measured, dict) else []
+    if not isinstance(data, dict) or points is None:
+        record = parse_record(line)
+        figures = record.measurement.metrics if record.measurement else ()
+        return record, [(one.name, one.unit, one.better, one.value) for one in figures]
+    for name in _UNUSED:
+        data.pop(name, None)
+    if isinstance(measured, dict):
+        measured["metrics"] = []
+        for name in _UNUSED_MEASURED:
+            measured.pop(name, None)
+    return record_of(data), points
+
+
+def _plain_points(metrics: Any) -> list[Point] | None:
+    """Return the figures of a record's JSON form; None where one is not plainly right."""
+    if not isinstance(metrics, list):
+        return None
+    found: dict[str, Point] = {}
+    for one in metrics:
+        if type(one) is not dict:
+            return None
+        name, unit, better, value = one.get("name"), one.get("unit"), one.get("better"), one.get("value")
+        if not (type(name) is str and type(unit) is str and type(better) is str and type(value) is float):
+            return None
+        if not (unit in UNITS and better in BETTER and math.isfinite(value) and METRIC_NAME.match(name)):
+            return None
+        found[name] = (name, unit, better, value)
+    return list(found.values()) if len(found) == len(metrics) else None
+
+
+def _insert(
+    database: sqlite3.Connection, record: Record, points: Iterable[Point], path: str, start: int
+) -> None:
+    """Insert *record*, which is the line at byte *start* of *path*, and its figures.
 
     Raises:
         ValueError, OverflowError: it holds a number that the database cannot.
     """
     measurement = record.measurement
-    row = {
-        "path": path,
-        "start": start,
-        "record_id": record.id,
-        "calibration": calibration_rate(measurement) if measurement else None,
-        "commit_id": commit_of(record),
-        "more": _more(record),
-        "surroundings": _surroundings(database, environment_of(record)),
-        **{column: getattr(record, column) for column in COLUMNS},
-    }
-    names, places = ", ".join(row), ", ".join(f":{name}" for name in row)
-    stored = {name: storable(value) for name, value in row.items()}
-    cursor = database.execute(f"INSERT INTO records ({names}) VALUES ({places})", stored)  # noqa: S608 - constants of this module
-    points = [
-        (cursor.lastrowid, *map(storable, (m.name, m.unit, m.better, m.value)))
-        for m in (measurement.metrics if measurement else ())
-    ]
-    database.executemany("INSERT INTO points VALUES (?, ?, ?, ?, ?)", points)
+    row = (
+        *(getattr(record, column) for column in _COLUMNS),
+        path,
+        start,
+        record.id,
+        calibration_rate(measurement) if measurement else None,
+        commit_of(record),
+        _more(record),
+        _surroundings(database, environment_of(record)),
+    )
+    number = database.execute(_INSERT, tuple(map(storable, row))).lastrowid
+    rows = [(number, storable(name), unit, better, value) for name, unit, better, value in points]
+    if rows:
+        database.executemany("INSERT INTO points VALUES (?, ?, ?, ?, ?)", rows)
 
 
 def _more(record: Record) -> str:
@@ -105,13 +168,20 @@ def _more(record: Record) -> str:
 def _surroundings(database: sqlite3.Connection, environment: Mapping[str, str]) -> int:
     """Return the row of an environment; thousands of records share one."""
     text = json.dumps(dict(environment), separators=(",", ":"), sort_keys=True)
-    database.execute("INSERT OR IGNORE INTO surroundings (text) VALUES (?)", (text,))
-    (row,) = database.execute("SELECT id FROM surroundings WHERE text = ?", (text,)).fetchone()
-    return int(row)
+    found = database.execute("SELECT id FROM surroundings WHERE text = ?", (text,)).fetchone()
+    if found is None:
+        return int(database.execute("INSERT INTO surroundings (text) VALUES (?)", (text,)).lastrowid or 0)
+    return int(found[0])
 
 
 #: Seconds to wait for another process that writes the index, before the files are scanned instead.
 LOCK_WAIT_S = 10.0
+#: How far back from the newest record files are taken in for a question for the newest ones, before all are.
+_REACHES_NS: Final = tuple(days * 86_400 * 10**9 for days in (2, 31, 366))
+#: Bytes of record files that are taken in by one transaction, more or less.
+_TOGETHER: Final = 4 << 20
+#: Where a record is, and when it was made.
+_LINE: Final = "path, start, record_id, created_ns"
 _SERIES = ("system", "partition", "environment", "fingerprint", "benchmark")
 _SAME_SERIES = " AND ".join(f"{name} = :{name}" for name in _SERIES)
 _SAME_EPOCH = "definition = :definition AND device_model = :device_model"
@@ -120,8 +190,9 @@ _SAME_EPOCH = "definition = :definition AND device_model = :device_model"
 class Index:
     """Finds series and records fast.
 
-    A question first takes in what was appended since the last one, unless that was less than *patience_s* seconds ago.
-    *on_problem* receives damaged lines when they are first read. May be used from several threads, one at a time.
+    A question first takes in what was appended since the last one, unless that was less than *patience_s* seconds ago. Of files that
+    were never taken in, those are that may hold what it asks for: the newest ones answer most questions. *on_problem*
+    receives damaged lines when they are first read. May be used from several threads, one at a time.
     """
 
     def __init__(
@@ -137,7 +208,7 @@ class Index:
         self._tell = on_problem or (lambda _text: None)
         self._path = path or index_path(state_dir)
         self._patience_s = patience_s
-        self._taken_at = -math.inf
+        self._taken_at, self._taken_since_ns = -math.inf, FOREVER_NS
         self._database: sqlite3.Connection | None = None
         self._in_memory = False
 
@@ -176,25 +247,26 @@ class Index:
             "since": since_ns,
             "branch": default_branch,
         }
-        rows = self._ask(query, {**values, "limit": limit})
+        rows = self._ask(query, {**values, "limit": limit}, since_ns)
         return [_corrected(value, unit, rate, calibration_reference) for value, unit, rate in reversed(rows)]
 
     def newest_epoch(self, key: SeriesKey) -> Epoch | None:
         """Return the epoch of the newest figure of *key*, or None."""
         query = (
-            "SELECT definition, device_model FROM records JOIN points ON points.record = records.id"  # noqa: S608 - constants of this module
+            "SELECT definition, device_model, created_ns FROM records JOIN points ON points.record = records.id"  # noqa: S608 - constants of this module
             f" WHERE {_SAME_SERIES} AND metric = :metric AND attempt = 0 ORDER BY created_ns DESC, id DESC LIMIT 1"
         )
-        rows = self._ask(query, {**_series(key), "metric": key.metric})
-        return Epoch(*rows[0]) if rows else None
+        rows = self._ask_newest(query, {**_series(key), "metric": key.metric})
+        return Epoch(*rows[0][:2]) if rows else None
 
     def last_good(self, key: SeriesKey, epoch: Epoch) -> Record | None:
         """Return the newest record of the benchmark of *key* (metric aside) in *epoch* that passed, or None."""
         query = (
-            f"SELECT path, start, record_id FROM records WHERE {_SAME_SERIES} AND {_SAME_EPOCH} AND attempt = 0"  # noqa: S608 - constants of this module
+            f"SELECT {_LINE} FROM records WHERE {_SAME_SERIES} AND {_SAME_EPOCH} AND attempt = 0"  # noqa: S608 - constants of this module
             " AND verdict IN ('passed', 'improved', 'new') ORDER BY created_ns DESC, id DESC LIMIT 3"
         )
-        return next(iter(self._read(self._ask(query, {**_series(key), **epoch._asdict()}))), None)
+        rows = self._ask_newest(query, {**_series(key), **epoch._asdict()})
+        return next(iter(self._read(rows)), None)
 
     def benchmarks(self) -> list[str]:
         """Return the identities of all tests that were recorded, by name."""
@@ -216,42 +288,47 @@ class Index:
         Without *compared*, those of comparisons (``--mlhpc-against``) are left out.
         """
         query = (
-            "SELECT path, start, record_id FROM records WHERE (:session = '' OR session = :session)"
+            f"SELECT {_LINE} FROM records WHERE (:session = '' OR session = :session)"  # noqa: S608 - constants of this module
             " AND (:test = '' OR node_id = :test OR benchmark = :test) AND (:compared OR purpose != :against)"
             " ORDER BY created_ns DESC, id DESC LIMIT :limit"
         )
         values = {"session": session, "test": test, "limit": limit, "compared": compared, "against": AGAINST}
-        return list(self._read(self._ask(query, values)))
+        if session:
+            return list(self._read(self._ask(query, values, FOREVER_NS, session)))
+        return list(self._read(self._ask_newest(query, values, limit)))
 
     def find(self, text: str) -> Sequence[Record]:
         """Return records whose id starts with *text*, newest first, at most 10."""
-        query = "SELECT path, start, record_id FROM records WHERE substr(record_id, 1, :n) = :text ORDER BY created_ns DESC LIMIT 10"
-        return list(self._read(self._ask(query, {"text": text, "n": len(text)})))
+        query = f"SELECT {_LINE} FROM records WHERE substr(record_id, 1, :n) = :text ORDER BY created_ns DESC LIMIT 10"  # noqa: S608 - constants of this module
+        return list(self._read(self._ask(query, {"text": text, "n": len(text)}, _made_ns(text))))
 
     def has(self, record_id: str) -> bool:
         """Return whether a record with exactly this id is stored."""
-        return bool(list(self._ask("SELECT 1 FROM records WHERE record_id = :id LIMIT 1", {"id": record_id})))
+        query = "SELECT 1 FROM records WHERE record_id = :id LIMIT 1"
+        return bool(self._ask(query, {"id": record_id}, _made_ns(record_id)))
 
     def newest_of(self, key: SeriesKey) -> Record | None:
         """Return the newest first attempt of the benchmark of *key* (metric aside), whatever its verdict, or None."""
         query = (
-            f"SELECT path, start, record_id FROM records WHERE {_SAME_SERIES} AND attempt = 0"  # noqa: S608 - constants of this module
+            f"SELECT {_LINE} FROM records WHERE {_SAME_SERIES} AND attempt = 0"  # noqa: S608 - constants of this module
             " ORDER BY created_ns DESC, id DESC LIMIT 1"
         )
-        return next(iter(self._read(self._ask(query, _series(key)))), None)
+        return next(iter(self._read(self._ask_newest(query, _series(key)))), None)
 
     def since(self, moment_ns: int) -> Sequence[Record]:
         """Return all records made since *moment_ns*, newest first."""
-        query = "SELECT path, start, record_id FROM records WHERE created_ns >= :since ORDER BY created_ns DESC, id DESC"
-        return list(self._read(self._ask(query, {"since": moment_ns})))
+        query = f"SELECT {_LINE} FROM records WHERE created_ns >= :since ORDER BY created_ns DESC, id DESC"  # noqa: S608 - constants of this module
+        return list(self._read(self._ask(query, {"since": moment_ns}, moment_ns)))
 
-    def ask(self, query: str, values: Mapping[str, Any]) -> list[Any]:
+    def ask(self, query: str, values: Mapping[str, Any], since_ns: int = 0) -> list[Any]:
         """Return the rows of a SELECT over the tables above, for questions that are one caller's own.
+
+        It asks for nothing that was made before *since_ns*: a larger one may spare reading old files.
 
         Raises:
             StoreError: the record files cannot be read.
         """
-        return self._ask(query, dict(values))
+        return self._ask(query, dict(values), since_ns)
 
     def read(self, lines: Iterable[tuple[str, int, str]]) -> Iterator[Record]:
         """Yield the records at (path, start, record_id), as the table has them; what cannot be read is reported and left out."""
@@ -268,21 +345,36 @@ class Index:
         if self._database is not None:
             self._database.close()
             self._database = None
-        self._taken_at = -math.inf
+        self._taken_at, self._taken_since_ns = -math.inf, FOREVER_NS
 
-    def _ask(self, query: str, values: dict[str, Any]) -> list[Any]:
-        """Return the rows; a damaged index is made anew, one that cannot be used is replaced by one in memory."""
+    def _ask(self, query: str, values: dict[str, Any], since_ns: int = 0, session: str = "") -> list[Any]:
+        """Return the rows; a damaged index is made anew, one that cannot be used is replaced by one in memory.
+
+        They are of records made since *since_ns*, or of *session*, whose own file is taken in whenever it was made.
+        """
         for _ in range(3):
             try:
                 database = self._open()
-                if time.monotonic() - self._taken_at >= self._patience_s:
-                    self._take_in(database)
+                fresh = time.monotonic() - self._taken_at < self._patience_s
+                if session or not fresh or since_ns < self._taken_since_ns:
+                    self._take_in(database, since_ns, session)
+                    self._taken_since_ns = min(since_ns, self._taken_since_ns if fresh else since_ns)
                     self._taken_at = time.monotonic()
                 asked = {name: storable(value) for name, value in values.items()}
                 return database.execute(query, asked).fetchall()
             except sqlite3.DatabaseError as error:
                 self._recover(error)
         raise StoreError(f"{self._path}: no index can be made of {self._records}")
+
+    def _ask_newest(self, query: str, values: dict[str, Any], enough: int = 1) -> list[Any]:
+        """Return the rows of a query for the newest *enough* records, whose rows end with ``created_ns``."""
+        newest = "SELECT max(ns) FROM (SELECT max(created_ns) AS ns FROM records UNION ALL SELECT max(last_ns) FROM waiting)"
+        latest = self._ask(newest, {}, FOREVER_NS)[0][0] or 0
+        for reach_ns in _REACHES_NS:
+            rows = self._ask(query, values, latest - reach_ns)
+            if len(rows) >= enough and rows[enough - 1][-1] >= latest - reach_ns:
+                return rows
+        return self._ask(query, values)
 
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
@@ -317,60 +409,71 @@ class Index:
                 return
         self._in_memory = True
 
-    def _take_in(self, database: sqlite3.Connection) -> None:
+    def _take_in(self, database: sqlite3.Connection, since_ns: int, session: str) -> None:
+        """Take in what files have grown by, and those new to us that may hold records made since then or of *session*."""
         known = {row[0]: row[1:] for row in database.execute("SELECT path, inode, mtime_ns, size FROM files")}
-        present = set()
-        for path in record_files(self._state_dir):
-            name = str(path.relative_to(self._records))
+        waiting = {row[0]: row[1:] for row in database.execute("SELECT * FROM waiting")}
+        present, postponed, due = set(), [], []
+        for name in record_names(self._state_dir):
             try:
-                info = path.stat()
+                info = os.stat(f"{self._records}/{name}")  # noqa: PTH116 - there are thousands
             except OSError:  # removed a moment ago
                 continue
             present.add(name)
-            if known.get(name) != (info.st_ino, info.st_mtime_ns, info.st_size):
-                self._take_in_file(database, path, name, info)
-        for name in known.keys() - present:
+            state = info.st_ino, info.st_mtime_ns, info.st_size
+            if known.get(name) == state:
+                continue
+            if name not in known and name.partition("/")[2] != f"{session}.jsonl":
+                *before, last_ns = waiting.get(name, (None,))
+                if tuple(before) != state:
+                    last_ns = newest_possible(self._records / name)
+                    postponed.append((name, *state, last_ns))
+                if last_ns < since_ns:
+                    continue
+            due.append((name, info))
+        with _transaction(database) if postponed else contextlib.nullcontext():
+            database.executemany("INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?, ?)", postponed)
+        for together in _portions(due):
+            with _transaction(database):
+                for name, info in together:
+                    self._take_in_file(database, name, info)
+        for name in (known.keys() | waiting.keys()) - present:
             with _transaction(database):
                 _forget(database, name)
 
-    def _take_in_file(
-        self, database: sqlite3.Connection, path: Path, name: str, info: os.stat_result
-    ) -> None:
-        with _transaction(database):
-            row = database.execute("SELECT inode, size, taken FROM files WHERE path = ?", (name,)).fetchone()
-            grown = row is not None and row[0] == info.st_ino and info.st_size > row[1]
-            start = row[2] if grown else 0
-            if not grown:
-                _forget(database, name)
-            try:
-                for offset, line in read_lines(path, start=start):
-                    start = offset + len(line)
-                    self._take_in_line(database, path, name, offset, line)
-            except StoreError as error:
-                self._tell(str(error))
-            database.execute(
-                "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)",
-                (name, info.st_ino, info.st_mtime_ns, info.st_size, start),
-            )
+    def _take_in_file(self, database: sqlite3.Connection, name: str, info: os.stat_result) -> None:
+        row = database.execute("SELECT inode, size, taken FROM files WHERE path = ?", (name,)).fetchone()
+        grown = row is not None and row[0] == info.st_ino and info.st_size > row[1]
+        start, path = row[2] if grown else 0, self._records / name
+        if not grown:
+            _forget(database, name)
+        try:
+            for offset, line in read_lines(path, start=start):
+                start = offset + len(line)
+                self._take_in_line(database, path, name, offset, line)
+        except StoreError as error:
+            self._tell(str(error))
+        taken = (name, info.st_ino, info.st_mtime_ns, info.st_size, start)
+        database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", taken)
 
     def _take_in_line(
         self, database: sqlite3.Connection, path: Path, name: str, offset: int, line: bytes
     ) -> None:
         try:
-            insert(database, parse_record(line), name, offset)
+            _insert(database, *_read_line(line), name, offset)
         except (ValueError, OverflowError) as error:
             self._tell(f"{path}: byte {offset}: {error} (skipped, left as it is)")
 
     def _read(self, rows: Iterable[Any]) -> Iterator[Record]:
         replaced: dict[str, dict[str, int]] = {}
-        for name, start, record_id in rows:
+        for name, start, record_id, *_ in rows:
             path = self._records / name
-            record = None if name in replaced else _record_at(path, start, record_id)
+            record = None if name in replaced else record_at(path, start, record_id)
             try:
                 if record is None:  # the file was replaced since it was taken in
                     if name not in replaced:
-                        replaced[name] = _starts(path)
-                    record = _record_at(path, replaced[name].get(record_id, start), record_id)
+                        replaced[name] = starts_of_records(path)
+                    record = record_at(path, replaced[name].get(record_id, start), record_id)
             except StoreError as error:
                 self._tell(str(error))
                 continue
@@ -380,26 +483,16 @@ class Index:
                 yield record
 
 
-def _record_at(path: Path, start: int, record_id: str) -> Record | None:
-    """Return the record of that id that begins at byte *start*; None if none does."""
-    try:
-        record = next((parse_record(line) for _, line in read_lines(path, start=start)), None)
-    except (StoreError, SchemaError):
-        return None
-    return record if record is not None and storable(record.id) == record_id else None
-
-
-def _starts(path: Path) -> dict[str, int]:
-    """Return where the line of each record begins, by its id.
-
-    Raises:
-        StoreError: the file cannot be read.
-    """
-    found = {}
-    for start, line in read_lines(path):
-        with contextlib.suppress(SchemaError):
-            found[storable(parse_record(line).id)] = start
-    return found
+def _portions(files: Iterable[tuple[str, os.stat_result]]) -> Iterator[list[tuple[str, os.stat_result]]]:
+    """Yield files in portions of some MB, or of one large file."""
+    portion: list[tuple[str, os.stat_result]] = []
+    for name, info in files:
+        portion.append((name, info))
+        if sum(one.st_size for _, one in portion) >= _TOGETHER:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
 
 
 def _corrected(value: float, unit: str, rate: float | None, reference: float | None) -> float:
@@ -423,5 +516,12 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 def _forget(database: sqlite3.Connection, name: str) -> None:
     database.execute("DELETE FROM points WHERE record IN (SELECT id FROM records WHERE path = ?)", (name,))
-    database.execute("DELETE FROM records WHERE path = ?", (name,))
-    database.execute("DELETE FROM files WHERE path = ?", (name,))
+    for table in ("records", "files", "waiting"):
+        database.execute(f"DELETE FROM {table} WHERE path = ?", (name,))  # noqa: S608 - constants of this module
+
+
+def _made_ns(record_id: str) -> int:
+    """Return when a UUIDv7 was made (RFC 9562, section 5.7), less a day by which clocks may differ; 0 where *record_id* is none."""
+    if not _UUID7.match(record_id):
+        return 0
+    return max(0, int(record_id[:8] + record_id[9:13], 16) * 10**6 - 86_400 * 10**9)

@@ -14,19 +14,21 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.files import append_lines, read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.locations import is_shared, make_directories, open_regular
 from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.text import written_out
 
 #: A longer line is damage: no run reports that much (4,096 samples of each of a few dozen metrics are below 4 MB).
 MAX_LINE = 64 << 20
 
 
 _SESSION = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
+_MONTH: Final = re.compile(r"(?:19|20|21)[0-9]{2}-(?:0[1-9]|1[0-2])\Z")
 
 
 class Store:
@@ -108,17 +110,70 @@ def json_line(data: Any) -> bytes:
     return json.dumps(data, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def record_files(state_dir: Path) -> list[Path]:
-    """Return all record files, oldest month first.
+def record_names(state_dir: Path) -> list[str]:
+    """Return the names of all record files below ``records``, oldest month first: ``2026-11/SESSION.jsonl``.
 
     Raises:
         StoreError: the directory cannot be listed.
     """
     folder = state_dir / "records"
+    found: list[tuple[str, str]] = []
     try:
-        return sorted(path for path in folder.glob("*/*.jsonl") if path.is_file())
+        with os.scandir(folder) as months:
+            for month in months:
+                # Another user's folder may be closed to us.
+                with (
+                    contextlib.suppress(NotADirectoryError, FileNotFoundError, PermissionError),
+                    os.scandir(month) as files,
+                ):
+                    found += [
+                        (month.name, file.name)
+                        for file in files
+                        if file.name.endswith(".jsonl") and file.is_file()
+                    ]
+    except FileNotFoundError:
+        pass
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be listed: {error.strerror}") from error
+        raise StoreError(f"{error.filename or folder}: cannot be listed: {error.strerror}") from error
+    return [f"{month}/{name}" for month, name in sorted(found)]
+
+
+def record_files(state_dir: Path) -> list[Path]:
+    """Return the paths of :func:`record_names`."""
+    return [state_dir / "records" / name for name in record_names(state_dir)]
+
+
+#: Bytes at the end of a file that say until when its records were made: several records without samples, and some with the most.
+_TAILS: Final = (1 << 15, 1 << 22)
+_TIMES: Final = re.compile(rb'"created_ns":([0-9]{1,19})[,}]')
+_SESSIONS: Final = re.compile(rb'"session":"([^"]*)"')
+#: Later than any record (the largest integer of 64 bits).
+FOREVER_NS: Final = (1 << 63) - 1
+
+
+def newest_possible(path: Path) -> int:
+    """Return a time (ns UTC) after which no record of a file was made, from its folder and its end.
+
+    A session writes its own file, in which time goes on; one of results of another tool holds one month in any order. A file that
+    is not of this kind may hold any: :data:`FOREVER_NS`.
+    """
+    if not _MONTH.match(path.parent.name):
+        return FOREVER_NS
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            for tail in _TAILS:
+                end = os.pread(file.fileno(), tail, max(0, size - tail))
+                if size <= tail or b"\n" in end[:-1]:
+                    break  # the last line is whole in it
+    except OSError:
+        return FOREVER_NS  # whoever reads it says why it cannot
+    times = [int(found) for found in _TIMES.findall(end)]
+    if not times or {*_SESSIONS.findall(end)} != {path.stem.encode()} or not end.endswith(b"\n"):
+        return FOREVER_NS
+    year, month = divmod(int(path.parent.name[:4]) * 12 + int(path.parent.name[5:]), 12)
+    next_month = dt.datetime(year, month + 1, 1, tzinfo=dt.UTC)
+    return min(FOREVER_NS, max(*times, int(next_month.timestamp()) * 10**9))
 
 
 def parse_record(line: bytes) -> Record:
@@ -174,6 +229,28 @@ def read_lines(
                 offset += len(line)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def record_at(path: Path, start: int, record_id: str) -> Record | None:
+    """Return the record of that id that begins at byte *start*; None if none does."""
+    try:
+        record = next((parse_record(line) for _, line in read_lines(path, start=start)), None)
+    except (StoreError, SchemaError):
+        return None
+    return record if record is not None and written_out(record.id) == record_id else None
+
+
+def starts_of_records(path: Path) -> dict[str, int]:
+    """Return where the line of each record begins, by its id.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    found = {}
+    for start, line in read_lines(path):
+        with contextlib.suppress(SchemaError):
+            found[written_out(parse_record(line).id)] = start
+    return found
 
 
 def read_records(state_dir: Path, on_problem: Callable[[str], None] | None = None) -> Iterator[Record]:

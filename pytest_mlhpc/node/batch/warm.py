@@ -41,14 +41,18 @@ OF_RUN = ("MLHPC_PLAN", "MLHPC_RUN", "MLHPC_SECRET", "MLHPC_CHANNEL", "MLHPC_OUT
 FORKED = "MLHPC_FORKED"
 
 #: What a rank is, and what is imported before: as little as all of them need. Not ``torch._dynamo``, whose stand-in
-#: (``node/worker/main.py``) a rank puts there itself. The last one is of torch: it needs it, and with it sympy, for shapes of tensors
-#: without values, from which a rank counts operations. That took a quarter of a second of processor time of each.
+#: (``node/worker/main.py``) a rank puts there itself. The payload is a zip file, from which Python compiles a module anew in each process:
+#: that of the trainings and of what describes them took 0.1 s of processor time of each rank. The last one is of torch: it needs it, and
+#: with it sympy, for shapes of tensors without values, from which a rank counts operations. That took a quarter of a second.
 RANK = "pytest_mlhpc.node.worker.main"
+TRAININGS = ("cosmoflow", "deepcam", "language_model", "resnet50", "optimizers")
 IMPORTED = (
     "torch",
     "pytest_mlhpc.node.protocol.channel",
     "pytest_mlhpc.node.worker.rank",
     "pytest_mlhpc.node.worker.data.source",
+    "pytest_mlhpc.node.worker.workloads.catalogue",
+    *(f"pytest_mlhpc.node.worker.workloads.{name}" for name in TRAININGS),
     "torch.fx.experimental.symbolic_shapes",
 )
 

@@ -58,7 +58,8 @@ BETTER = ("higher", "lower", "none")
 #: How the samples of a program's metric become its value.
 REDUCE = ("median", "min", "max", "first", "last", "sum", "mean")
 
-_METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
+#: What a metric may be called.
+METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 
 #: ``Optional[X]``, and ``X | None`` as the controller's dataclasses spell it (Python >= 3.10).
 _UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
@@ -95,7 +96,7 @@ class MetricValue:
 
     def __post_init__(self) -> None:
         """Refuse names, units and directions outside the closed lists, and figures that are no numbers."""
-        if not _METRIC_NAME.match(self.name):
+        if not METRIC_NAME.match(self.name):
             raise SchemaError(f"metric name {self.name!r} is not snake_case of at most 64 characters")
         if self.unit not in UNITS:
             raise SchemaError(f"metric {self.name}: unit {self.unit!r} is not one of {', '.join(UNITS)}")
@@ -327,7 +328,7 @@ def _generic(hint: Any) -> Tuple[Any, Tuple[Any, ...]]:
 
 def _field(hint: Any, value: Any, where: str, name: str) -> Any:
     """Convert a field; most are plain, and what is exactly of their type needs neither conversion nor the text of its place."""
-    if type(value) is hint and hint is not float:
+    if type(value) is hint and (hint is not float or math.isfinite(value)):
         return value
     return _convert(hint, value, f"{where}.{name}")
 
@@ -344,7 +345,11 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is not None:  # the only other generic in use is Mapping[str, X]
         if not isinstance(value, dict):
             raise SchemaError(f"{where}: expected an object, got {type(value).__name__}")
-        return {str(key): _convert(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+        if arguments[1] is not str or not {*map(type, value.values())} <= {
+            str
+        }:  # else the surroundings of a run
+            value = {key: _convert(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+        return value
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast("Type[Any]", hint), value, where)
     return _scalar(hint, value, where)
@@ -353,7 +358,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 def _convert_list(hint: Any, value: Any, where: str) -> Tuple[Any, ...]:
     if not isinstance(value, list):
         raise SchemaError(f"{where}: expected a list, got {type(value).__name__}")
-    if hint is float and set(map(type, value)) == {float} and all(map(math.isfinite, value)):
+    if hint is float and {*map(type, value)} <= {float} and all(map(math.isfinite, value)):
         return tuple(value)  # thousands of samples
     return tuple(_convert(hint, item, f"{where}[{i}]") for i, item in enumerate(value))
 

@@ -75,6 +75,7 @@ def _newest(index: Index, wanted: RooflineQuery) -> Iterable[Record]:
         " AND (:system = '' OR system = :system) AND (:partition = '' OR partition = :partition)"
         " ORDER BY created_ns DESC, id DESC",
         {"since": wanted.since_ns, "system": wanted.system, "partition": wanted.partition},
+        wanted.since_ns,
     )
     taken: set[tuple[Any, ...]] = set()
     for path, start, record_id, *key in rows:

@@ -14,6 +14,7 @@ from running_suites import wait_for
 
 from pytest_mlhpc.node.batch import warm
 from pytest_mlhpc.node.processes import descendants, stat_fields
+from pytest_mlhpc.node.worker.workloads.trainings import OWN_TRAININGS
 
 pytestmark = pytest.mark.servers
 
@@ -92,6 +93,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     code, output, errors = finish(start(folder, *runs))
     assert code == 0, errors
     return Done(folder, output, errors, tuple(RUNS))
+
+
+def test_the_modules_of_all_our_trainings_are_imported_before_a_rank_is_forked():
+    assert {workload.module for workload in OWN_TRAININGS} <= {*warm.IMPORTED}
 
 
 def test_a_forked_rank_finds_what_a_fresh_interpreter_finds(done):

@@ -132,3 +132,24 @@ optimizer.step()
 print("trained")
 """
     assert run(body) == ["trained"]
+
+
+def test_at_the_end_what_others_registered_runs_and_torch_s_operators_stay():
+    body = """
+import atexit, weakref
+
+def kept():
+    return [one for one in weakref.finalize._registry if one.atexit and one.peek()[1].__module__ == "torch.library"]
+
+class Own:
+    pass
+
+own = Own()
+weakref.finalize(own, print, "own finalizer")
+atexit.register(print, "own function")
+print(len(kept()) > 0)
+rank.spare_operators()
+print(len(kept()))
+rank.leave(0)
+"""
+    assert sorted(run(body)) == ["0", "True", "finalizer", "function", "own", "own"]
