@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_mlhpc.config.model import Dataset, Environment, Maintenance, NodeType, Partition, Vet
+from pytest_mlhpc.config.model import Environment, Maintenance, NodeType, Partition, Vet
 from pytest_mlhpc.config.schema import (
-    DatasetModel,
     EnvironmentModel,
     MaintenanceModel,
     PartitionModel,
@@ -474,16 +473,3 @@ def _environment(name: str, found: EnvironmentModel, source: Path | None) -> Env
     }
     variables = {key: SecretText(value) for key, value in found.variables.items()}
     return Environment(name, python, tuple(found.modules), variables, extra)
-
-
-def make_dataset(name: str, found: DatasetModel) -> Dataset:
-    """Return the frozen dataset of the validated one."""
-    return Dataset(
-        name=name,
-        path=found.path,
-        kind=found.kind,
-        files=found.files,
-        bytes=found.bytes,
-        digest=found.digest,
-        licence=found.licence,
-    )

@@ -13,7 +13,6 @@ from pytest_mlhpc.config.build import (
     InstalledTypes,
     check_partition,
     maintenance_of,
-    make_dataset,
     make_partition,
     put_variables,
     sorted_problems,
@@ -315,7 +314,7 @@ class Systems:
             found, problems = validate(DatasetModel, node, lenient=bool(findings.missing))
             findings.problems.extend(problems)
             if isinstance(found, DatasetModel):
-                dataset = make_dataset(name, found)
+                dataset = Dataset(name, **found.model_dump())
                 datasets[name] = replace(dataset, path=str(entry.source.resolve().parent / found.path))
         return datasets
 

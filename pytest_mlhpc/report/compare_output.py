@@ -5,10 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.figures import Cell, ComparisonRow, MachineColumn, Table
+from pytest_mlhpc.report.figures import Cell, ComparisonRow, Table
 from pytest_mlhpc.report.keys import Benchmark
 from pytest_mlhpc.store.text import (
     WIDTH,
@@ -185,7 +186,7 @@ _CSV: Final = (
 
 def data_of(table: Table, about: dict[str, Any]) -> dict[str, Any]:
     """Return it as one object for programs; *about* says what was asked for."""
-    columns = [_machine(column) | {"name": column.name} for column in table.columns]
+    columns = [asdict(column.machine) | {"name": column.name} for column in table.columns]
     rows = [_row(row) | {"cells": [_figures(cell) for cell in row.cells]} for row in table.rows]
     notes = list(table.notes)
     return {**about, "columns": columns, "rows": rows, "notes": notes}
@@ -196,7 +197,7 @@ def csv_of(table: Table) -> str:
     return csv_text(
         _CSV,
         (
-            {**_row(row), **_machine(column), **_figures(cell)}
+            {**_row(row), **asdict(column.machine), **_figures(cell)}
             for row in table.rows
             for column, cell in zip(table.columns, row.cells, strict=True)
         ),
@@ -235,17 +236,6 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
         "better": key.better,
         "data_kind": key.data_kind,
         "cache": key.cache,
-    }
-
-
-def _machine(column: MachineColumn) -> dict[str, Any]:
-    machine = column.machine
-    return {
-        "system": machine.system,
-        "partition": machine.partition,
-        "environment": machine.environment,
-        "device_model": machine.device_model,
-        "fingerprint": machine.fingerprint,
     }
 
 

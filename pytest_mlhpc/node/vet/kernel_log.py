@@ -193,33 +193,8 @@ _PCI = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?)"
 
 #: Rule, what shows it, which group names the device (0: the node). Order matters: the first that fits counts.
 _PLAIN: Tuple[Tuple[str, Pattern[str], int], ...] = tuple(
-    (rule, re.compile(pattern), group)
-    for rule, pattern, group in (
-        ("kernel_log.off_bus", _PCI + r".*has fallen off the bus", 1),
-        ("kernel_log.off_bus", r"GPU.*has fallen off the bus", 0),
-        ("kernel_log.mce_uncorrected", r"\[Hardware Error\]: event severity: (?:fatal|recoverable)", 0),
-        ("kernel_log.mce_uncorrected", r"Memory failure: .*: Failed$", 0),
-        ("kernel_log.mce_uncorrected", r"mce: Uncorrected hardware memory error", 0),
-        ("kernel_log.mce_corrected", r"\[Hardware Error\]: event severity: corrected", 0),
-        ("kernel_log.oom", r"(?<!cgroup )[Oo]ut of memory: Kill(?:ed)? process", 0),
-        ("kernel_log.io_error", r"(?:I/O|critical medium) error, dev (?!sr\d|fd\d|loop\d)([\w-]+)", 1),
-        ("kernel_log.io_error", r"Buffer I/O error on dev(?:ice)? (?!sr\d|fd\d|loop\d)([\w-]+)", 1),
-        ("kernel_log.io_error", r"(nvme\d+)(?:n\d+)?: (?:I/O .*timeout|controller is down)", 1),
-        (
-            "kernel_log.file_system",
-            r"EXT4-fs (?:error )?\((?:device )?([\w-]+)\): (?:Remounting|[\w-]+:\d+:)",
-            1,
-        ),
-        ("kernel_log.file_system", r"XFS \(([\w-]+)\): .*(?:[Ss]hutting down|[Cc]orruption)", 1),
-        ("kernel_log.file_system", r"BTRFS.*\(device ([\w-]+).*forced readonly", 1),
-        ("kernel_log.pcie_uncorrected", _PCI + r": PCIe Bus Error: severity=Uncorrected", 1),
-        ("kernel_log.amd_failed", r"amdgpu " + _PCI + r".*GPU reset(?:\(\d+\))? failed", 1),
-        ("kernel_log.amd_failed", r"amdgpu " + _PCI + r".*GPU reset end with ret = -", 1),
-        ("kernel_log.amd_failed", r"amdgpu " + _PCI + r".*(?:Mode2 reset failed|GPU Recovery Failed)", 1),
-        ("kernel_log.amd_failed", r"amdgpu " + _PCI + r".*Fatal error during GPU init", 1),
-        ("kernel_log.amd_uncorrected", r"amdgpu " + _PCI + r".*\(ERREVENT_ATHUB_INTERRUPT\) detected", 1),
-        ("kernel_log.amd_reset", r"amdgpu " + _PCI + r".*(?:GPU reset begin|ring [\w.]+ timeout)", 1),
-    )
+    (rule, re.compile(pattern.replace("{pci}", _PCI)), group)
+    for rule, pattern, group in tables()["kernel_log"]
 )
 
 

@@ -17,7 +17,7 @@ from pytest_mlhpc.node.vet.finding import Severity
 
 @functools.lru_cache(maxsize=1)  # read from a zip on nodes
 def tables() -> Mapping[str, Any]:
-    """Return what is in ``policy.json``: ``as_of``, ``bounds``, ``floors``, ``xid``, ``sxid``."""
+    """Return what is in ``policy.json``: ``as_of``, ``bounds``, ``floors``, ``xid``, ``sxid``, ``kernel_log``."""
     found: Mapping[str, Any] = read_json(pkgutil.get_data(__package__, "policy.json") or b"")
     return found
 

@@ -244,6 +244,13 @@ class RunGroup:
     runs: tuple[TrainedRun, ...]
 
     @property
+    def apart(self) -> str:
+        """Why its times do not compare with published ones: another model, data, or target than the rules demand."""
+        kinds = (DATA_SET, MODEL, QUALITY_TARGET)
+        found = by_rule(self.departures).items()
+        return "; ".join(text for rule, texts in found if rule in kinds for text in texts)
+
+    @property
     def key(self) -> SeriesKey:
         """The oldest one's series."""
         return self.runs[0].key

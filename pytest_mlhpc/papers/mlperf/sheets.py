@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_mlhpc.papers.mlperf import predict
-from pytest_mlhpc.papers.mlperf import results as rules
 from pytest_mlhpc.papers.mlperf.predict import RUN, ThroughputPoint, labels, points
-from pytest_mlhpc.papers.mlperf.results import RunGroup, groups, references
+from pytest_mlhpc.papers.mlperf.results import RunGroup, by_rule, groups, references
 from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, FoundRuns, TrainedRun
 from pytest_mlhpc.store.text import escaped, markdown_table, table
 
@@ -88,7 +87,7 @@ def departures(repeated: Sequence[RunGroup]) -> MlperfSheet:
             str(rule),
         )
         for one in repeated
-        for rule, texts in rules.by_rule(one.departures).items()
+        for rule, texts in by_rule(one.departures).items()
     ]
     columns = ("benchmark", "machine", "scale", "rule", "binds", "departure", "where the rule stands")
     return MlperfSheet("departures", "Departures from the rules", columns, tuple(rows), (_DIVISIONS,))
@@ -151,9 +150,9 @@ def published(repeated: Sequence[RunGroup]) -> Iterator[MlperfSheet]:
             for one in references(workload)
         ]
         notes = dict.fromkeys(
-            f"Not to be compared with published results: {one.name} on {one.machine}: {apart}."
+            f"Not to be compared with published results: {one.name} on {one.machine}: {one.apart}."
             for one in mine
-            if (apart := _apart(one))
+            if one.apart
         )
         yield MlperfSheet(
             f"published_{workload}",
@@ -169,14 +168,6 @@ _ABOUT = {
     "cosmoflow": ("The minutes are of round v0.7: kernel 2, 262,144 training samples; today's closed division has kernel 3, 524,288.",),
     "deepcam": (),
 }  # fmt: skip
-
-
-def _apart(group: RunGroup) -> str:
-    """Return why times of *group* do not compare: another model, data, or target than the rules demand."""
-    kinds = (rules.DATA_SET, rules.MODEL, rules.QUALITY_TARGET)
-    return "; ".join(
-        text for rule, texts in rules.by_rule(group.departures).items() if rule in kinds for text in texts
-    )
 
 
 def predictions(model: predict.PredictionModel, devices: Sequence[int]) -> MlperfSheet:

@@ -144,12 +144,12 @@ def with_launch_options(plan: Plan, partition: Partition, payload: Path | None) 
     return replace(plan, runs=tuple(runs))
 
 
-class Submitter:
-    """Submits allocations whose files are written.
+class _Caller:
+    """What submits or cancels.
 
     Args:
         client: how Slurm is reached.
-        backoff: no job is submitted while it waits.
+        backoff: while it waits, no job is submitted or cancelled.
         monotonic: the provisioner's clock, in seconds.
     """
 
@@ -157,6 +157,10 @@ class Submitter:
         self._client = client
         self._backoff = backoff
         self._monotonic = monotonic
+
+
+class Submitter(_Caller):
+    """Submits allocations whose files are written."""
 
     def submit(self, allocation: SlurmAllocation) -> list[Event]:
         """Submit, unless Slurm accepted an earlier try without answer. Without an answer the caller tries again later.
@@ -204,19 +208,8 @@ class Submitter:
         return allocation.state_events(JobState.QUEUED, f"not submitted yet: {trouble}")
 
 
-class Canceller:
-    """Cancels jobs that were given up and duplicates, by one call without waiting; the poller confirms that they are gone.
-
-    Args:
-        client: how Slurm is reached.
-        backoff: no job is cancelled while it waits.
-        monotonic: the provisioner's clock, in seconds.
-    """
-
-    def __init__(self, client: SlurmClient, backoff: Backoff, monotonic: Callable[[], float]) -> None:
-        self._client = client
-        self._backoff = backoff
-        self._monotonic = monotonic
+class Canceller(_Caller):
+    """Cancels jobs that were given up and duplicates, by one call without waiting; the poller confirms that they are gone."""
 
     def cancel(self, allocations: Collection[SlurmAllocation]) -> None:
         """Cancel the marked jobs and the duplicates that were not cancelled yet; without an answer the next call tries again."""

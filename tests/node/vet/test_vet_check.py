@@ -1,10 +1,14 @@
 """A check's row and its examination of one node: what becomes of values, and when a check says that it passed."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
+from pytest_mlhpc.node.vet import check
 from pytest_mlhpc.node.vet.check import Check, Examination, LoadWatch
+from pytest_mlhpc.node.vet.checks import all_checks, job_environment
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Finding, Origin, Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in, tables
@@ -96,3 +100,12 @@ def test_our_own_bounds_are_each_there_once_and_dated() -> None:
     assert {bound.date for bound in bounds.values()} == {tables()["as_of"]}
     stages = [one for bound in bounds.values() for one in (bound.warn, bound.fail) if one is not None]
     assert all(isinstance(one, int | float) and math.isfinite(one) for one in stages)
+
+
+def test_each_row_of_checks_json_is_a_check_and_names_all_that_its_code_lists() -> None:
+    checks, watches = all_checks()
+    described = json.loads((Path(check.__file__).with_name("checks.json")).read_text(encoding="utf-8"))
+    assert sorted(one.name for one in (*checks, *watches)) == sorted(described)
+    reads = {one.name: set(one.reads) for one in checks}
+    assert reads["job_environment"] == {f"{prefix}*" for prefix in job_environment.PREFIXES}
+    assert reads["job_software"] > {*job_environment.LIBRARIES, *job_environment.IMAGES}

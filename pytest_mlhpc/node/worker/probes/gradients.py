@@ -124,6 +124,5 @@ class Gradients:
         """Leave the buffers to the end of the process."""
 
 
-def probe(place: ProbePlace) -> Gradients:
-    """Return this rank's part."""
-    return Gradients(place)
+#: A rank's part, by its ProbePlace.
+probe = Gradients

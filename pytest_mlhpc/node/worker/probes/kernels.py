@@ -422,9 +422,8 @@ def _by_class(times: Mapping[str, float], moved: Mapping[str, int]) -> List[Figu
     return found
 
 
-def probe(place: ProbePlace) -> Kernels:
-    """Return this rank's part."""
-    return Kernels(place)
+#: A rank's part, by its ProbePlace.
+probe = Kernels
 
 
 # Names of operators are torch's own (``aten::...``, also ``c10d::...``); names of kernels are those of cuDNN, cuBLAS, MIOpen,

@@ -146,6 +146,5 @@ class ReadingProbe:
         self._loader = None
 
 
-def probe(place: ProbePlace) -> ReadingProbe:
-    """Return this rank's part."""
-    return ReadingProbe(place)
+#: A rank's part, by its ProbePlace.
+probe = ReadingProbe

@@ -223,6 +223,5 @@ def _end(_number: int, _frame: Optional[FrameType]) -> None:
     raise WorkerFailure("cancelled_outside", "a signal ended the process")
 
 
-def probe(place: ProbePlace) -> StorageProbe:
-    """Return this rank's part."""
-    return StorageProbe(place)
+#: A rank's part, by its ProbePlace.
+probe = StorageProbe
