@@ -192,7 +192,7 @@ class Index:
         """Return the newest record of the benchmark of *key* (metric aside) in *epoch* that passed, or None."""
         query = (
             f"SELECT path, start, record_id FROM records WHERE {_SAME_SERIES} AND {_SAME_EPOCH} AND attempt = 0"  # noqa: S608 - our own words
-            " AND verdict IN ('passed', 'improved', 'new') ORDER BY created_ns DESC, id DESC LIMIT 3"
+            " AND verdict IN ('passed', 'improved', 'wrong_baseline', 'new') ORDER BY created_ns DESC, id DESC LIMIT 3"
         )
         return next(iter(self._read(self._ask(query, {**_series(key), **epoch._asdict()}))), None)
 

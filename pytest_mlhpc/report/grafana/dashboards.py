@@ -32,12 +32,10 @@ from pytest_mlhpc.report.grafana.panels import (
     variable,
 )
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
-from pytest_mlhpc.store.verdict import WORSE, Verdict
+from pytest_mlhpc.store.verdict import GOOD, WORSE, Verdict
 
 #: Verdicts that nobody has to look at.
-_FINE: Final = tuple(
-    one.value for one in (Verdict.PASSED, Verdict.IMPROVED, Verdict.NEW, Verdict.SUSPECT, Verdict.UNJUDGED)
-)
+_FINE: Final = tuple(one.value for one in (*GOOD, Verdict.SUSPECT, Verdict.UNJUDGED))
 SLOWER: Final = tuple(one.value for one in WORSE)
 _BROKEN: Final = tuple(
     name for name in FAILURES if name not in {*SLOWER, "cancelled", "detached", "cannot_lower"}
