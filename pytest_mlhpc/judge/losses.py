@@ -127,7 +127,7 @@ def incident_losses(
     Beside :func:`certain_losses` that is tonight's verdict of a series too young for it, and a night that nothing confirms but
     lies :data:`UNHEARD` times as far off as any night before.
     """
-    series = [(without_wrong_baseline(history), better) for history, better in series]
+    series = [([*without_wrong_baseline(history[:-1]), history[-1]], better) for history, better in series]
     found = certain_losses([(_with_open(history), better) for history, better in series], limits)
     return [
         loss or _young(history) or _unheard(history, better)

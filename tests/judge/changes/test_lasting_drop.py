@@ -110,4 +110,5 @@ def test_a_loss_that_failed_its_test_for_nights_is_told_also_if_nobody_asked_bef
 )
 def test_a_loss_after_a_month_that_failed_by_a_wrong_baseline_is_told(failed, found):
     month = [replace(night, regressed=True) for night in nights(failed)]
-    assert (told(([*month, CONFIRMED], "higher"))[0] is not None) is found
+    tonight = replace(CONFIRMED, regressed=False)
+    assert (told(([*month, tonight], "higher"))[0] is not None) is found
