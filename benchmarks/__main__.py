@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.report import machine, table
+from benchmarks.report import HEAD, line, machine, table
 
 #: Script -> its heading in the report.
 SCRIPTS = {
@@ -49,6 +49,7 @@ def main() -> int:
     parser.add_argument(
         "--noise", type=Path, metavar="FOLDER", help="series of real noise, for verdicts and sensitivity"
     )
+    parser.add_argument("--quick", action="store_true", help="of verdicts: fewer series and smaller sites")
     arguments = parser.parse_args()
     names = arguments.names or list(SCRIPTS)
     parts = [f"Measured {machine()}."]
@@ -57,9 +58,14 @@ def main() -> int:
     for name in names:
         begin = time.monotonic()
         options = {"noise": arguments.noise} if name in {"verdicts", "sensitivity"} else {}
-        rows = importlib.import_module(f"benchmarks.{name}").run(**options)
+        options |= {"quick": arguments.quick} if name == "verdicts" else {}
+        print("", f"## {SCRIPTS[name]}", "", *HEAD, sep="\n", flush=True)
+        rows = []
+        for row in importlib.import_module(f"benchmarks.{name}").run(**options):
+            rows.append(row)
+            print(line(row), flush=True)
         parts.append(f"## {SCRIPTS[name]}\n\n{table(rows)}")
-        print(f"\n{parts[-1]}\n({time.monotonic() - begin:.0f} s)", flush=True)
+        print(f"({time.monotonic() - begin:.0f} s)", flush=True)
         failed += sum(row.ok is False for row in rows)
     if arguments.write:
         text = arguments.write.read_text()

@@ -36,9 +36,16 @@ def machine() -> str:
     )
 
 
+#: The first lines of a table of rows.
+HEAD = ("| what | reach | measured | reached |", "|---|---|---|---|")
+
+
+def line(row: Row) -> str:
+    """Return *row* as a line of a Markdown table."""
+    words = {True: "yes", False: "**no**", None: "-"}
+    return f"| {row.what} | {row.reach} | {row.measured} | {words[row.ok]} |"
+
+
 def table(rows: list[Row]) -> str:
     """Return *rows* as a Markdown table."""
-    words = {True: "yes", False: "**no**", None: "-"}
-    lines = ["| what | reach | measured | reached |", "|---|---|---|---|"]
-    lines += [f"| {row.what} | {row.reach} | {row.measured} | {words[row.ok]} |" for row in rows]
-    return "\n".join(lines)
+    return "\n".join([*HEAD, *map(line, rows)])

@@ -191,13 +191,16 @@ def measure(
     return heard(made, rules or Rules(), judged)
 
 
-#: Systems and series of each, planted drops, and how many such sites are looked at.
-SITES = ((1, 50, 5, 4), (1, 600, 30, 1), (1, 2_000, 100, 1), (10, 200, 100, 1))
+#: Systems and series of each, planted drops, and how many such sites are looked at. Red spells are rare and may last for weeks:
+#: few small sites say little about them.
+SITES = ((1, 50, 5, 20), (1, 600, 30, 1), (1, 2_000, 100, 1), (10, 200, 100, 1))
+#: The same of a quick run.
+SMALL = ((1, 50, 5, 4), (2, 50, 5, 2))
 
 
-def rows(noise: Sequence[Noise]) -> Iterator[Row]:
+def rows(noise: Sequence[Noise], *, quick: bool = False) -> Iterator[Row]:
     """Yield what each site hears."""
-    for systems, series, drops, count in SITES:
+    for systems, series, drops, count in SMALL if quick else SITES:
         every = [measure(noise, systems, series, drops, seed=seed) for seed in range(count)]
         nights = count * WATCHED
 

@@ -13,6 +13,7 @@ from pytest_mlhpc.alert.slower_series import KnownIncidents, Rules, elsewhere, r
 from pytest_mlhpc.history.events import Event, maintenance_of
 from pytest_mlhpc.history.level_changes import NightlyQuery, WatchedSeries, watch
 from pytest_mlhpc.history.series import Night, Series, Source, feeds
+from pytest_mlhpc.judge.fence import Detector
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, SeriesKey
 from pytest_mlhpc.store.text import minutes, one_line
 from pytest_mlhpc.store.verdict import Verdict
@@ -233,6 +234,8 @@ def _node_subject(night: Night, host: str) -> Subject:
 
 #: What is looked at: enough for a level, little enough that a forgotten one does not matter.
 WINDOW_NS = 150 * DAY_NS
+#: What dates a loss. That it is one is certain already: its second night may say when it began, and no third one has to confirm it.
+DATING = Detector(shortest=2)
 #: Nights of which runs and nodes are looked at.
 RECENT_NS = 60 * DAY_NS
 #: An open regression of a series without a figure for so long is over: the benchmark is no more.
@@ -271,8 +274,9 @@ def observe(source: Source, book: Book, question: Question) -> Observed:
     """
     now_ns = question.now_ns
     query = NightlyQuery(
-        since_ns=now_ns - WINDOW_NS, until_ns=now_ns + 1, default_branch=question.branch, judged_only=True
-    )
+        since_ns=now_ns - WINDOW_NS, until_ns=now_ns + 1, default_branch=question.branch, judged_only=True,
+        detector=DATING,
+    )  # fmt: skip
     tee = _Tee(source, question.branch)
     watched = tuple(watch(tee, query, question.events, question.cache))
     opened = {subject: bad for subject, bad in open_subjects(book).items() if subject.kind is Kind.REGRESSION}

@@ -16,7 +16,7 @@ from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
 from pytest_mlhpc.store.text import markdown_row, markdown_table, one_line
-from pytest_mlhpc.store.verdict import FINE, NOTABLE, WORSE, Verdict
+from pytest_mlhpc.store.verdict import FINE, GOOD, NOTABLE, WORSE, Verdict
 
 #: Nights of the default branch whose median a change is compared with.
 NIGHTS = 5
@@ -163,7 +163,9 @@ def newest(records: Iterable[Record]) -> list[Record]:
 #: Rows and troubles that are shown, worst first; the rest is counted.
 _MOST_ROWS, _MOST_TROUBLES = 100, 20
 _ORDER = (*WORSE, "no_baseline", *NOTABLE)
-_FINE = frozenset({*FINE, Verdict.IMPROVED, Verdict.SUSPECT})
+_FINE = frozenset({*FINE, *GOOD, Verdict.SUSPECT})
+#: What may be meant to be so, and can be accepted.
+_MEANT = frozenset({*WORSE, Verdict.IMPROVED, Verdict.WRONG_BASELINE, "no_baseline"})
 
 
 def marker(system: str) -> str:
@@ -188,7 +190,7 @@ def render(comparison: CommitComparison) -> str:
             parts.append(fenced("\n".join(trouble.lines)))
     if len(shown) > _MOST_TROUBLES:
         parts.append(f"{len(shown) - _MOST_TROUBLES} more did not pass.")
-    if any(one.verdict in {*WORSE, Verdict.IMPROVED, "no_baseline"} for one in comparison.troubles):
+    if any(one.verdict in _MEANT for one in comparison.troubles):
         parts.append(
             "A change that is meant to be so is accepted by a pipeline with `MLHPC_ACCEPT` (the test) and `MLHPC_REASON`, "
             "which makes a merge request of the new value."

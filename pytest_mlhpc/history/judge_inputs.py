@@ -17,7 +17,7 @@ from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.evidence import headline
 from pytest_mlhpc.judge.judge import JudgeInputs, failure_of, judge
-from pytest_mlhpc.judge.rules import settle
+from pytest_mlhpc.judge.rules import corrected, settle
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, from_json
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
@@ -301,7 +301,7 @@ def _record_of(night: Night) -> Record:
 def settled_entries(
     source: Source, book: BaselineBook, events: Sequence[Event], *, default_branch: str, now_ns: int
 ) -> Iterator[tuple[SeriesKey, Entry]]:
-    """Yield each series whose present epoch has no accepted baseline but settled nights, with the entry to accept.
+    """Yield each series whose present epoch has no accepted baseline but settled nights, or a wrong one, with the entry to accept.
 
     Series of `local` are left out: there the first run makes a provisional baseline.
 
@@ -322,10 +322,12 @@ def _settled(
 ) -> Entry | None:
     key, epoch = series.key, series.points[-1].night.epoch
     accepted = book.lookup(key, epoch, provisional=False)
-    if accepted is not None and not changed(accepted.epoch, epoch):
-        return None
-    since_ns = epoch_start(events, key.system, key.partition, 0, now_ns)
+    judged_by = None if accepted is None or changed(accepted.epoch, epoch) else accepted
+    accepted_ns = nanoseconds(judged_by.date) if judged_by else 0
+    since_ns = epoch_start(events, key.system, key.partition, accepted_ns, now_ns)
     points = tuple(point for point in series.points if point.night.created_ns >= since_ns)
     nights = nights_of(replace(series, points=points), epoch, default_branch)
+    if judged_by:
+        return corrected(judged_by, nights) if judged_by.unit == series.unit else None
     metric = MetricValue(key.metric, series.points[-1].value, series.unit, series.better)
     return settle(nights, metric, epoch).entry

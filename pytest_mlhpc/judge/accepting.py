@@ -77,7 +77,8 @@ def accept(
         raise UsageError(
             f"{test}: its last run ended as {', '.join(broken)}; only a whole measurement can be accepted"
         )
-    return [one for records in _by_test(found) for one in put(book, records, reason)]
+    levels = settled if found[0].verdict == Verdict.WRONG_BASELINE else None
+    return [one for records in _by_test(found) for one in put(book, records, reason, levels=levels)]
 
 
 def _identities(index: Index, function: str) -> list[str]:
@@ -118,23 +119,24 @@ def _accept_new(
             name: book.lookup(first.series(name), first.epoch, provisional=False) for name in first.judged
         }
         new = [name for name, entry in known.items() if not entry or changed(entry.epoch, first.epoch)]
-        levels = {name: settled.get(first.series(name)) for name in new}
-        for name, level in levels.items():
-            if level is not None and not changed(level.epoch, first.epoch):
-                new.remove(name)
-                entry = replace(level, reason=f"{reason.strip()} ({level.reason})")
-                book.put(first.series(name), entry)
-                accepted.append(Accepted(first.series(name), entry, known[name]))
-        accepted += put(book, found, reason, new) if new else []
+        if first.verdict == Verdict.WRONG_BASELINE:
+            new += [name for name in known if name not in new and first.series(name) in settled]
+        accepted += put(book, found, reason, new, settled) if new else []
     if not accepted:
         raise UsageError("nothing of that session is new: all that ended well has an accepted baseline")
     return accepted
 
 
 def put(
-    book: BaselineBook, records: Sequence[Record], reason: str, metrics: Sequence[str] | None = None
+    book: BaselineBook,
+    records: Sequence[Record],
+    reason: str,
+    metrics: Sequence[str] | None = None,
+    levels: Mapping[SeriesKey, Entry] | None = None,
 ) -> list[Accepted]:
     """Put the medians of *records*, all of one test, in the book: of its judged metrics, or of *metrics* alone.
+
+    Where *levels* has what the nights of a series say, that is put in.
 
     Raises:
         UsageError: they are of different machines or benchmarks, or judge nothing.
@@ -150,7 +152,12 @@ def put(
     accepted = []
     for metric in first.judged if metrics is None else metrics:
         key = first.series(metric)
-        old = book.lookup(key, first.epoch)
+        old, level = book.lookup(key, first.epoch), (levels or {}).get(key)
+        if level is not None and not changed(level.epoch, first.epoch):
+            entry = replace(level, reason=f"{reason.strip()} ({level.reason})")
+            book.put(key, entry)
+            accepted.append(Accepted(key, entry, old))
+            continue
         try:
             entry = make_entry(
                 metric,
@@ -193,13 +200,20 @@ class BaselineStanding(enum.Enum):
     CHANGED = "changed"  #: new, as what is computed is another than before
     PROVISIONAL = "provisional"  #: judged by a provisional baseline of this machine
     SETTLED = "settled"  #: judged by the level of its first nights, which is in no baseline file
+    WRONG = "wrong"  #: its accepted baseline is another level than that of a month of nights
     WRITTEN = "written"  #: accepted by ``--mlhpc-baseline=update``
     AGREES = "agrees"  #: with its accepted baseline
 
 
 #: What waits to be accepted.
 WAITING = frozenset(
-    {BaselineStanding.NEW, BaselineStanding.CHANGED, BaselineStanding.PROVISIONAL, BaselineStanding.SETTLED}
+    {
+        BaselineStanding.NEW,
+        BaselineStanding.CHANGED,
+        BaselineStanding.PROVISIONAL,
+        BaselineStanding.SETTLED,
+        BaselineStanding.WRONG,
+    }
 )
 #: Changes that the line names; the rest is counted.
 _SHOWN_CHANGES = 3
@@ -207,7 +221,7 @@ _SHOWN_CHANGES = 3
 #: (node id, metric) -> how it stands.
 Standings = Mapping[tuple[str, str], BaselineStanding]
 
-_COMPARED = frozenset({Verdict.PASSED, Verdict.IMPROVED, Verdict.INCONCLUSIVE})
+_COMPARED = frozenset({Verdict.PASSED, Verdict.IMPROVED, Verdict.WRONG_BASELINE, Verdict.INCONCLUSIVE})
 
 
 def standings_of(
@@ -224,6 +238,8 @@ def standings_of(
         if metric.verdict is Verdict.NEW:
             new = BaselineStanding.CHANGED if judgement.epoch else BaselineStanding.NEW
             found[node_id, metric.name] = BaselineStanding.WRITTEN if update else new
+        elif metric.verdict is Verdict.WRONG_BASELINE:
+            found[node_id, metric.name] = BaselineStanding.WRONG
         elif metric.verdict in _COMPARED:
             other = BaselineStanding.PROVISIONAL if local else BaselineStanding.SETTLED
             found[node_id, metric.name] = BaselineStanding.AGREES if metric.name in accepted else other
@@ -252,6 +268,10 @@ def recorded_line(
     if settled := counts[BaselineStanding.SETTLED]:
         summaries.append(
             f"{settled} series judged by the level of their first {NIGHTS} nights, not in git yet"
+        )
+    if wrong := counts[BaselineStanding.WRONG]:
+        summaries.append(
+            f"{wrong} {'baseline is' if wrong == 1 else 'baselines are'} wrong: a month without a change lies elsewhere"
         )
     # A test by its name is accepted as its last run measured it; a session takes what its nights have settled.
     target = waiting[0] if len(set(waiting)) == 1 and not counts[BaselineStanding.SETTLED] else session

@@ -99,7 +99,7 @@ class Detector:
     floor: float = 0.004  #: no series is quieter than this share of its level (``judge.fence.SIGMA_FLOOR``)
     window: int = 21  #: points around each one that say what is an outlier there
     clip: float = 3.0  #: points farther from their window's median than this many sigmas are pulled in to it
-    shortest: int = 2  #: points of a level, at least
+    shortest: int = 3  #: points of a level, at least; two may be one bad spell
 
 
 @dataclass(frozen=True)

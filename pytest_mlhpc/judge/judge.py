@@ -21,7 +21,7 @@ from pytest_mlhpc.store.text import iso
 from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 
 #: Verdicts after which a test's new value may be what someone wants.
-_ACCEPTED_BY_HAND = frozenset({Verdict.IMPROVED, Verdict.DRIFTED, Verdict.REGRESSED})
+_ACCEPTED_BY_HAND = frozenset({Verdict.IMPROVED, Verdict.WRONG_BASELINE, Verdict.DRIFTED, Verdict.REGRESSED})
 
 
 class JudgedTest(Protocol):
@@ -122,7 +122,7 @@ def failure_of(judgement: Judgement) -> Failure | None:
 
     below_reference, regressed, drifted -> the same names; a judged metric without baseline -> ``no_baseline``; absent ->
     ``metric_missing``; not a number -> ``metric_invalid``; too few re-runs ended -> ``reruns_incomplete``
-    (infrastructure). passed, improved, new, suspect and inconclusive (machine slower or busy) are no failures.
+    (infrastructure). passed, improved, wrong_baseline, new, suspect and inconclusive (machine slower or busy) are no failures.
     """
     if not judgement.metrics:
         return None

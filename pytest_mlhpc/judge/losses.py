@@ -127,6 +127,7 @@ def incident_losses(
     Beside :func:`certain_losses` that is tonight's verdict of a series too young for it, and a night that nothing confirms but
     lies :data:`UNHEARD` times as far off as any night before.
     """
+    series = [([*without_wrong_baseline(history[:-1]), history[-1]], better) for history, better in series]
     found = certain_losses([(_with_open(history), better) for history, better in series], limits)
     return [
         loss or _young(history) or _unheard(history, better)
@@ -184,6 +185,28 @@ def drift(history: Sequence[Attempts], better: str, limits: LossLimits) -> Loss 
 def is_back(value: float, loss: Loss, better: str) -> bool:
     """Return whether *value* is nearer to the level before *loss* than to the level after it."""
     return _lost(value, loss.level, better) < loss.size / 2
+
+
+def unchanged_month(nights: Sequence[Attempts]) -> list[float]:
+    """Return the levels of the first month of an epoch, if it is over and no change of level lies in it; else nothing."""
+    month = levels(nights)[:MONTH]
+    return month if len(month) == MONTH and not find(month) else []
+
+
+def without_wrong_baseline(nights: Sequence[Attempts]) -> Sequence[Attempts]:
+    """Return *nights*, those of the first month as usual ones if their test failed from the first nights on and the level did not change.
+
+    Nothing was lost in such a month: the accepted value was another level than that of the nights. A loss that began after
+    a few nights stays one.
+    """
+    known = [number for number, night in enumerate(nights) if night.level is not None]
+    if sum(not nights[number].regressed for number in known) > ENOUGH:
+        return nights
+    failed = sum(nights[number].regressed for number in known[:BLOCK])
+    if failed <= BLOCK // 2 or not unchanged_month(nights):
+        return nights
+    end = known[MONTH - 1] + 1
+    return [*(replace(night, regressed=False) for night in nights[:end]), *nights[end:]]
 
 
 def levels(nights: Sequence[Attempts]) -> list[float]:

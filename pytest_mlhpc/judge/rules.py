@@ -172,12 +172,13 @@ SEVERITY = {
     Verdict.PASSED: 0,
     Verdict.NEW: 1,
     Verdict.IMPROVED: 2,
-    Verdict.INCONCLUSIVE: 3,
-    Verdict.SUSPECT: 4,
-    Verdict.UNJUDGED: 5,
-    Verdict.DRIFTED: 6,
-    Verdict.REGRESSED: 7,
-    Verdict.BELOW_REFERENCE: 8,
+    Verdict.WRONG_BASELINE: 3,
+    Verdict.INCONCLUSIVE: 4,
+    Verdict.SUSPECT: 5,
+    Verdict.UNJUDGED: 6,
+    Verdict.DRIFTED: 7,
+    Verdict.REGRESSED: 8,
+    Verdict.BELOW_REFERENCE: 9,
 }
 
 
@@ -233,6 +234,7 @@ def _judge_baseline(
         reason = f"metric_invalid: {metric.value} cannot be compared; only positive figures can"
         return Ruling(_unjudged(metric.name, metric, entry, reason))
     mismatch = _mismatch(metric, entry)
+    accepted = entry
     if entry is None or mismatch or changed(entry.epoch, setting.epoch):
         settling = (
             settle(nights, metric, setting.epoch) if _settles(metric, setting, mismatch) else Settling(0)
@@ -241,6 +243,8 @@ def _judge_baseline(
             verdict = _without_baseline(metric, entry, setting, mismatch, busy(attempts[0]))
             return Ruling(_recorded(verdict, settling.nights, setting))
         entry = settling.entry
+    if not setting.by.local:  # there thirty runs may be of one day
+        nights = losses.without_wrong_baseline(nights)
     figures = [
         night.value
         for night in nights
@@ -251,7 +255,42 @@ def _judge_baseline(
     if setting.by.mode == "update" and abs(case.drop(metric.value)) > case.fence.width:
         reason = f"accepted instead of {quantity(entry.value, entry.unit)} (--mlhpc-baseline=update)"
         return Ruling(case.verdict(Verdict.NEW, reason))
-    return judge_night(case) if enough(nights) else _young(case)
+    ruling = judge_night(case) if enough(nights) else _young(case)
+    return _of_wrong_baseline(case, ruling) if entry is accepted else ruling
+
+
+def wrong_level(nights: Sequence[Attempts], entry: Entry, tolerance: float) -> float | None:
+    """Return the level of a month of *nights* in which it did not change, if the accepted value is another one; else None."""
+    month = losses.unchanged_month(nights)
+    level = statistics.median(month) if month else entry.value
+    return level if abs(fence.drop(level, entry.value, entry.better)) > tolerance else None
+
+
+def corrected(entry: Entry, nights: Sequence[Attempts]) -> Entry | None:
+    """Return *entry* with the level of the first month of its *nights*, where it is wrong; else None."""
+    level = wrong_level(nights, entry, entry.tolerance)
+    if level is None:
+        return None
+    spread = fence.robust_sigma(losses.unchanged_month(nights), level)
+    return replace(
+        entry, value=level, spread=spread, runs=losses.MONTH, reason=f"level of {losses.MONTH} nights"
+    )
+
+
+def _of_wrong_baseline(case: Case, ruling: Ruling) -> Ruling:
+    """Say once, of the night after the first month, that the accepted value is wrong, if the test passes all the same."""
+    by, over = case.setting.by, len(losses.levels(case.nights)) == losses.MONTH
+    if not over or not by.nightly or by.local or ruling.metric.verdict not in _PASSES:
+        return ruling
+    level = wrong_level(case.nights, case.entry, case.setting.tolerance(case.entry))
+    if level is None:
+        return ruling
+    text = f"the baseline is wrong: {losses.MONTH} nights without a change lie at {quantity(level, case.entry.unit)}"
+    return Ruling(case.verdict(Verdict.WRONG_BASELINE, text))
+
+
+#: Verdicts of tonight beside which a wrong baseline is worth a word.
+_PASSES = frozenset({Verdict.PASSED, Verdict.IMPROVED})
 
 
 def _settles(metric: MetricValue, setting: Setting, mismatch: str) -> bool:

@@ -469,6 +469,7 @@ def _section(verdict: str) -> str:
         "suspect": "watching",
         "inconclusive": "watching",
         "improved": "improved",
+        "wrong_baseline": "waiting",
         "no_baseline": "waiting",
         "new": "waiting",
     }

@@ -125,7 +125,7 @@ def night_morning(nights: Iterable[Night], book: Book, asked: MorningQuery) -> M
     measured = [one for one in tonight.newest.values() if one.verdict not in _DID_NOT_RUN | _BROKE]
     systems = sorted({one.system for one in (*tonight.records, *tonight.missing.values())})
     sessions = tuple(dict.fromkeys(one.session for one in tonight.records))
-    improved, waiting = tonight.ended_as("improved"), tonight.ended_as("no_baseline", "new")
+    improved, waiting = tonight.ended_as("improved"), tonight.ended_as("wrong_baseline", "no_baseline", "new")
     page = Morning(
         "night",
         head="",
@@ -418,6 +418,7 @@ def _test_items(keys: Iterable[SeriesKey], tonight: _Tonight) -> Iterable[Mornin
         night = tonight.newest[key]
         yield MorningItem(
             what=f"{night.verdict}: {night.node_id}",
+            why="its baseline is wrong" if night.verdict == Verdict.WRONG_BASELINE else "",
             verdict=night.verdict,
             system=night.system,
             partition=night.partition,

@@ -29,6 +29,10 @@ class ImprovedWarning(VerdictWarning):
     """A metric is better than its baseline: the baseline should be raised."""
 
 
+class WrongBaselineWarning(VerdictWarning):
+    """A month of nights lies at another level than the accepted one: the baseline is wrong."""
+
+
 class SuspectWarning(VerdictWarning):
     """A metric may be worse than it was: the next nights decide."""
 
@@ -39,6 +43,7 @@ class InconclusiveWarning(VerdictWarning):
 
 WARNINGS: dict[Verdict, type[VerdictWarning]] = {
     Verdict.IMPROVED: ImprovedWarning,
+    Verdict.WRONG_BASELINE: WrongBaselineWarning,
     Verdict.SUSPECT: SuspectWarning,
     Verdict.INCONCLUSIVE: InconclusiveWarning,
 }

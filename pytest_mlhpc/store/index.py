@@ -263,7 +263,7 @@ class Index:
         """Return the newest record of the benchmark of *key* (metric aside) in *epoch* that passed, or None."""
         query = (
             f"SELECT {_LINE} FROM records WHERE {_SAME_SERIES} AND {_SAME_EPOCH} AND attempt = 0"  # noqa: S608 - constants of this module
-            " AND verdict IN ('passed', 'improved', 'new') ORDER BY created_ns DESC, id DESC LIMIT 3"
+            " AND verdict IN ('passed', 'improved', 'wrong_baseline', 'new') ORDER BY created_ns DESC, id DESC LIMIT 3"
         )
         rows = self._ask_newest(query, {**_series(key), **epoch._asdict()})
         return next(iter(self._read(rows)), None)

@@ -11,6 +11,7 @@ class Verdict(enum.StrEnum):
 
     PASSED = "passed"
     IMPROVED = "improved"
+    WRONG_BASELINE = "wrong_baseline"  #: a month without a change lies at another level than the accepted one
     NEW = "new"
     INCONCLUSIVE = "inconclusive"
     SUSPECT = "suspect"  #: it may be a loss; the next nights decide
@@ -23,11 +24,11 @@ class Verdict(enum.StrEnum):
 #: The figure is worse than it may be: the test fails.
 WORSE = (Verdict.BELOW_REFERENCE, Verdict.REGRESSED, Verdict.DRIFTED)
 #: The test passes, and the figure should be looked at.
-NOTABLE = (Verdict.SUSPECT, Verdict.INCONCLUSIVE, Verdict.IMPROVED)
+NOTABLE = (Verdict.SUSPECT, Verdict.INCONCLUSIVE, Verdict.WRONG_BASELINE, Verdict.IMPROVED)
 #: There is nothing to look at.
 FINE = (Verdict.PASSED, Verdict.NEW, Verdict.UNJUDGED)
 #: The figure may be compared with others as what the program usually does.
-GOOD = (Verdict.PASSED, Verdict.IMPROVED, Verdict.NEW)
+GOOD = (Verdict.PASSED, Verdict.IMPROVED, Verdict.WRONG_BASELINE, Verdict.NEW)
 
 
 @dataclass(frozen=True)

@@ -198,3 +198,47 @@ def test_what_matters_is_the_partitions_unless_the_baseline_file_says_otherwise(
     figures = [95.0, 95.1, 94.9, 95.0, 95.2]
     found = judged(*figures, history=quiet(), matters=matters, baseline=entry(tolerance=tolerance))
     assert found.verdict is verdict
+
+
+def month(level, count=30, *, regressed=False):
+    """Return nights of half a per cent of noise, each run again."""
+    return [Attempts(one, (one,) * 4, regressed=regressed) for one in noise(0.005, count, level)]
+
+
+def test_a_baseline_that_a_month_of_failed_nights_disagrees_with_is_wrong_and_fails_nothing():
+    before = judged(*[92.0] * 5, history=month(92.0, 29, regressed=True))
+    judgement = judged(92.0, history=month(92.0, regressed=True))
+    assert (before.verdict, judgement.verdict) == (Verdict.REGRESSED, Verdict.WRONG_BASELINE)
+    assert failure_of(judgement) is None
+    assert judgement.accept_command == (
+        "mlhpc baseline accept 'suites/test_a.py::test_a[cirrus:standard]' --reason TEXT"
+    )
+    wrong = "(the baseline is wrong: 30 nights without a change lie at 91.97 samples/s)"
+    assert judgement.explanation[0] == f"rate 92 samples/s: 8 % below 100 {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("figures", "history", "options", "verdict"),
+    [
+        ([108.0], month(108.0), {}, Verdict.WRONG_BASELINE),
+        ([92.0], month(92.0, regressed=True) + month(92.0, 1), {}, Verdict.PASSED),
+        ([80.0] * 5, month(92.0, regressed=True) + month(92.0, 1), {}, Verdict.REGRESSED),
+        ([80.0], month(92.0, regressed=True) + slow(80.0, 4, regressed=True), {}, Verdict.REGRESSED),
+        ([92.0], month(100.0, 5) + month(92.0, 40, regressed=True), {}, Verdict.REGRESSED),
+        ([92.0], month(92.0, 12, regressed=True) + month(84.0, 30, regressed=True), {}, Verdict.REGRESSED),
+        ([97.0], month(97.0), {}, Verdict.PASSED),
+        ([92.0], month(92.0, regressed=True), {"nightly": False}, Verdict.PASSED),
+    ],
+    ids=[
+        "one that is too low is wrong as well",
+        "it is said once",
+        "from then on a loss below the level of the month fails",
+        "and lasts",
+        "a loss that began after five good nights stays red",
+        "so does a month in which the level changed",
+        "what does not matter is no error",
+        "no other run than that of the night says it",
+    ],
+)
+def test_a_month_is_compared_with_the_baseline(figures, history, options, verdict):
+    assert judged(*figures, *[figures[0]] * (5 - len(figures)), history=history, **options).verdict is verdict

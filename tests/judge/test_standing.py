@@ -7,7 +7,7 @@ import pytest
 from pytest_mlhpc.judge.accepting import BaselineStanding, recorded_line, standings_of, written_line
 from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
 
-NEW, CHANGED, PROVISIONAL, SETTLED, WRITTEN, AGREES = BaselineStanding
+NEW, CHANGED, PROVISIONAL, SETTLED, WRONG, WRITTEN, AGREES = BaselineStanding
 STEPS = "steps 100 -> 200"
 ACCEPT = "mlhpc baseline accept"
 
@@ -22,9 +22,10 @@ def judgement(**verdicts):
     [
         ({"a": Verdict.PASSED, "b": Verdict.PASSED, "c": Verdict.NEW}, False, [AGREES, PROVISIONAL, NEW]),
         ({"a": Verdict.PASSED, "c": Verdict.NEW}, True, [AGREES, WRITTEN]),
+        ({"a": Verdict.WRONG_BASELINE, "b": Verdict.PASSED}, False, [WRONG, PROVISIONAL]),
         ({"c": Verdict.NEW, "a": Verdict.REGRESSED}, False, []),
     ],
-    ids=["recorded", "updated", "nothing of a run that failed waits"],
+    ids=["recorded", "updated", "a baseline is wrong", "nothing of a run that failed waits"],
 )
 def test_a_run_says_how_its_series_stand(verdicts, update, standings):
     found = standings_of("t", judgement(**verdicts), {"a"}, update=update, local=True)
@@ -51,6 +52,16 @@ def test_a_series_of_another_definition_than_before_begins_a_new_epoch():
             [SETTLED],
             False,
             f"1 series judged by the level of their first 8 nights, not in git yet; to accept: {ACCEPT} s1 --reason TEXT --x",
+        ),
+        (
+            [WRONG],
+            False,
+            f"1 baseline is wrong: a month without a change lies elsewhere; to accept: {ACCEPT} t0 --reason TEXT --x",
+        ),
+        (
+            [WRONG, WRONG],
+            False,
+            f"2 baselines are wrong: a month without a change lies elsewhere; to accept: {ACCEPT} s1 --reason TEXT --x",
         ),
         (
             [NEW, NEW, PROVISIONAL],

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +17,14 @@ from inner_sessions import output
 
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.history.events import add, new_event
+from pytest_mlhpc.node.protocol.schema import from_json
 from pytest_mlhpc.node.telemetry import contention
 from pytest_mlhpc.session.terminal import unused_baselines
+from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.store import Store
+from pytest_mlhpc.store.text import iso
+
+DAY = 86_400 * 10**9
 
 SUITE = """
 @script("echo rate: ${RATE:-100}")
@@ -87,6 +95,58 @@ def test_on_a_site_eight_nights_settle_a_level_that_later_nights_are_judged_by(s
     monkeypatch.setenv("RATE", "50")
     suite.run(system="site").expect(1, "rate 50 items/s: 50 % below 100 (*re-runs agree)", failed=2)
     assert "to accept" in printed
+
+
+def test_a_baseline_that_a_month_of_red_nights_disagrees_with_is_wrong_and_is_accepted_anew(
+    suite, monkeypatch, capsys
+):
+    suite.write(SUITE)
+    monkeypatch.setenv("MLHPC_PURPOSE", "nightly")
+    monkeypatch.setenv("CI_COMMIT_BRANCH", "main")
+    suite.run(system="site").expect(0, passed=2)
+    monkeypatch.chdir(suite.folder)
+    first = next(one for one in suite.records() if "test_it" in one["node_id"])
+    assert main(["baseline", "accept", first["node_id"], "--reason", "first run"]) == 0
+    file = Path("baselines/site.yaml")
+    file.write_text(re.sub(r"date: .*", f"date: {iso(time.time_ns() - 40 * DAY)}", file.read_text()))
+    shutil.rmtree(suite.state / "records")
+    for index in suite.state.glob("index*"):
+        index.unlink()
+    month_at(suite.state, from_json(Record, first), 92.0)
+    capsys.readouterr()
+
+    monkeypatch.setenv("RATE", "92")
+    said = output(suite.run(system="site").expect(0, "*wrong_baseline", passed=2))
+    assert "1 baseline is wrong: a month without a change lies elsewhere" in said
+    assert f"mlhpc baseline accept '{first['node_id']}' --reason TEXT" in said
+    assert main(["status", "--night"]) == 0
+    page = capsys.readouterr().out
+    assert "test_it[site:part] (its baseline is wrong)" in page
+    suite.run(system="site").expect(0, absent="*baseline is wrong*", passed=2)
+
+    session = next(one["session"] for one in suite.records() if one["verdict"] == "wrong_baseline")
+    assert main(["baseline", "accept", session, "--reason", "lucky run"]) == 0
+    assert "value: 92.0" in file.read_text()
+    assert 'reason: "lucky run (level of 30 nights)"' in file.read_text()
+
+
+def month_at(state, first, rate):
+    """Record thirty nights at *rate*, in which the test failed."""
+    (metric,) = [one for one in first.measurement.metrics if one.name == "rate"]
+    measured = replace(first.measurement, metrics=(replace(metric, value=rate),))
+    with contextlib.closing(Store(state, "01890000-0000-7000-8000-000000000000")) as store:
+        for night in range(30):
+            store.append(
+                replace(
+                    first,
+                    id=f"01890000-0000-7000-8000-{night:012d}",
+                    session=f"01890000-0000-7000-9000-{night:012d}",
+                    created_ns=time.time_ns() - (30 - night) * DAY,
+                    verdict="regressed",
+                    failure="regressed: rate",
+                    measurement=measured,
+                )
+            )
 
 
 def test_a_figure_below_its_reference_fails_on_the_first_night(suite):

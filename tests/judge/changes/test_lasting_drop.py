@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -100,3 +101,14 @@ def test_figures_so_small_that_their_squares_are_nothing_divide_nothing_by_it():
 def test_a_loss_that_failed_its_test_for_nights_is_told_also_if_nobody_asked_before():
     red = [Attempts(90.0, (90.5, 89.8, 90.2, 90.1), regressed=True), *[Attempts(90.1, regressed=True)] * 2]
     assert told(([*nights(60), *red], "higher"))[0].nights > 1
+
+
+@pytest.mark.parametrize(
+    ("failed", "found"),
+    [(30, True), (29, False)],
+    ids=["nights of a wrong baseline say what is usual after a month", "not before"],
+)
+def test_a_loss_after_a_month_that_failed_by_a_wrong_baseline_is_told(failed, found):
+    month = [replace(night, regressed=True) for night in nights(failed)]
+    tonight = replace(CONFIRMED, regressed=False)
+    assert (told(([*month, tonight], "higher"))[0] is not None) is found
