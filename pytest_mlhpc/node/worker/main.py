@@ -150,6 +150,9 @@ def leave(code: int) -> NoReturn:
     sys.stderr.flush()
     if code == 0:
         atexit._run_exitfuncs()  # noqa: SLF001 - what others registered still runs, like writing coverage
+        ranks = sys.modules.get("pytest_mlhpc.node.worker.distributed")
+        if ranks is not None:
+            ranks.leave_mpi()
     os._exit(code)
 
 
