@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.worker.workloads.definitions import Field
+from pytest_mlhpc.node.worker.workloads.fields import compiled_devices
 
 #: Ways to send gradients: as they are, rounded to 16 bits, or as products of two thin matrices (arXiv 1905.13727).
 COMPRESSIONS = ("none", "bf16", "fp16", "powersgd")
@@ -114,7 +115,7 @@ def _wrong_backend(values: Mapping[str, Any]) -> Found:
 def _wrong_batch_norm(values: Mapping[str, Any]) -> Found:
     """Refuse groups that the ranks cannot form, and what has not been written for groups."""
     asked, devices = values.get("batch_norm_group"), values.get("devices")
-    if asked in (None, 1):
+    if asked in (None, 1) or values.get("accelerator") in compiled_devices.DEVICES:
         return []
     found: List[str] = []
     if devices == 1:
