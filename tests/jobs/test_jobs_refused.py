@@ -66,7 +66,11 @@ def test_a_reference_of_two_metrics_says_of_which_it_is(problems):
             "batch_norm_group=3 does not divide the test's 4 devices",
         ),
         ("resnet50", {"batch_norm_group": 0}, "batch_norm_group: 0 is less than 1"),
-        ("deepcam", {"batch_norm_group": "al"}, "batch_norm_group: expected a number of ranks or 'all', found 'al'"),
+        (
+            "deepcam",
+            {"batch_norm_group": "al"},
+            "batch_norm_group: expected a number of ranks or 'all', found 'al'",
+        ),
         ("deepcam", {"batch_norm_group": True}, "expected a number of ranks or 'all', found True"),
         ("cosmoflow", {"compile": "max-autotun"}, "'max-autotun' is not one of"),
         ("cosmoflow", {"compile": "max-autotun"}, "did you mean 'max-autotune'?"),

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+    from pytest_mlhpc.node.worker.distributed import Group
+
 RANKS, CHANNELS, STEPS = 4, 5, 2
 GROUPS = (2, 4)
 
@@ -60,7 +63,9 @@ def batches(case: str, step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         shape = (count, CHANNELS, *space)
         drawn = [torch.randn(shape, generator=numbers, dtype=torch.float64) for _ in range(2)]
         given = 100.0 + 10.0 * rank + (1.0 + rank) * drawn[0]
-        found.append((given.contiguous(memory_format=torch.channels_last) if channels_last else given, drawn[1]))
+        found.append(
+            (given.contiguous(memory_format=torch.channels_last) if channels_last else given, drawn[1])
+        )
     return found
 
 
@@ -108,6 +113,22 @@ def be_a_rank() -> None:
             given, factors = steps[-1]
             model.eval()
             found[f"{ranks} {case}"].append(passed(model, given, factors))
+    found["messages"] = _messages(layer("images"), batches("images", 0)[group.rank], group, accelerator)
     torch.save(found, f"{group.rank}.pt")
     sys.stdout.flush()
     os._exit(0)  # as a worker's rank: threads of gloo may abort a process that ends in the ordinary way
+
+
+def _messages(
+    model: nn.Module, step: tuple[Any, Any], group: Group, accelerator: Accelerator
+) -> list[list[str]]:
+    """Return the kinds of collectives of a pass of replicas, and of one that exchanges nothing."""
+    from pytest_mlhpc.node.worker import distributed
+
+    wrapped = distributed.wrap(model, group, accelerator, {"batch_norm_group": "all"})
+    passed(wrapped, *step)  # replicas send their buffers before later passes
+    with distributed.noted() as usual:
+        passed(wrapped, *step)
+    with distributed.silent(wrapped), distributed.noted() as silent:
+        passed(wrapped, *step)
+    return [sorted(kind for kind, _ in found) for found in (usual, silent)]

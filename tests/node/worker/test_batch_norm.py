@@ -1,6 +1,7 @@
 """Batch normalisation of several ranks (gloo, CPU) is that of one process with the joined batch, to the rounding of float64."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,6 +61,26 @@ def test_ranks_of_a_group_keep_the_same_statistics_and_other_groups_keep_others(
     assert means[0] == means[1] != means[2] == means[3]
     everywhere = [steps[-1]["0.running_mean"].tolist() for steps in found["4 images"]]
     assert all(one == another for one, another in itertools.pairwise(everywhere))
+
+
+def test_statistics_are_exchanged_once_in_each_pass_and_left_out_where_communication_is(found):
+    """Besides: the all-reduce of gradients, and the broadcasts of buffers that replicas do."""
+    for usual, silent in found["messages"]:
+        assert [usual.count(kind) for kind in ("all_gather", "all_reduce")] == [1, 2]
+        assert silent == []
+
+
+def test_gpus_have_the_layers_that_torch_has_for_them():
+    """Without a GPU: which layers there are, with the weights and statistics of those before."""
+    gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Sequential(nn.BatchNorm2d(3)))
+    before = dict(model.state_dict())
+    distributed.share_statistics(model, Group(0, 0, 4), gpu, 4)
+    assert type(model[1][0]) is nn.SyncBatchNorm
+    after = model.state_dict()
+    assert {name: value.data_ptr() for name, value in after.items()} == {
+        name: value.data_ptr() for name, value in before.items()
+    }
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def test_one_device_has_no_group_to_normalise_with(asked):
 
 
 @pytest.mark.parametrize(
-    ("asked", "ranks", "together"), [(None, 4, 1), (1, 4, 1), (2, 4, 2), (4, 4, 4), ("all", 4, 4), ("all", 6, 6)]
+    ("asked", "ranks", "together"),
+    [(None, 4, 1), (1, 4, 1), (2, 4, 2), (4, 4, 4), ("all", 4, 4), ("all", 6, 6)],
 )
 def test_a_group_is_as_many_ranks_as_asked(asked, ranks, together):
     assert parallel.batch_norm_ranks({"batch_norm_group": asked}, ranks) == together

@@ -107,8 +107,16 @@ def _wrong_backend(values: Mapping[str, Any]) -> Found:
         return []
     if accelerator not in (None, "cpu"):
         return [("backend", f"backend is for ranks that compute on cores; {accelerator} has one of its own")]
-    if backend == "mpi" and values.get("bagging"):
+    if backend != "mpi":
+        return []
+    if values.get("bagging"):
         return [("backend", "base models must be able to die alone, which ranks of one MPI cannot: use gloo")]
+    compression = values.get("gradient_compression")
+    if compression in ("fp16", "bf16"):
+        text = (
+            f"torch's MPI exchanges no numbers of 16 bits: use gloo, or no gradient_compression={compression}"
+        )
+        return [("backend", text)]
     return []
 
 
