@@ -33,6 +33,11 @@ def test_cosmoflow(run):
 @train("resnet50", devices_per_node=2, global_batch=16, image_size=32, steps=2, warmup=1, judge=False)
 def test_resnet50(run):
     assert run["loss"].last > 0
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@train("deepcam", devices_per_node=2, global_batch=4, batch_norm_group="all", steps=2, warmup=1, judge=False)
+def test_normalised_together(run):
+    assert run["all_gather_count"].value > 10
 """
 
 #: Ranks -> how far losses of MPI may be from those of gloo. A sum of two has one order; of four, MPI's is another one.
@@ -76,7 +81,7 @@ def test_mpi_trains_as_gloo_does_by_mpirun_and_by_srun(suite):
     )
     suite.tests(TRAININGS)
     result = suite.start("--mlhpc-pack", "-k", "not (srun and gloo)").end(LIMIT_S)
-    result.expect(0, passed=12)
+    result.expect(0, passed=15)
     found = {
         (
             record["measurement"]["workload"],
