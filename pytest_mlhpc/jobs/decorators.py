@@ -309,6 +309,7 @@ class TrainFields(RepeatedFields, total=False):
     gradient_compression: Literal["none", "bf16", "fp16", "powersgd"] | None
     backend: Literal["gloo", "mpi"] | None
     bucket_mb: float | None
+    batch_norm_group: int | Literal["all"] | None
     until: Literal["quality"] | None
     target: float | None
     max_epochs: int | None

@@ -24,6 +24,7 @@ from pytest_mlhpc.node.protocol.plan import HELD, VETTED, BuildPlan, FinishedRun
 from pytest_mlhpc.node.worker.data.dataset_files import DataError, read_manifest
 from pytest_mlhpc.node.worker.workloads.definitions import Field, Workload
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import MANNER
+from pytest_mlhpc.node.worker.workloads.fields.parallel import ALL_RANKS
 from pytest_mlhpc.node.worker.workloads.fields.quality import to_quality
 from pytest_mlhpc.store.definition import text_of
 
@@ -284,11 +285,11 @@ SCHEDULERS = frozenset({"kubernetes", "slurm"})
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "list": (list, tuple),
     "mapping": (Mapping,), "judge": (bool, list, tuple), "duration": (int, float, str), "size": (int, str),
-    "sizes": (list, tuple), "words": (str, list, tuple), "line": (str,),
+    "sizes": (list, tuple), "words": (str, list, tuple), "line": (str,), "ranks": (int, str),
     "sanity": (str, list, tuple, Callable),  # type: ignore[dict-item]  # it is a class, whatever typing says
 }  # fmt: skip
 _KINDS = {"line": "a text", "judge": "True, False or a list of metrics", "duration": "a time like '30m', or seconds",
-          "words": "a text or a list of words", "sanity": "a pattern, a function of the run, or a list of them", "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
+          "ranks": "a number of ranks or 'all'", "words": "a text or a list of words", "sanity": "a pattern, a function of the run, or a list of them", "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
 
 
 def as_list(given: str | Sequence[Any]) -> tuple[str, ...]:
@@ -305,8 +306,10 @@ def wrong_value(field: Field, value: Any) -> str:
     """Return why *value* cannot be the value of *field*, or an empty string."""
     if value is None:
         return "" if field.default is None else "cannot be None"
-    if not isinstance(value, _TYPES[field.type]) or (
-        isinstance(value, bool) and field.type in {"int", "float", "duration"}
+    if (
+        not isinstance(value, _TYPES[field.type])
+        or (isinstance(value, bool) and field.type in {"int", "float", "duration", "ranks"})
+        or (field.type == "ranks" and isinstance(value, str) and value != ALL_RANKS)
     ):
         kind = _KINDS.get(field.type, field.type)
         return f"expected {kind}, found {value!r}"

@@ -28,7 +28,7 @@ TYPED = {
 #: Type of a field -> how it is annotated.
 ANNOTATED = {
     "int": int, "float": float, "str": str, "bool": bool, "judge": bool, "duration": str, "size": int, "list": typing.Sequence, "words": str, "sanity": str,
-    "sizes": typing.Sequence, "mapping": typing.Mapping, "line": str,
+    "sizes": typing.Sequence, "mapping": typing.Mapping, "line": str, "ranks": int,
 }  # fmt: skip
 
 SUITE = """

@@ -38,6 +38,12 @@ def test_it_is_sorted_text_of_what_is_computed(declare):
         ("cosmoflow", {}, {"steps": 99}),
         ("cosmoflow", {}, {"warmup": 9}),
         ("cosmoflow", {}, {"compile": "default"}),
+        ("resnet50", {"devices_per_node": 4}, {"devices_per_node": 4, "batch_norm_group": "all"}),
+        (
+            "resnet50",
+            {"devices_per_node": 4, "batch_norm_group": 2},
+            {"devices_per_node": 4, "batch_norm_group": 4},
+        ),
         ("storage", {"file_size": "1GiB"}, {"file_size": "2GiB"}),
         ("kernels", {}, {"of": "deepcam"}),
         ("kernels", {}, {"batch": 4}),

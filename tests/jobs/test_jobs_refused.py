@@ -58,6 +58,20 @@ def test_a_reference_of_two_metrics_says_of_which_it_is(problems):
             {"cuda_graphs": True},
             "t.py::test_it: cuda_graphs: cpu has no CUDA graphs; only cuda and rocm have",
         ),
+        ("cosmoflow", {"batch_norm_group": 1}, "batch_norm_group: means nothing for cosmoflow"),
+        ("language_model", {"batch_norm_group": 1}, "batch_norm_group: means nothing for language_model"),
+        (
+            "resnet50",
+            {"batch_norm_group": 3, "devices_per_node": 4},
+            "batch_norm_group=3 does not divide the test's 4 devices",
+        ),
+        ("resnet50", {"batch_norm_group": 0}, "batch_norm_group: 0 is less than 1"),
+        (
+            "deepcam",
+            {"batch_norm_group": "al"},
+            "batch_norm_group: expected a number of ranks or 'all', found 'al'",
+        ),
+        ("deepcam", {"batch_norm_group": True}, "expected a number of ranks or 'all', found True"),
         ("cosmoflow", {"compile": "max-autotun"}, "'max-autotun' is not one of"),
         ("cosmoflow", {"compile": "max-autotun"}, "did you mean 'max-autotune'?"),
         (

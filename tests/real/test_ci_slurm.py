@@ -303,12 +303,13 @@ def test_the_configuration_of_a_site_is_not_taken_for_a_test_cluster(tmp_path: P
 # --- another release, in a root of its own (what takes its Slurm is in slurm/test_slurm_versions.py)
 
 
-def test_a_root_is_not_made_unless_that_is_wanted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", ["trixie", "trixie-mpi"])
+def test_a_root_is_not_made_unless_that_is_wanted(tmp_path: Path, release: str) -> None:
     done = command(
         "slurm",
         "up",
         "--release",
-        "trixie",
+        release,
         "--no-install",
         "--roots",
         tmp_path,
@@ -318,7 +319,7 @@ def test_a_root_is_not_made_unless_that_is_wanted(tmp_path: Path) -> None:
 
     assert done.returncode == 4
     assert (
-        f"no Debian trixie in {tmp_path}/trixie-2; `ci/slurm install --release trixie` makes it"
+        f"no Debian {release} in {tmp_path}/{release}-2; `ci/slurm install --release {release}` makes it"
         in done.stderr
     )
     assert list(tmp_path.iterdir()) == []
@@ -345,3 +346,20 @@ def test_a_making_that_was_cut_off_is_removed_and_one_that_fails_is_not_used(tmp
     assert f"`debootstrap --variant=minbase trixie {rest.parents[1]} {mirror}` failed" in done.stderr
     assert not rest.exists()
     assert not (tmp_path / "trixie-2").exists()
+
+
+def test_a_root_that_cannot_be_added_to_is_not_used_and_leaves_what_it_was_copied_from(
+    tmp_path: Path,
+) -> None:
+    if shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is None:
+        pytest.skip("needs debootstrap: apt-get install debootstrap")
+    (tmp_path / "trixie-2/proc").mkdir(parents=True)  # without a program in it
+
+    done = command(
+        "slurm", "install", "--release", "trixie-mpi", "--roots", tmp_path, "--mirror", "file:///none"
+    )
+
+    assert done.returncode == 4, done.stderr
+    assert "apt-get" in done.stderr
+    assert not (tmp_path / "trixie-mpi-2").exists()
+    assert [path.name for path in (tmp_path / "trixie-2").iterdir()] == ["proc"]

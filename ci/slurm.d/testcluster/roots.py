@@ -16,7 +16,9 @@ from pathlib import Path
 from testcluster import packages
 from testcluster.errors import UnfitMachineError
 
-RELEASES = ("trixie",)
+#: What a folder is made of where it is not a release alone: another one, and packages beside those of that.
+_ADDITIONS = {"trixie-mpi": ("trixie", ("openmpi-bin", "python3-torch"))}
+RELEASES = ("trixie", *_ADDITIONS)
 #: Counts up when what lies in such a folder changes; a folder of another number is left alone and not used.
 _RECIPE = 2
 #: Slurm and its database; and the libraries that this machine's Python needs in there, most of them those of Debian's own.
@@ -78,7 +80,11 @@ def ensure(release: str, folder: Path, *, mirror: str | None, install: bool) -> 
         began, making = time.monotonic(), folder / f"{root.name}.making"
         _remove(making)
         sys.stderr.write(f"ci/slurm: making {root} from {mirror}: some minutes, once\n")
-        _make(making, release, mirror)
+        if release in _ADDITIONS:
+            base, added = _ADDITIONS[release]
+            _extend(making, ensure(base, folder, mirror=mirror, install=install), added)
+        else:
+            _make(making, release, mirror)
         making.rename(root)
         sys.stderr.write(f"ci/slurm: made in {time.monotonic() - began:.0f} s\n")
     return root
@@ -86,25 +92,37 @@ def ensure(release: str, folder: Path, *, mirror: str | None, install: bool) -> 
 
 def _make(making: Path, release: str, mirror: str) -> None:
     making.mkdir(mode=0o755)
-    settings = apt_settings()
     proxies = {
-        f"{name.split('::')[1]}_proxy": value for name, value in settings.items() if name.endswith("Proxy")
+        f"{name.split('::')[1]}_proxy": value
+        for name, value in apt_settings().items()
+        if name.endswith("Proxy")
     }
     step([*ALONE, "debootstrap", "--variant=minbase", release, str(making), mirror], proxies)
     policy = making / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")  # no package starts its service
     policy.chmod(0o755)
-    options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-    apt = [*ALONE, "sh", "-c", _INSIDE, "sh", str(making), "apt-get", "-qq", *options]
-    unsafe = ["-o", "Dpkg::Options::=--force-unsafe-io"]  # a making that is cut off is not used anyway
-    step([*apt, "update"], {})
-    step([*apt, *unsafe, "install", "-y", "--no-install-recommends", *_PACKAGES], {})
-    step([*apt, "clean"], {})
+    _install(making, _PACKAGES)
     for own in Path("/usr/lib").glob(
         f"*-linux-gnu/{_DATABASE_LIBRARY}"
     ):  # this machine's, which its own slurmdbd takes
         shutil.copyfile(own, making / own.relative_to("/"))
     (making / "etc/hosts").touch()  # nodes put theirs over it
+
+
+def _extend(making: Path, base: Path, added: Sequence[str]) -> None:
+    """Copy *base*, which clusters may be using, and install more there."""
+    step([*ALONE, "cp", "--archive", "--reflink=auto", str(base), str(making)], {})
+    _install(making, added)
+
+
+def _install(making: Path, names: Sequence[str]) -> None:
+    """Install packages within *making*, by its own apt."""
+    options = [word for name, value in apt_settings().items() for word in ("-o", f"{name}={value}")]
+    apt = [*ALONE, "sh", "-c", _INSIDE, "sh", str(making), "apt-get", "-qq", *options]
+    unsafe = ["-o", "Dpkg::Options::=--force-unsafe-io"]  # a making that is cut off is not used anyway
+    step([*apt, "update"], {})
+    step([*apt, *unsafe, "install", "-y", "--no-install-recommends", *names], {})
+    step([*apt, "clean"], {})
 
 
 def step(argv: Sequence[str], variables: dict[str, str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime as dt
+import functools
 import importlib
 import os
 import statistics
@@ -20,9 +22,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_mlhpc.node.protocol.channel import PORT_TAKEN
 from pytest_mlhpc.node.protocol.schema import Figure
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.accelerators.cpu import GroupBatchNorm
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import Batch, Clock, Trainer
-from pytest_mlhpc.node.worker.workloads.fields.parallel import POWERSGD_AFTER, MeshLayout, layout
+from pytest_mlhpc.node.worker.workloads.fields.parallel import (
+    POWERSGD_AFTER,
+    MeshLayout,
+    batch_norm_ranks,
+    layout,
+)
+
+#: torch's layers of batch normalisation, of any number of dimensions.
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - torch has no other name of what they have in common
 
 
 def layout_of(parameters: Mapping[str, Any], world: int) -> MeshLayout:
@@ -290,7 +301,7 @@ def silent(model: nn.Module) -> Iterator[List[str]]:
         # Whether a pass sends buffers (statistics of batch normalisation) was decided by the pass before it, which here is
         # always of the other kind: without this, what is to be measured would be left out and then subtracted.
         model.require_forward_param_sync = False
-        with model.no_sync():
+        with model.no_sync(), _own_statistics(model):
             yield left_out
         model.require_forward_param_sync = True
         return
@@ -306,6 +317,19 @@ def silent(model: nn.Module) -> Iterator[List[str]]:
     finally:
         for name, function in functions.items():
             setattr(dist, name, function)
+
+
+@contextlib.contextmanager
+def _own_statistics(model: nn.Module) -> Iterator[None]:
+    """Let each rank normalise by statistics of its own samples for a while."""
+    norms = [part for part in model.modules() if isinstance(part, (GroupBatchNorm, nn.SyncBatchNorm))]
+    for norm in norms:
+        norm.forward = functools.partial(_BATCH_NORM.forward, norm)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for norm in norms:
+            del norm.forward
 
 
 #: Pairs of steps in the communication pass: enough for a median, few enough to cost little.
@@ -360,17 +384,31 @@ def join(
     if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT"):
         raise WorkerFailure("worker_exit", "WORLD_SIZE is set, but MASTER_ADDR or MASTER_PORT is not")
     try:
-        dist.init_process_group(
-            accelerator.backend,
-            rank=group.rank,
-            world_size=group.world,
-            timeout=dt.timedelta(seconds=timeout_s),
-        )
+        _initialise(group, accelerator, timeout_s)
     except (RuntimeError, OSError) as error:
         problem = port_taken(error, os.environ) if group.rank == 0 else ""
         if problem:
             raise WorkerFailure(PORT_TAKEN, problem) from error
         raise
+
+
+def _initialise(group: Group, accelerator: Accelerator, timeout_s: float) -> None:
+    """Make the process group; where torch was built without libuv, which it asks for by default since 2.4, without that.
+
+    Debian's torch 2.6 is. It says so before it connects to anything.
+    """
+    options: Any = {
+        "rank": group.rank,
+        "world_size": group.world,
+        "timeout": dt.timedelta(seconds=timeout_s),
+    }
+    try:
+        dist.init_process_group(accelerator.backend, **options)
+    except RuntimeError as error:
+        if "libuv" not in str(error) or os.environ.get("USE_LIBUV") == "0":
+            raise
+        os.environ["USE_LIBUV"] = "0"
+        dist.init_process_group(accelerator.backend, **options)
 
 
 def _join_by_mpi(group: Group) -> None:
@@ -389,6 +427,17 @@ def _join_by_mpi(group: Group) -> None:
             "that started it; use the launcher mpirun of that MPI, or srun with --mpi for it"
         )
         raise WorkerFailure("too_few_ranks", text)
+
+
+def leave_mpi() -> None:
+    """End this process with exit code 0 by way of the C library's ``exit``, where torch exchanges by MPI; else return.
+
+    torch finalizes MPI there. A rank that ends without that counts as aborted: its launcher then ends with an error. All
+    ranks have to come here, as they wait for each other.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "mpi":
+        dist.destroy_process_group()
+        ctypes.CDLL(None).exit(0)
 
 
 def port_taken(error: BaseException, environ: Mapping[str, str]) -> str:
@@ -432,13 +481,15 @@ def wrap(
     Weights of a sharded model are others than before: build its optimizer after this.
 
     Raises:
-        WorkerFailure: ``worker_exit`` or ``not_supported``, ``parallel`` cannot be had with these ranks or this torch.
+        WorkerFailure: ``worker_exit`` or ``not_supported``, ``parallel`` or ``batch_norm_group`` cannot be had with these
+            ranks, this model or this torch.
     """
     how = layout_of(parameters, group.world)
     if how.shard > 1:
         return shard(model, how, accelerator, str(parameters.get("precision") or "fp32"))
     if group.world == 1:
         return model
+    share_statistics(model, group, accelerator, batch_norm_ranks(parameters, group.world))
     ids: Optional[List[Any]] = None if accelerator.device.type == "cpu" else [accelerator.device.index]
     size: Mapping[str, Any] = (
         {"bucket_cap_mb": parameters["bucket_mb"]} if parameters.get("bucket_mb") else {}
@@ -446,6 +497,36 @@ def wrap(
     ddp = nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **size)
     compress(ddp, str(parameters.get("gradient_compression") or "none"))
     return ddp
+
+
+def share_statistics(model: nn.Module, group: Group, accelerator: Accelerator, ranks: int) -> None:
+    """Let each *ranks* neighbouring ranks normalise by statistics of all their samples; nothing to do for one.
+
+    Layers stay the ones that they are on CPUs, and become torch.nn.SyncBatchNorm of the same weights elsewhere. All ranks
+    must call this, as all take part in the making of each group.
+
+    Raises:
+        WorkerFailure: ``worker_exit``, the model has no batch normalisation, or *ranks* do not divide those of the run.
+    """
+    if ranks == 1:
+        return
+    if group.world % ranks:
+        text = f"batch_norm_group={ranks} does not divide the {group.world} ranks of this run"
+        raise WorkerFailure("worker_exit", text)
+    norms = [part for part in model.modules() if isinstance(part, _BATCH_NORM)]
+    if not norms:
+        raise WorkerFailure("worker_exit", "batch_norm_group: the model has no batch normalisation")
+    own: Any = None
+    if ranks < group.world:
+        firsts = range(0, group.world, ranks)
+        made = [dist.new_group(list(range(first, first + ranks))) for first in firsts]
+        own = made[group.rank // ranks]
+    if accelerator.device.type != "cpu":
+        nn.SyncBatchNorm.convert_sync_batchnorm(model, own)  # type: ignore[no-untyped-call]  # torch left it so
+        return
+    for norm in norms:
+        norm.__class__ = GroupBatchNorm
+        norm.process_group = own
 
 
 def communication(

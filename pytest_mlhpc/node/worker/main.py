@@ -152,6 +152,9 @@ def leave(code: int) -> NoReturn:
     if code == 0:
         spare_operators()
         atexit._run_exitfuncs()  # noqa: SLF001 - what others registered still runs, like writing coverage
+        ranks = sys.modules.get("pytest_mlhpc.node.worker.distributed")
+        if ranks is not None:
+            ranks.leave_mpi()
     os._exit(code)
 
 

@@ -25,6 +25,7 @@ from typing import (
 )
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -375,6 +376,8 @@ def surroundings(
     if group.rank != 0:
         return None
     device = {**accelerator.environment(), **environment.described(run)}
+    if dist.is_available() and dist.is_initialized():
+        device["backend"] = str(dist.get_backend())
     if run.calibrate:
         device["calibration_kernel"] = CALIBRATION_KERNEL
     return {**environment.describe(str(torch.__version__), accelerator.model, device, run.cwd), **own}

@@ -72,9 +72,9 @@ def tiny(layout: str | None, **changes: Any) -> RunPlan:
     return shared("language_model", layout, **{**shape, **changes})
 
 
-def normalised(workload: str, layout: str) -> RunPlan:
+def normalised(workload: str, layout: str | None, **changes: Any) -> RunPlan:
     """Return a run of a model of :data:`NORMALISED` in double precision."""
-    run = shared(workload, layout, steps=2, **NORMALISED[workload])
+    run = shared(workload, layout, steps=2, **NORMALISED[workload], **changes)
     variables = {"MLHPC_WORKLOAD_MODULE": f"{workload}_double"}
     return dataclasses.replace(run, workload=f"{workload}_double", variables=variables)
 
@@ -87,6 +87,9 @@ def all_runs() -> dict[str, RunPlan]:
         runs[layout] = tiny(layout)
     for workload, layout in NORMALISED_RUNS:
         runs[f"{layout}-{workload}"] = normalised(workload, layout)
+    for workload in NORMALISED:
+        for ranks in (2, "all"):
+            runs[f"together-{ranks}-{workload}"] = normalised(workload, "replicated", batch_norm_group=ranks)
     for layout in ("replicated", "sharded"):
         runs[f"{layout}-accumulating"] = tiny(layout, gradient_accumulation=2)
         runs[f"{layout}-cosmoflow"] = shared("cosmoflow", layout, **VOLUMES)
@@ -124,13 +127,13 @@ def be_a_rank() -> None:
     gc.freeze()  # else each run collects all of torch
     gc.unfreeze = lambda: None
     for name, body in json.loads(Path("runs.json").read_text()).items():
-        report = _measure(from_json(RunPlan, body), group, accelerator)
+        report = measure(from_json(RunPlan, body), group, accelerator)
         Path(f"{name}.{group.rank}.json").write_text(json.dumps(report))
     sys.stdout.flush()
     os._exit(0)  # as a worker's rank: threads of gloo may abort a process that ends in the ordinary way
 
 
-def _measure(run: RunPlan, group: Group, accelerator: Accelerator) -> dict[str, Any]:
+def measure(run: RunPlan, group: Group, accelerator: Accelerator) -> dict[str, Any]:
     from pytest_mlhpc.node.worker import distributed, rank, reporting
     from pytest_mlhpc.node.worker.environment import WorkerFailure
 

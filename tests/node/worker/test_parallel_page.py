@@ -47,4 +47,4 @@ def test_the_suite_of_the_page_runs_by_its_command(tmp_path):
     assert program == "pytest"
     code, output = session(tmp_path, tests, file, *arguments, file=file)
     assert code == 0, output
-    assert "2 passed" in output
+    assert "3 passed" in output

@@ -4,11 +4,26 @@ Batch normalisation of two samples enlarges rounding from step to step, so that 
 after the first update. ResNet-50 and DeepCAM therefore run in float64. Their losses are reported in float32.
 """
 
+import dataclasses
 import itertools
 import re
 
 import pytest
-from parallel_runs import LAYOUTS, NORMALISED, NORMALISED_RUNS, RANKS, gradients, losses, measure_all, traffic
+from parallel_runs import (
+    LAYOUTS,
+    NORMALISED,
+    NORMALISED_RUNS,
+    RANKS,
+    gradients,
+    losses,
+    measure,
+    measure_all,
+    normalised,
+    traffic,
+)
+
+from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.distributed import Group
 
 pytestmark = pytest.mark.servers
 
@@ -57,6 +72,20 @@ def test_each_rank_normalises_by_its_own_samples(reports, name, layout):
     )
     assert own == [pytest.approx(one, rel=ROUNDING) for one in replicas]
     assert len({tuple(one) for one in own}) == RANKS
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+def test_ranks_that_normalise_together_train_as_one_process_with_their_batch(
+    reports, name, tmp_path, monkeypatch
+):
+    """In groups of two, and each by itself, they train otherwise."""
+    monkeypatch.chdir(tmp_path)
+    whole = dataclasses.replace(normalised(name, None), ranks=1, launcher="plain")
+    expected = measure(whole, Group(), open_device("cpu", 0))["losses"]
+    assert losses(reports, f"together-all-{name}") == pytest.approx(expected, rel=ROUNDING)
+    for other in (f"together-2-{name}", f"replicated-{name}"):
+        pairs = zip(losses(reports, other), expected, strict=True)
+        assert max(abs(loss / one - 1) for loss, one in pairs) > 100 * ROUNDING
 
 
 def test_blocks_that_compute_in_bf16_gather_fewer_bytes(reports):

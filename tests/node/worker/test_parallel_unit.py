@@ -1,6 +1,7 @@
 """Parts of sharded training that need no second rank: what is refused, what is gathered at a time, what is put back."""
 
 import importlib
+import os
 import re
 from unittest import mock
 
@@ -163,12 +164,39 @@ def test_collectives_are_counted_by_a_torch_that_can(version, can):
         ({"backend": "gloo", "accelerator": "cuda"}, "backend is for ranks that compute on cores; cuda has one of its own"),
         ({"backend": "mpi", **SHARDED}, "shards need collectives that torch's MPI has not; use gloo"),
         ({"backend": "mpi", "bagging": [2, 2]}, "must be able to die alone, which ranks of one MPI cannot"),
+        ({"backend": "mpi", "gradient_compression": "fp16"}, "torch's MPI exchanges no numbers of 16 bits: use gloo"),
+        ({"backend": "mpi", "gradient_compression": "powersgd"}, ""),
     ],
 )  # fmt: skip
 def test_mpi_is_refused_where_its_ranks_cannot_do_what_is_asked(values, text):
     found = fields.wrong({"devices": 4, **values})
     assert [name for name, _ in found] == (["backend"] if text else [])
     assert all(text in problem for _, problem in found)
+
+
+WITHOUT_LIBUV = RuntimeError("use_libuv was requested but PyTorch was build without libuv support")
+
+
+@pytest.mark.parametrize("errors", [[WITHOUT_LIBUV, None], [None]], ids=["without libuv", "with libuv"])
+def test_ranks_meet_without_libuv_where_torch_has_none(monkeypatch, errors):
+    """The text is that of Debian's torch 2.6; torch of the published wheels has libuv."""
+    for name, value in (("MASTER_ADDR", "node1"), ("MASTER_PORT", "29500")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("USE_LIBUV", "1")
+    meet = mock.Mock(side_effect=errors)
+    monkeypatch.setattr(distributed.dist, "init_process_group", meet)
+    distributed.join(Group(1, 1, 2), open_device("cpu", 0), 1.0)
+    assert meet.call_count == len(errors)
+    assert os.environ["USE_LIBUV"] == ("0" if len(errors) > 1 else "1")
+
+
+def test_ranks_that_cannot_meet_without_libuv_either_say_why(monkeypatch):
+    for name, value in (("MASTER_ADDR", "node1"), ("MASTER_PORT", "29500"), ("USE_LIBUV", "1")):
+        monkeypatch.setenv(name, value)
+    meet = mock.Mock(side_effect=[WITHOUT_LIBUV, RuntimeError("no route to host")])
+    monkeypatch.setattr(distributed.dist, "init_process_group", meet)
+    with pytest.raises(RuntimeError, match=r"^no route to host$"):
+        distributed.join(Group(1, 1, 2), open_device("cpu", 0), 1.0)
 
 
 def join_by_mpi(rank):

@@ -59,6 +59,8 @@ def test_what_the_device_can_do_is_taken(fields):
         ({"gradient_accumulation": 2}, "gradient_accumulation",
          "wse shares a batch by itself where it does not fit; say a global_batch alone"),
         ({"compile": "default"}, "compile", "wse compiles every model in a way of its own"),
+        ({"batch_norm_group": "all"}, "batch_norm_group", "wse normalises in a way of its own"),
+        ({"accelerator": "ipu", "batch_norm_group": 2}, "batch_norm_group", "ipu normalises in a way of its own"),
         ({"accelerator": "cpu", "csx": 2}, "csx", "csx is for Cerebras systems; cpu is none"),
         ({"accelerator": "ipu", "until": "quality"}, "until",
          "ipu trains for a number of steps; until='quality' is for cpu, cuda, rocm and xpu"),

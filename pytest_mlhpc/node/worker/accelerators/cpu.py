@@ -1,4 +1,4 @@
-"""The host's cores as a device, and torch.compile for models of any device."""
+"""The host's cores as a device, batch normalisation of several ranks there, and torch.compile for models of any device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import warnings
 from typing import Any, Mapping, Optional, Tuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator, Copied, Mark
 from pytest_mlhpc.node.worker.environment import WorkerFailure, cpu_model
@@ -144,3 +146,79 @@ def require(mode: str, accelerator: Accelerator) -> None:
 
 def _trial(numbers: Tensor) -> Tensor:
     return torch.sin(numbers) * 2 + 1
+
+
+class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 - torch has no other name of it
+    """Batch normalisation by mean and variance of all samples of a group of ranks, as torch.nn.SyncBatchNorm on GPUs.
+
+    torch's own takes no tensors of CPUs. Input and output are (N, C, ...); ranks may have different N. Not trained, it is
+    what it was made of.
+    """
+
+    process_group: Any = None  #: of torch.distributed; None: all ranks
+
+    def _check_input_dim(self, _input: Tensor) -> None:
+        """Take any number of dimensions: it was checked by the class that this was made of."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name is torch's
+        """Normalise, and in training let running statistics follow those of the group."""
+        if not self.training:
+            return super().forward(input)
+        # mypy: torch leaves this without types
+        normalised: Tensor = _NormaliseGroup.apply(input, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
+        return normalised
+
+    def follow(self, mean: Tensor, variance: Tensor) -> None:
+        """Let running statistics follow *mean* and the unbiased *variance* of this step, as torch's do."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), share)
+
+
+class _NormaliseGroup(torch.autograd.Function):
+    """y = (x - mean) / sqrt(variance + eps) * weight + bias over a group: one exchange forward, one backward.
+
+    Means and sums of squares of the ranks are joined as in Chan, Golub and LeVeque (1979), equation 2.1, weighted by their
+    numbers of values. Statistics are at least float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], norm: Any) -> Any:
+        axes = [axis for axis in range(given.dim()) if axis != 1]
+        variance, mean = torch.var_mean(_wide(given), axes, unbiased=False)
+        values = torch.full_like(mean[:1], given.numel() / given.shape[1])
+        own = torch.cat([mean, variance * values, values])
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(norm.process_group))]
+        dist.all_gather(parts, own, group=norm.process_group)
+        table, channels = torch.stack(parts), mean.numel()
+        means, squares, counts = table[:, :channels], table[:, channels:-1], table[:, -1:]
+        total = counts.sum()
+        mean = (means * counts).sum(0) / total
+        spread = (squares + counts * (means - mean) ** 2).sum(0)
+        norm.follow(mean, spread / (total - 1))
+        ctx.save_for_backward(given, weight, mean, torch.rsqrt(spread / total + norm.eps), total)
+        ctx.process_group = norm.process_group
+        return functional.batch_norm(given, mean, spread / total, weight, bias, False, 0.0, norm.eps)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        given, weight, mean, scale, total = ctx.saved_tensors
+        axes = [axis for axis in range(given.dim()) if axis != 1]
+        shape = [1, -1, *[1] * (given.dim() - 2)]
+        wide, centred = _wide(gradient), _wide(given) - mean.view(shape)
+        of_bias, of_centred = wide.sum(axes), (wide * centred).sum(axes)
+        both = torch.stack([of_bias, of_centred])
+        dist.all_reduce(both, group=ctx.process_group)
+        offset, slope = both[0] / total, both[1] / total * scale * scale
+        factor = scale if weight is None else scale * weight
+        of_given = (wide - offset.view(shape) - centred * slope.view(shape)) * factor.view(shape)
+        if weight is None:
+            return of_given.to(given.dtype), None, None, None
+        return of_given.to(given.dtype), of_centred * scale, of_bias, None
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()

@@ -340,7 +340,7 @@ def _deepcam(
         "scheduler_lr_warmup_steps": warmup,
         "scheduler_lr_warmup_factor": schedule.rate / schedule.start if warmup and schedule.start else 1.0,
         "gradient_accumulation_frequency": accumulate,
-        "batchnorm_group_size": 1,  # every rank normalises its own micro-batch
+        "batchnorm_group_size": 1,  # unless the field batch_norm_group says otherwise
     }
     if "betas" in optimizer:
         found.update(opt_betas=list(optimizer["betas"]), opt_eps=optimizer["eps"])

@@ -32,6 +32,7 @@ from pytest_mlhpc.node.worker.quality.rules import (
 )
 from pytest_mlhpc.node.worker.quality.staging import RankNode, gathered
 from pytest_mlhpc.node.worker.reporting import Progress
+from pytest_mlhpc.node.worker.workloads.fields.parallel import batch_norm_ranks
 
 #: Steps of a run whose own times and losses are recorded; of a longer run they are spread evenly over it.
 MOST_STEPS = 4096
@@ -321,10 +322,10 @@ class QualityRun:
         loaders = self._loaders(data)
         schedule = schedule_of(self.workload, parameters, self.sizes.step_samples)
         options = self.trainer.optimizer.param_groups[0]
-        log.facts({
-            "quality_target": settings.target.value,
-            **hyperparameters(self.workload, options, schedule, loaders.steps, self.sizes.accumulate),
-        })  # fmt: skip
+        facts = hyperparameters(self.workload, options, schedule, loaders.steps, self.sizes.accumulate)
+        if "batchnorm_group_size" in facts:
+            facts["batchnorm_group_size"] = batch_norm_ranks(parameters, self.group.world)
+        log.facts({"quality_target": settings.target.value, **facts})
         for text in departures(self.workload, schedule):
             log.note(DEPARTURE, text)
         spent, curve, seconds, evaluated = TimeSpent(), [], [], 0

@@ -12,7 +12,7 @@ class Field:
 
     default: Any
     help: str
-    type: str = "int"  #: int, float, str, bool, list, mapping; line (printable text), words (text or list), size (bytes, or text like 64MiB), sizes
+    type: str = "int"  #: int, float, str, bool, list, mapping; line (printable text), words (text or list), ranks (a number or 'all'), size (bytes, or text like 64MiB), sizes
     choices: Tuple[Any, ...] = ()
     identity: bool = True
     minimum: float = float("-inf")

@@ -9,6 +9,9 @@ from pytest_mlhpc.node.worker.workloads.fields import REPORTED, Wrong, expected,
 
 _HERE = "pytest_mlhpc.node.worker.workloads"
 
+#: Fields of every training that mean nothing for a model without batch normalisation.
+_NOT_NORMALISED = ("batch_norm_group",)
+
 #: DeepCAM's encoder divides height and width by this.
 DEEPCAM_STRIDE = 16
 
@@ -89,6 +92,7 @@ COSMOFLOW = Workload(
     },
     device_batch=8,  # global batch 32 on four devices, as in the HPDC'24 paper
     sample="volume of 4 redshifts",
+    without=_NOT_NORMALISED,
     contradictions=cosmoflow_conflicts,
     expected_of=expected,
     reported=REPORTED,
@@ -214,6 +218,7 @@ LANGUAGE_MODEL = Workload(
     },
     device_batch=8,
     sample="sequence of tokens",
+    without=_NOT_NORMALISED,
     contradictions=language_model_conflicts,
     expected_of=expected,
     reported=REPORTED,

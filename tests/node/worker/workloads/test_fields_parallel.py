@@ -57,6 +57,34 @@ def test_one_device_exchanges_no_gradients(changes):
     assert texts(2, **changes) == []
 
 
+@pytest.mark.parametrize(("changes", "text"), TABLES["groups"])
+def test_groups_that_cannot_normalise_together_are_refused(changes, text):
+    (found,) = texts(**changes)
+    assert found.startswith("batch_norm_group: ")
+    assert text in found
+
+
+@pytest.mark.parametrize("asked", [2, "all"])
+def test_one_device_has_no_group_to_normalise_with(asked):
+    (found,) = texts(1, batch_norm_group=asked)
+    assert "means nothing on one device" in found
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "together"),
+    [(None, 4, 1), (1, 4, 1), (2, 4, 2), (4, 4, 4), ("all", 4, 4), ("all", 6, 6)],
+)
+def test_a_group_is_as_many_ranks_as_asked(asked, ranks, together):
+    assert parallel.batch_norm_ranks({"batch_norm_group": asked}, ranks) == together
+    assert texts(ranks, batch_norm_group=asked) == []
+    assert texts(1, batch_norm_group=1) == []
+
+
+@pytest.mark.parametrize("asked", [4, "all"])
+def test_all_ranks_of_one_mpi_normalise_together(asked):
+    assert texts(batch_norm_group=asked, backend="mpi") == []
+
+
 def test_compression_that_fits_is_taken():
     assert texts(1, gradient_compression="none") == []
     assert texts(gradient_compression="none", parallel=both(1, 4)) == []

@@ -18,6 +18,7 @@ _REFUSED = {
     "parallel": "shares a model in a way of its own; parallel is for cpu, cuda, rocm and xpu",
     "gradient_compression": "exchanges gradients in a way of its own",
     "bucket_mb": "exchanges gradients in a way of its own",
+    "batch_norm_group": "normalises in a way of its own",
     "loss_scale": "scales losses in a way of its own",
     "channels_last": "lays tensors out in a way of its own",
 }

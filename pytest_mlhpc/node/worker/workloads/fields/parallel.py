@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.worker.workloads.definitions import Field
+from pytest_mlhpc.node.worker.workloads.fields import compiled_devices
 
 #: Ways to send gradients: as they are, rounded to 16 bits, or as products of two thin matrices (arXiv 1905.13727).
 COMPRESSIONS = ("none", "bf16", "fp16", "powersgd")
@@ -35,7 +36,16 @@ FIELDS: Mapping[str, Field] = {
     "bucket_mb": Field(
         None, "MiB of gradients that replicas exchange at a time; unset: 25, as DDP", "float", minimum=0.001
     ),
+    "batch_norm_group": Field(
+        None,
+        "neighbouring ranks that share the statistics of batch normalisation, or 'all'; unset: 1",
+        "ranks",
+        minimum=1,
+    ),
 }
+
+#: Value of ``batch_norm_group`` for all ranks of a run, however many.
+ALL_RANKS = "all"
 
 Found = List[Tuple[str, str]]
 
@@ -65,6 +75,12 @@ def layout(values: Mapping[str, Any]) -> Optional[MeshLayout]:
     return MeshLayout(asked["replicate"], asked["shard"])
 
 
+def batch_norm_ranks(values: Mapping[str, Any], world: int) -> int:
+    """Return how many neighbouring ranks of *world* share the statistics of batch normalisation."""
+    asked = values.get("batch_norm_group") or 1
+    return world if asked == ALL_RANKS else int(asked)
+
+
 def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
     """Refuse what does not fit the devices, and what shards or a single device cannot have."""
     texts = [] if values.get("parallel") is None else _wrong_mapping(values["parallel"])
@@ -81,7 +97,7 @@ def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
             found.append(("parallel", text))
         if how.shard > 1:
             found += _wrong_with_shards(values)
-    return tuple(found + _wrong_exchange(values) + _wrong_backend(values))
+    return tuple(found + _wrong_exchange(values) + _wrong_backend(values) + _wrong_batch_norm(values))
 
 
 def _wrong_backend(values: Mapping[str, Any]) -> Found:
@@ -91,9 +107,42 @@ def _wrong_backend(values: Mapping[str, Any]) -> Found:
         return []
     if accelerator not in (None, "cpu"):
         return [("backend", f"backend is for ranks that compute on cores; {accelerator} has one of its own")]
-    if backend == "mpi" and values.get("bagging"):
+    if backend != "mpi":
+        return []
+    if values.get("bagging"):
         return [("backend", "base models must be able to die alone, which ranks of one MPI cannot: use gloo")]
+    compression = values.get("gradient_compression")
+    if compression in ("fp16", "bf16"):
+        text = (
+            f"torch's MPI exchanges no numbers of 16 bits: use gloo, or no gradient_compression={compression}"
+        )
+        return [("backend", text)]
     return []
+
+
+def _wrong_batch_norm(values: Mapping[str, Any]) -> Found:
+    """Refuse groups that the ranks cannot form, and what has not been written for groups."""
+    asked, devices = values.get("batch_norm_group"), values.get("devices")
+    if asked in (None, 1) or values.get("accelerator") in compiled_devices.DEVICES:
+        return []
+    found: List[str] = []
+    if devices == 1:
+        found.append(f"batch_norm_group={asked!r} means nothing on one device, which has all samples")
+    elif devices is not None and devices % batch_norm_ranks(values, devices):
+        found.append(f"batch_norm_group={asked} does not divide the test's {devices} devices")
+    if values.get("bagging"):
+        found.append(
+            "base models normalise by samples of their own ranks: leave batch_norm_group or bagging out"
+        )
+    found += [
+        f"statistics of several ranks have not been written for {name}: leave one of both out"
+        for name in ("compile", "cuda_graphs")
+        if values.get(name)
+    ]
+    if values.get("backend") == "mpi" and asked not in (ALL_RANKS, devices):
+        text = "torch's MPI does one exchange at a time, so that groups and gradients could wait for each other for ever"
+        found.append(f"{text}: use batch_norm_group='all' or gloo")
+    return [("batch_norm_group", text) for text in found]
 
 
 def _wrong_exchange(values: Mapping[str, Any]) -> Found:
@@ -126,6 +175,8 @@ def _wrong_with_shards(values: Mapping[str, Any]) -> Found:
     ]
     if values.get("backend") == "mpi":
         found.append(("backend", "shards need collectives that torch's MPI has not; use gloo"))
+    if values.get("batch_norm_group") not in (None, 1):
+        found.append(("batch_norm_group", "batch_norm_group is of replicas (DDP), not of shards"))
     if values.get("compile") is not None:
         found.append(("compile", "sharded models are not compiled"))
     if values.get("fused_optimizer") and values.get("optimizer") == "sgd":
