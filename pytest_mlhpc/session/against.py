@@ -180,16 +180,23 @@ def affordable_runs(specs: Sequence[JobSpec], settings: Settings) -> int:
             mine = [spec for spec in specs if spec.target.partition.id == partition.id]
             limit = parse_limit(partition.budget, f"systems.yaml: {partition.id}: budget")
             wanted.append((mine, limit))
-    for runs in range(MOST_RUNS, FEWEST_RUNS - 1, -2):
+    most, fewest = _bounds(settings.against or Against())
+    for runs in range(most, fewest - 1, -2):
         if not any(budget_refusal(_repeated(some, runs), limit) for some, limit in wanted):
             return runs
-    some, limit = next(one for one in wanted if budget_refusal(_repeated(one[0], FEWEST_RUNS), one[1]))
-    least = total_bound(_repeated(some, FEWEST_RUNS), 0, limit.unit)
+    some, limit = next(one for one in wanted if budget_refusal(_repeated(one[0], fewest), one[1]))
+    least = total_bound(_repeated(some, fewest), 0, limit.unit)
     raise UsageError(
-        f"a comparison needs at least {FEWEST_RUNS} runs of each test, which are {hours_text(least, limit.unit)} for "
+        f"a comparison needs at least {fewest} runs of each test, which are {hours_text(least, limit.unit)} for "
         f"{count(len(some), 'test')} at their time limits; the budget is {limit} ({limit.source}). Raise it to "
         f"{math.ceil(100 * least) / 100:g}, lower time_limit, or select fewer tests (-k)"
     )
+
+
+def _bounds(against: Against) -> tuple[int, int]:
+    """Return how many runs a comparison has at most, and the fewest after which anything could be said."""
+    most = MOST_RUNS if against.runs is None else against.runs
+    return most, min(FEWEST_RUNS, most)
 
 
 def _repeated(specs: Sequence[JobSpec], runs: int) -> list[JobSpec]:
@@ -201,7 +208,9 @@ def announcement(comparison: Comparison, jobs: Sequence[Job], runs: int) -> list
     jobs = [job for job in jobs if job.opponent is not None]
     one = hours_text(total_bound(_repeated([job.spec for job in jobs], runs), 0))
     cost = f", at most {one}" if any(is_charged(job.spec) for job in jobs) else ""
-    how = f"each in one allocation, A B B A in turns, {FEWEST_RUNS} to {runs} runs{cost}"
+    fewest = min(FEWEST_RUNS, runs)
+    many = f"{fewest} to {runs}" if fewest < runs else f"{runs}"
+    how = f"each in one allocation, A B B A in turns, {many} runs{cost}"
     lines = [f"A against B: B has {comparison.against}; {count(len(jobs), 'test')}, {how}"]
     return [*lines, comparison.revision.announcement] if comparison.revision is not None else lines
 
@@ -235,7 +244,8 @@ def opponents(specs: Sequence[JobSpec], settings: Settings, session_id: str) -> 
         )
     runs = affordable_runs([first for first, _ in pairs], settings)
     compared = {
-        first.node_id: Job(first, opponent=Opponent(other, runs, FEWEST_RUNS)) for first, other in pairs
+        first.node_id: Job(first, opponent=Opponent(other, runs, min(FEWEST_RUNS, runs)))
+        for first, other in pairs
     }
     return [{**before, **compared}[spec.node_id] for spec in specs], runs
 
@@ -433,10 +443,16 @@ def write(folder: Path, jobs: Iterable[Job], comparison: Comparison, state_dir: 
     Raises:
         StoreError: it cannot be written.
     """
+    ended = [(job.spec.node_id, job.outcome) for job in jobs if job.outcome is not None]
     tests = [
-        {"test": job.spec.node_id, "results": [_plain(one) for one in job.outcome.comparison]}
-        for job in jobs
-        if job.outcome is not None and job.outcome.comparison
+        {"test": test, "results": [_plain(one) for one in outcome.comparison]}
+        for test, outcome in ended
+        if outcome.comparison
+    ]
+    failures = [
+        {"test": test, "outcome": outcome.failure.outcome, "text": outcome.failure.text}
+        for test, outcome in ended
+        if outcome.failure is not None and not outcome.comparison
     ]
     content: Mapping[str, Any] = {
         "schema": 1,
@@ -447,6 +463,7 @@ def write(folder: Path, jobs: Iterable[Job], comparison: Comparison, state_dir: 
         "precision": comparison.precision,
         **_revisions(comparison.revision),
         "tests": tests,
+        "failures": failures,
     }
     path, new = folder / "against.json", folder / "against.json.new"
     try:

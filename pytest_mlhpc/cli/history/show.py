@@ -65,7 +65,7 @@ def command(
     known = events(state_dir, tell)
     texts, data = [], []
     with chosen(source, state_dir) as opened:
-        found = _series(opened, benchmark, system, metric)
+        found = series_of(opened, benchmark, system, metric)
         for one in found:
             watched, points = _shown_points(one, query, known, everything=everything)
             recent = [point for point in points if point.night.created_ns >= since_ns]
@@ -80,7 +80,7 @@ def command(
     return CommandReport(text, {"series": data})
 
 
-def _series(source: Source, benchmark: str, system: str, metric: str) -> list[Series]:
+def series_of(source: Source, benchmark: str, system: str, metric: str) -> list[Series]:
     """Return the series that are asked for.
 
     Raises:
