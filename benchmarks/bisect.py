@@ -132,13 +132,13 @@ def _row(deviations: float, many: int) -> Row:
     correct = sum(got == case.culprit for (got, _), case in zip(answers, cases, strict=True))
     texts.append(f"{_share(correct)}; {answers[0][1]}")
     name = f"{deviations:g} paired standard deviations, {many} commits"
-    return Row(name, "wrong <= 5", " | ".join(texts), 100 * wrong / TRIALS <= 5)
+    return Row(name, "wrong <= 5", " / ".join(texts), 100 * wrong / TRIALS <= 5)
 
 
 def run() -> list[Row]:
     """Simulate losses of all sizes among few and many commits, and losses that do not come back."""
     plain_names = [f"git bisect, {each} runs{where}" for each in STEPS for where in ("", ", other nodes")]
-    heading = " | ".join(
+    heading = " / ".join(
         ["right, wrong, none, budget spent; runs", *plain_names, f"all, {STEPS[0]} runs each"]
     )
     rows = [Row("right of 100; runs", "-", heading, None)]

@@ -401,7 +401,7 @@ def _answer(plan: Bisection, name: str, code: int, printed: str) -> tuple[Answer
         said = [line.removeprefix("ERROR: ") for line in printed.splitlines() if line.startswith("ERROR: ")]
         text = " ".join(said) or f"pytest ended with exit code {code}: {' '.join(printed.split())[-500:]}"
         if code == 4 and f"--mlhpc-against {name}" in text:
-            return Answer(name, skipped=text.partition(": ")[2] or text), ("", "")
+            return Answer(name, skipped=text.rpartition(f"{plan.command[3]}: ")[2]), ("", "")
         return None, ("", f"{text}; all that pytest said is in {plan.file.with_suffix('.log')}")
     content = read_json(Path(paths[-1]).read_bytes())
     metric = plan.loss.shift.key.metric

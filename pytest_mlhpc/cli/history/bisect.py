@@ -139,11 +139,16 @@ def command(
     busy = StoreError(
         f"{file}: another `mlhpc history bisect` of this loss is at work; wait until it has ended"
     )
-    with locked_file(file.with_suffix(".lock"), state_dir, busy) as lock:
-        plan = replace(plan, answers=read_answers(file, candidates))
-        _refuse_small(plan)
-        tell(_plan_text(plan).rstrip())
-        return _run(plan, lock)
+    lock_file = file.with_suffix(".lock")
+    with locked_file(lock_file, state_dir, busy) as lock:
+        try:
+            plan = replace(plan, answers=read_answers(file, candidates))
+            _refuse_small(plan)
+            tell(_plan_text(plan).rstrip())
+            return _run(plan, lock)
+        finally:
+            if not file.exists():  # there is nothing to go on with
+                lock_file.unlink(missing_ok=True)
 
 
 # --- what is asked for
@@ -330,7 +335,7 @@ def _plan_text(plan: Bisection) -> str:
     steps, each = _steps(plan), bisecting.runs_for(plan.size, plan.noise)
     if len(candidates.every) == 1:
         lines.append(
-            f"only one candidate: {candidates.every[0]}; it is compared once, as the machine may be the cause"
+            f"only one candidate: {candidates.every[0]}; it is checked, as the machine may be the cause"
         )
     lines.append(
         f"plan: {count(steps, 'comparison')} if none errs, each of 4 to 30 runs in one allocation, about {steps * each} runs with the noise "
@@ -365,7 +370,7 @@ def _report(plan: Bisection, how: str) -> CommandReport:
     lines = {"named": _named, "none": _none, "untold": _untold, "budget": _budget}[how](plan, now)
     lines += [f"skipped: {_short(one.against)}: {one.skipped}" for one in plan.answers if one.skipped]
     if how != "budget":
-        for suffix in (".json", ".log", ".lock"):
+        for suffix in (".json", ".log"):
             plan.file.with_suffix(suffix).unlink(missing_ok=True)
     code = {"named": 0, "none": NONE_NAMED, "untold": NONE_NAMED, "budget": UNKNOWN}[how]
     return CommandReport("".join(map(rendering.line, lines)), _json(plan, how), code)

@@ -110,9 +110,9 @@ def _benchmarks(source: Source, text: str, system: str) -> list[str]:
         found = {name for test, name in pairs if part in name.casefold() or part in test.casefold()}
         if exact or found:
             return sorted(exact or found)
-    meant = did_you_mean(
-        text, {"changes", "event", "sensitivity", *(word for pair in pairs for word in pair)}
-    )
+    names = {word for pair in pairs for word in pair}
+    names |= {name.rpartition("::")[2].partition("[")[0] for name in names}
+    meant = did_you_mean(text, {"bisect", "changes", "event", "sensitivity", *names})
     raise UsageError(
         f"no recorded benchmark or test has {text!r} in its name{meant}; `mlhpc records list` shows the newest"
     )
