@@ -13,10 +13,10 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO
 
 from pytest_mlhpc.config.overrides import parse_against
 from pytest_mlhpc.errors import MlhpcError, UsageError
@@ -75,7 +75,7 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Loss:
+class LevelLoss:
     """A level change for the worse, between the last night before it and the first that surely lies after it."""
 
     shift: Shift
@@ -83,11 +83,11 @@ class Loss:
     bad: Night
 
 
-def newest_loss(watched: WatchedSeries, since_ns: int) -> Loss | None:
+def newest_loss(watched: WatchedSeries, since_ns: int) -> LevelLoss | None:
     """Return the newest loss of *watched* whose new level began since then, None where there is none."""
     points = watched.series.points
     losses = [
-        Loss(shift, points[change.first - 1].night, points[change.last].night)
+        LevelLoss(shift, points[change.first - 1].night, points[change.last].night)
         for change, shift in zip(watched.changes, watched.shifts, strict=True)
         if shift.worse and shift.at.created_ns >= since_ns
     ]
@@ -95,7 +95,7 @@ def newest_loss(watched: WatchedSeries, since_ns: int) -> Loss | None:
 
 
 def find_candidates(
-    loss: Loss, root: Path, *, good: str, bad: str, tries: Sequence[str], beside: Iterable[Series]
+    loss: LevelLoss, root: Path, *, good: str, bad: str, tries: Sequence[str], beside: Iterable[Series]
 ) -> Candidates:
     """Return what may have made *loss*.
 
@@ -128,7 +128,7 @@ def find_candidates(
     return Candidates(tuple(every), classes, possible, unsettable, why)
 
 
-def _commits(loss: Loss, root: Path, good: str, bad: str) -> tuple[str, list[Candidate], str]:
+def _commits(loss: LevelLoss, root: Path, good: str, bad: str) -> tuple[str, list[Candidate], str]:
     """Return the good commit, those after it up to the bad one, oldest first, and why there are none.
 
     Raises:
@@ -236,7 +236,7 @@ def _setups(shift: Shift, beside: Iterable[Series]) -> tuple[dict[str, str], set
 
 
 @dataclass(frozen=True)
-class Answer:
+class MeasuredComparison:
     """What one comparison, by what B had, measured; or why it cannot be made. ``first`` is the median of A in the unit."""
 
     against: str
@@ -251,14 +251,14 @@ class Answer:
 class Bisection:
     """All that a bisection needs to run its comparisons."""
 
-    loss: Loss
+    loss: LevelLoss
     candidates: Candidates
     command: tuple[str, ...]  #: of pytest, without what B is
     root: Path
     most_runs: int
     file: Path  #: where answers are written down
     noise: float  #: deviation of the difference of two nights, as a share of their level
-    answers: tuple[Answer, ...] = field(default=())
+    answers: tuple[MeasuredComparison, ...] = field(default=())
 
     @property
     def size(self) -> float:
@@ -306,11 +306,11 @@ def state_file(state_dir: Path, key: SeriesKey, candidates: Candidates) -> Path:
     return state_dir / "bisect" / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
 
 
-def read_answers(file: Path, candidates: Candidates) -> tuple[Answer, ...]:
+def read_answers(file: Path, candidates: Candidates) -> tuple[MeasuredComparison, ...]:
     """Return what was measured before; nothing, which is told, where the file is damaged."""
     try:
         content = read_json(file.read_bytes())
-        answers = tuple(Answer(**one) for one in content["answers"])
+        answers = tuple(MeasuredComparison(**one) for one in content["answers"])
         good = all(
             one.against in candidates.possible and math.isfinite(one.mean) and math.isfinite(one.deviation)
             and (one.skipped or one.runs >= 4) for one in answers
@@ -340,7 +340,7 @@ def write_answers(plan: Bisection) -> None:
     replace_file(plan.file, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def compared(plan: Bisection, name: str, runs: int, lock: int) -> Answer:
+def compared(plan: Bisection, name: str, runs: int, lock: int) -> MeasuredComparison:
     """Return what one comparison says.
 
     Raises:
@@ -370,9 +370,8 @@ def _session(argv: Sequence[str], plan: Bisection, lock: int) -> tuple[int, str]
     Raises:
         StoppedError: pytest cannot be started.
     """
-    log = plan.file.with_suffix(".log")
     parent = os.getpid()
-    with log.open("w+b") as file:
+    with tempfile.TemporaryFile() as file:
         try:
             process = start_in_new_session(
                 argv, cwd=plan.root, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, pass_fds=(lock,),
@@ -386,35 +385,38 @@ def _session(argv: Sequence[str], plan: Bisection, lock: int) -> tuple[int, str]
             process.terminate()
             process.wait()
             raise
-        return code, _all_of(file)
+        file.seek(0)
+        return code, file.read().decode("utf-8", "replace")
 
 
-def _all_of(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode("utf-8", "replace")
-
-
-def _answer(plan: Bisection, name: str, code: int, printed: str) -> tuple[Answer | None, tuple[str, str]]:
+def _answer(
+    plan: Bisection, name: str, code: int, printed: str
+) -> tuple[MeasuredComparison | None, tuple[str, str]]:
     """Return what a session measured, or that B cannot be, else the outcome and text of what is wrong with either side."""
     paths = re.findall(r"^the same for programs: (.+)$", printed, re.MULTILINE)
     if not paths:
         said = [line.removeprefix("ERROR: ") for line in printed.splitlines() if line.startswith("ERROR: ")]
         text = " ".join(said) or f"pytest ended with exit code {code}: {' '.join(printed.split())[-500:]}"
         if code == 4 and f"--mlhpc-against {name}" in text:
-            return Answer(name, skipped=text.rpartition(f"{plan.command[3]}: ")[2]), ("", "")
-        return None, ("", f"{text}; all that pytest said is in {plan.file.with_suffix('.log')}")
+            return MeasuredComparison(name, skipped=text.rpartition(f"{plan.command[3]}: ")[2]), ("", "")
+        log = plan.file.with_suffix(".log")
+        replace_file(log, printed, follow=False)
+        return None, ("", f"{text}; all that pytest said is in {log}")
     content = read_json(Path(paths[-1]).read_bytes())
     metric = plan.loss.shift.key.metric
     for test in content["tests"]:
         for result in test["results"]:
             if result["metric"] == metric and result["change"] is not None and result["noise"] is not None:
                 mean = -math.log1p(result["change"])
-                return Answer(name, result["runs"], mean, result["noise"], result["first"]), ("", "")
+                return MeasuredComparison(name, result["runs"], mean, result["noise"], result["first"]), (
+                    "",
+                    "",
+                )
     failure = next(
         iter(content["failures"]), {"outcome": "no_result", "text": f"nothing was compared by {metric}"}
     )
     outcome, text = failure["outcome"], failure["text"]
     of_machine = outcome in INFRASTRUCTURE and outcome not in _OF_SOFTWARE
     if "(A):" not in text and not of_machine and outcome != "cancelled":
-        return Answer(name, skipped=f"{outcome}: {text}"), ("", "")
+        return MeasuredComparison(name, skipped=f"{outcome}: {text}"), ("", "")
     return None, (outcome, text)

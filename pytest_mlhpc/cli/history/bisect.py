@@ -33,10 +33,10 @@ from pytest_mlhpc.judge.bisecting import SURE, Posterior
 from pytest_mlhpc.judge.changes import find_all
 from pytest_mlhpc.session.bisection import (
     UNKNOWN,
-    Answer,
     Bisection,
     Candidates,
-    Loss,
+    LevelLoss,
+    MeasuredComparison,
     StoppedError,
     compared,
     find_candidates,
@@ -156,7 +156,7 @@ def command(
 
 def _chosen(
     found: Sequence[Series], query: NightlyQuery, since_ns: int, state_dir: Path
-) -> tuple[WatchedSeries, Loss]:
+) -> tuple[WatchedSeries, LevelLoss]:
     """Return the one series of *found* with a loss, and its newest one.
 
     Raises:
@@ -194,7 +194,7 @@ def _chosen(
     )
 
 
-def _record(state_dir: Path, loss: Loss) -> Record:
+def _record(state_dir: Path, loss: LevelLoss) -> Record:
     """Return the record of the bad night, which says how pytest was called.
 
     Raises:
@@ -262,13 +262,13 @@ def _most_runs(text: str, series: Series) -> int:
     return int(limit.hours / hours)
 
 
-def _pytest(record: Record, loss: Loss, state_dir: Path) -> tuple[str, ...]:
+def _pytest(record: Record, loss: LevelLoss, state_dir: Path) -> tuple[str, ...]:
     place = f"{loss.bad.system}:{loss.bad.partition}"
     fixed = ("-p", "no:cacheprovider", f"--mlhpc-system={place}", f"--mlhpc-state={state_dir.resolve()}")
     return (sys.executable, "-m", "pytest", record.node_id, *fixed, *record.options)
 
 
-def _noise(watched: WatchedSeries, loss: Loss) -> float:
+def _noise(watched: WatchedSeries, loss: LevelLoss) -> float:
     """Return the deviation of the difference of two nights as a share of their level: that of the nights before the loss, as MAD is scaled."""
     before = [
         point.value for point in watched.series.points if point.night.created_ns < loss.shift.first.created_ns
@@ -354,7 +354,7 @@ def _unsettable(candidates: Candidates) -> list[str]:
     return [f"cannot be set: {cause}" for cause in candidates.unsettable]
 
 
-def _progress(plan: Bisection, answer: Answer) -> str:
+def _progress(plan: Bisection, answer: MeasuredComparison) -> str:
     number = len(plan.answers)
     if answer.skipped:
         return f"comparison {number}: {_short(answer.against)} is skipped: {answer.skipped}"
