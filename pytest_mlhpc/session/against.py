@@ -55,6 +55,9 @@ _OUTER_LAUNCHERS = frozenset({"mpirun", "poprun"})
 #: What to do instead of a second image in a pod: its agent, and the devices, belong to one container (docs/decisions/against.md).
 _POD_IMAGE = "compare variables.NAME=VALUE or rev=REVISION, or two sessions on nodes of one node_selector"
 
+#: Why no revision can be compared: all would be the same.
+NOTHING_OF_CHECKOUT = "nothing that it runs comes from the checkout"
+
 _VERDICTS = {
     PairedVerdict.WORSE: Verdict.REGRESSED,
     PairedVerdict.BETTER: Verdict.IMPROVED,
@@ -127,7 +130,7 @@ def second_side(spec: JobSpec, against: Against) -> JobSpec:
     if partition.scheduler == "kubernetes":
         check_size({**spec.files, **{f"B/{name}": source for name, source in other.files.items()}}, partition)
     if _started_with(other) == _started_with(spec):
-        what = "nothing that it runs comes from the checkout" if against.rev else f"{against} is what it has"
+        what = NOTHING_OF_CHECKOUT if against.rev else f"{against} is what it has"
         raise SoftwareError("against", f"both sides are the same: {what}")
     if spec.launcher in _OUTER_LAUNCHERS and _software(spec) != _software(other):
         raise SoftwareError(

@@ -26,7 +26,8 @@ from pytest_mlhpc.judge import bisecting
 from pytest_mlhpc.judge.bisecting import PairedEvidence, Posterior
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.processes import die_with_parent, start_in_new_session
-from pytest_mlhpc.session.revision import Revision, find_revision, git, text_of
+from pytest_mlhpc.session.against import NOTHING_OF_CHECKOUT
+from pytest_mlhpc.session.revision import WITHOUT_REVISION, Revision, find_revision, git, text_of
 from pytest_mlhpc.store.locations import replace_file
 from pytest_mlhpc.store.record import INFRASTRUCTURE, SeriesKey
 from pytest_mlhpc.store.text import count, minutes, one_line, tell
@@ -169,9 +170,9 @@ def _commits(loss: LevelLoss, root: Path, good: str, bad: str) -> tuple[str, lis
             f"commit {before.commit[:12]} of the last good night is not among the ancestors of {short}: {why}; or name one by --good"
         )
     listed = git(
-        top, "log", "--first-parent", "--reverse", "--format=%H%x00%P%x00%an%x00%s", f"{before.commit}..{after.commit}"
+        top, "log", "--no-show-signature", "--first-parent", "--reverse", "--format=%H%x00%P%x00%an%x00%s", f"{before.commit}..{after.commit}"
     )  # fmt: skip
-    lines = [line.split("\0") for line in text_of(listed).splitlines()]
+    lines = [line.split("\0") for line in text_of(listed).split("\n")]
     return before.commit, [_commit(top, *line) for line in lines], ""
 
 
@@ -275,6 +276,12 @@ class Bisection:
         """Comparisons that can be made as far as one knows."""
         skipped = {one.against for one in self.answers if one.skipped}
         return {name: who for name, who in self.candidates.possible.items() if name not in skipped}
+
+    def skip(self, name: str, why: str) -> tuple[MeasuredComparison, ...]:
+        """Return what is skipped because *name* is: all revisions, where the reason is that of no revision in particular."""
+        every = any(text in why for text in (NOTHING_OF_CHECKOUT, WITHOUT_REVISION))
+        names = [one for one in self.possible if every and one.startswith("rev=")]
+        return tuple(MeasuredComparison(one, skipped=why) for one in dict.fromkeys((name, *names)))
 
     @property
     def evidence(self) -> list[PairedEvidence]:

@@ -46,6 +46,8 @@ _LOCATIONS = (
     "GIT_PREFIX",
     "GIT_OBJECT_DIRECTORY",
 )
+#: Why a test has no revision at all.
+WITHOUT_REVISION = "programs have a revision, and trainings of your own modules on nodes"
 _SUBMODULE = b"160000 "
 _GLOB = re.compile(r"[*?\[]")
 
@@ -281,7 +283,7 @@ def at_revision(
     """
     if spec.workload != "command" and (not spec.module or spec.target.partition.scheduler == "kubernetes"):
         whose = f"in the pods' payload ({spec.module})" if spec.module else "the installed pytest-mlhpc's"
-        text = f"its code is {whose}; programs have a revision, and trainings of your own modules on nodes"
+        text = f"its code is {whose}; {WITHOUT_REVISION}"
         raise SoftwareError("against", text)
     moved = Paths(revision, revision.trees[str(root)])
     other = replace(

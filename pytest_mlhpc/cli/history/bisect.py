@@ -168,6 +168,11 @@ def _chosen(
     watched = [with_causes(one, change, known) for one, change in zip(parts, changes, strict=True)]
     losses = [(one, loss) for one in watched if (loss := newest_loss(one, since_ns))]
     if len(losses) == 1:
+        ((_, loss),) = losses
+        if not min(loss.shift.before, loss.shift.after) > 0:
+            raise UsageError(
+                f"a level of {min(loss.shift.before, loss.shift.after):g} has no ratio to another: only figures above 0 are compared"
+            )
         return losses[0]
     if losses:
         names = "; ".join(
@@ -265,7 +270,13 @@ def _most_runs(text: str, series: Series) -> int:
 def _pytest(record: Record, loss: LevelLoss, state_dir: Path) -> tuple[str, ...]:
     place = f"{loss.bad.system}:{loss.bad.partition}"
     fixed = ("-p", "no:cacheprovider", f"--mlhpc-system={place}", f"--mlhpc-state={state_dir.resolve()}")
-    return (sys.executable, "-m", "pytest", record.node_id, *fixed, *record.options)
+    given = list(record.options)
+    if given[-2:] == [
+        "-o",
+        "mlhpc_here=true",
+    ]:  # that night ran inside a job; a comparison asks for one of its own
+        del given[-2:]
+    return (sys.executable, "-m", "pytest", record.node_id, *fixed, *given)
 
 
 def _noise(watched: WatchedSeries, loss: LevelLoss) -> float:
@@ -309,7 +320,8 @@ def _run(plan: Bisection, lock: int) -> CommandReport:
         except StoppedError as error:
             text = f"{error}\nWhat was measured is in {plan.file}: the same command goes on.\n"
             return CommandReport(text, {**_json(plan, "stopped"), "why": str(error)}, error.code)
-        plan = replace(plan, answers=(*plan.answers, answer))
+        new = plan.skip(name, answer.skipped) if answer.skipped else (answer,)
+        plan = replace(plan, answers=(*plan.answers, *new))
         write_answers(plan)
         tell(_progress(plan, answer))
 
@@ -346,6 +358,11 @@ def _plan_text(plan: Bisection) -> str:
     return "".join(map(rendering.line, lines))
 
 
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def _short(against: str) -> str:
     return against[:16] if against.startswith("rev=") else against
 
@@ -368,7 +385,11 @@ def _report(plan: Bisection, how: str) -> CommandReport:
     """Return the answer. A bisection that ends has no state; one whose budget is spent goes on with a larger one."""
     now = plan.now
     lines = {"named": _named, "none": _none, "untold": _untold, "budget": _budget}[how](plan, now)
-    lines += [f"skipped: {_short(one.against)}: {one.skipped}" for one in plan.answers if one.skipped]
+    skipped: dict[str, list[str]] = {one.skipped: [] for one in plan.answers if one.skipped}
+    for one in plan.answers:
+        if one.skipped:
+            skipped[one.skipped].append(_short(one.against))
+    lines += [f"skipped: {_some(names)}: {why}" for why, names in skipped.items()]
     if how != "budget":
         for suffix in (".json", ".log"):
             plan.file.with_suffix(suffix).unlink(missing_ok=True)

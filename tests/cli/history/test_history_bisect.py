@@ -384,6 +384,31 @@ def test_a_damaged_file_of_answers_is_said_and_all_is_measured_again(slowed, mlh
     assert printed.out.startswith(f"commit {culprit[:12]} ")
 
 
+def test_a_test_that_has_nothing_of_the_checkout_is_not_tried_with_each_commit(world, mlhpc):
+    world.checkout.write(
+        "test_suite.py", SUITE.replace('"kernel.py"], RATE, files=["kernel.py"]', '"-c", "print(1)"], RATE')
+    )
+    good = world.commit(GOOD, "start")
+    world.commit(GOOD, "one")
+    world.nights(good, world.commit(BAD, "two"))
+    out = mlhpc("history", "bisect", "test_kernel", code=1).out
+    (skipped,) = [line for line in out.splitlines() if line.startswith("skipped: ")]
+    assert skipped.count("rev=") == 2
+    assert skipped.endswith("both sides are the same: nothing that it runs comes from the checkout")
+    assert world.left() == []
+
+
+def test_a_hostile_subject_is_one_line(world, mlhpc):
+    good = world.commit(GOOD, "start")
+    bad = world.commit(BAD, "slower")
+    world.checkout.git("commit", "-q", "--amend", "-m", "a\u2028b\x0bc\x1b[31m")
+    bad = world.checkout.git("rev-parse", "HEAD")
+    world.nights(good, bad)
+    out = mlhpc("history", "bisect", "test_kernel", "--dry-run").out
+    assert f"1 commit: {bad[:12]} to {bad[:12]}" in out
+    assert "\x1b" not in out
+
+
 # --- refused before anything runs
 
 
@@ -417,6 +442,7 @@ def test_what_cannot_be_asked_is_refused_with_what_would_do(slowed, mlhpc, words
 @pytest.mark.parametrize(
     ("figures", "why"),
     [
+        ([*quiet(5, GOOD), 0.0, 0.0, 0.0, 0.0, 0.0], "a level of 0 has no ratio to another"),
         ([100.0, 90.0, 90.0], "3 nights of it are watched, and a level change needs 4: 1 night missing"),
         (quiet(10), "its level has not changed in 10 nights"),
         ([*quiet(5, BAD), *quiet(5, GOOD, 2)], "its level changed, but not for the worse"),
