@@ -47,6 +47,8 @@ _OF_SOFTWARE = {
 }
 
 
+#: The session ended, and says nothing of either side.
+_GIVEN_UP = {"cancelled", "detached"}
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
@@ -138,11 +140,8 @@ def _commits(loss: LevelLoss, root: Path, good: str, bad: str) -> tuple[str, lis
     first, last = good or loss.good.commit, bad or loss.bad.commit
     for text, night, option in ((first, loss.good, "--good"), (last, loss.bad, "--bad")):
         if not text:
-            return (
-                "",
-                [],
-                f"the record of {minutes(night.created_ns)} has no commit; {option} REVISION names one",
-            )
+            why = f"the record of {minutes(night.created_ns)} has no commit; {option} REVISION names one"
+            return "", [], why
     if first == last:
         return "", [], f"both nights ran commit {first[:12]}"
     before = _found(root, first, f"the last good night, {minutes(loss.good.created_ns)},", good)
@@ -161,11 +160,8 @@ def _commits(loss: LevelLoss, root: Path, good: str, bad: str) -> tuple[str, lis
         )
     if git(top, "merge-base", "--is-ancestor", before.commit, after.commit).returncode:
         shallow = text_of(git(top, "rev-parse", "--is-shallow-repository")) == "true"
-        why = (
-            "the clone is shallow: run `git fetch --unshallow`"
-            if shallow
-            else "the branch was rewritten since"
-        )
+        deepen = "the clone is shallow: run `git fetch --unshallow`"
+        why = deepen if shallow else "the branch was rewritten since"
         raise UsageError(
             f"commit {before.commit[:12]} of the last good night is not among the ancestors of {short}: {why}; or name one by --good"
         )
@@ -415,15 +411,13 @@ def _answer(
         for result in test["results"]:
             if result["metric"] == metric and result["change"] is not None and result["noise"] is not None:
                 mean = -math.log1p(result["change"])
-                return MeasuredComparison(name, result["runs"], mean, result["noise"], result["first"]), (
-                    "",
-                    "",
-                )
+                runs, noise, first = result["runs"], result["noise"], result["first"]
+                return MeasuredComparison(name, runs, mean, noise, first), ("", "")
     failure = next(
         iter(content["failures"]), {"outcome": "no_result", "text": f"nothing was compared by {metric}"}
     )
     outcome, text = failure["outcome"], failure["text"]
     of_machine = outcome in INFRASTRUCTURE and outcome not in _OF_SOFTWARE
-    if "(A):" not in text and not of_machine and outcome != "cancelled":
+    if "(A):" not in text and not of_machine and outcome not in _GIVEN_UP:
         return MeasuredComparison(name, skipped=f"{outcome}: {text}"), ("", "")
     return None, (outcome, text)

@@ -6,6 +6,7 @@ that a bisection that was ended goes on where it was. The statistics are in ``ju
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import shlex
@@ -148,7 +149,8 @@ def command(
             return _run(plan, lock)
         finally:
             if not file.exists():  # there is nothing to go on with
-                lock_file.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another user's, in a shared folder
+                    lock_file.unlink(missing_ok=True)
 
 
 # --- what is asked for
@@ -270,20 +272,17 @@ def _most_runs(text: str, series: Series) -> int:
 def _pytest(record: Record, loss: LevelLoss, state_dir: Path) -> tuple[str, ...]:
     place = f"{loss.bad.system}:{loss.bad.partition}"
     fixed = ("-p", "no:cacheprovider", f"--mlhpc-system={place}", f"--mlhpc-state={state_dir.resolve()}")
-    given = list(record.options)
-    if given[-2:] == [
-        "-o",
-        "mlhpc_here=true",
-    ]:  # that night ran inside a job; a comparison asks for one of its own
-        del given[-2:]
+    inside = ("-o", "mlhpc_here=true")  # that night ran in a job; a comparison asks for one of its own
+    given = record.options[:-2] if record.options[-2:] == inside else record.options
     return (sys.executable, "-m", "pytest", record.node_id, *fixed, *given)
 
 
 def _noise(watched: WatchedSeries, loss: LevelLoss) -> float:
     """Return the deviation of the difference of two nights as a share of their level: that of the nights before the loss, as MAD is scaled."""
     before = [
-        point.value for point in watched.series.points if point.night.created_ns < loss.shift.first.created_ns
-    ]
+        point.value for point in watched.series.points
+        if point.night.created_ns < loss.shift.first.created_ns and math.isfinite(point.value)
+    ]  # fmt: skip
     return math.sqrt(2) * 1.4826 * statistics.median(abs(value / loss.shift.before - 1) for value in before)
 
 

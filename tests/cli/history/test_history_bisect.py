@@ -243,6 +243,26 @@ def test_a_commit_that_cannot_run_is_skipped_and_named(world, mlhpc, more, why):
     assert world.left() == []
 
 
+def test_a_commit_that_does_not_build_is_skipped_and_named(world, mlhpc):
+    """The build copies the program, unless its source says that it cannot."""
+    built = 'made = build("sh build.sh", files=["build.sh", "kernel.py"])\n\n@program'
+    suite = SUITE.replace("@FOLDER@", str(world.folder)).replace("Metric, program", "Metric, build, program")
+    suite = suite.replace("@program", built).replace(
+        '"kernel.py"], RATE, files=["kernel.py"]', '"{made}/built.py"], RATE'
+    )
+    world.checkout.write("test_suite.py", suite.replace("(run)", "(run, made)"))
+    world.checkout.write("build.sh", "cp kernel.py built.py")
+    good = world.commit(GOOD, "start")
+    world.checkout.write("build.sh", "exit 1")
+    broken = world.commit(BAD, "broken")
+    world.checkout.write("build.sh", "cp kernel.py built.py")
+    world.nights(good, world.commit(BAD, "repaired"))
+    out = mlhpc("history", "bisect", "test_kernel").out
+    assert out.splitlines()[0] == "one of 2 candidates, which no comparison tells apart:"
+    assert f"skipped: rev={broken[:12]}: build_failed: " in out
+    assert world.left() == []
+
+
 def test_a_merge_is_named_with_how_to_look_into_it(world, mlhpc):
     good = world.commit(GOOD, "start")
     world.checkout.git("checkout", "-q", "-b", "side")
