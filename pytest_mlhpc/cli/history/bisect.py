@@ -137,13 +137,19 @@ def command(
         return _nothing_to_try(plan)
     if dry_run:
         return CommandReport(_plan_text(plan), _json(plan, "planned"))
+    return _locked_run(plan, state_dir)
+
+
+def _locked_run(plan: Bisection, state_dir: Path) -> CommandReport:
+    """Run the comparisons, from what was measured before on; no other process may bisect the same loss meanwhile."""
+    file = plan.file
     busy = StoreError(
         f"{file}: another `mlhpc history bisect` of this loss is at work; wait until it has ended"
     )
     lock_file = file.with_suffix(".lock")
     with locked_file(lock_file, state_dir, busy) as lock:
         try:
-            plan = replace(plan, answers=read_answers(file, candidates))
+            plan = replace(plan, answers=read_answers(file, plan.candidates))
             _refuse_small(plan)
             tell(_plan_text(plan).rstrip())
             return _run(plan, lock)
