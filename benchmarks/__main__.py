@@ -33,6 +33,7 @@ SCRIPTS = {
     "history": "Change points over nights (simulation, labelled series)",
     "verdicts": "The verdict of the morning on real noise",
     "against": "A against B, simulated and on a real cluster of `ci/slurm`",
+    "bisect": "Which commit made a loss: `mlhpc history bisect`, simulated",
     "sensitivity": "What `mlhpc history sensitivity` predicts, on real noise",
     "kubernetes": "Kubernetes, on a real cluster of `ci/kubernetes`",
     "report_page": "The report, 288 rows and 200,000 figures in Chromium",

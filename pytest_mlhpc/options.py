@@ -87,7 +87,7 @@ def add(parser: pytest.Parser) -> None:
             help="another value than systems.yaml's for this session, such as slurm.reservation=maint42; may be given several times")  # fmt: skip
     add_one("--mlhpc-against", action="append", metavar="WHAT=VALUE",
             help="compare what is selected (A) with another side (B) on the same nodes, run in turns: environment=NAME, "
-            "rev=REVISION, image=IMAGE or variables.NAME=VALUE; precision=1%%: ends once no difference as large is left (default: 1.5%%)")  # fmt: skip
+            "rev=REVISION, image=IMAGE or variables.NAME=VALUE; precision=1%%: ends once no difference as large is left (default: 1.5%%); runs=12: at most so many (default: 30)")  # fmt: skip
     add_one("--mlhpc-each-node", metavar="WHICH", nargs="?", const="idle",
             help="run tests of one node once on each: idle (default), all, a reservation, or a host list such as node[1-9]")  # fmt: skip
     add_one("--mlhpc-baseline", choices=BASELINE,

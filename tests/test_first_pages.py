@@ -63,13 +63,16 @@ class Reader:
 
 
 def plain(text):
-    """Return *text* without what differs between runs: numbers, and how wide a column is for them."""
+    """Return *text* without what differs between runs: numbers, commits, and how wide a column is for them."""
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "DATE", text)
+    text = re.sub(r"\b[0-9a-f]{12}\b", "COMMIT", text)
     return re.sub(r"[\s=_-]+", " ", re.sub(r"[+-]?\d[\d.]*(e[+-]\d+)?", "0", text)).strip()
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/coming-from.md", "docs/against.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/tutorial.md", "docs/coming-from.md", "docs/against.md", "docs/bisect.md"]
+)
 def test_a_page_holds(tmp_path, page):
     reader = Reader(tmp_path)
     blocks = _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))

@@ -7,9 +7,7 @@ What happened to incidents is written into the book in the same step, and from t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +19,12 @@ from pytest_mlhpc.errors import MlhpcError, StoreError
 from pytest_mlhpc.history.events import append_journal
 from pytest_mlhpc.node.files import read_json, sync_folder
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
-from pytest_mlhpc.store.locations import is_shared, make_directories, open_regular, replace_file
+from pytest_mlhpc.store.locations import locked_file, open_regular, replace_file
 
 #: A larger file is no book of ours: thousands of open incidents are a few MB.
 MAX_BYTES = 64 << 20
 #: How long another process may hold the book, in seconds: it sends, and each channel has its own limit.
 PATIENCE_S = 60.0
-#: How often it is looked whether the other is done, in seconds; flock(2) with a time limit does not exist.
-_LOOK_S = 0.1
 
 
 class BusyError(MlhpcError):
@@ -112,33 +108,9 @@ def locked(state_dir: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
         StoreError: the folder cannot be used.
     """
     path = book_path(state_dir).with_name("lock")
-    try:
-        make_directories(path.parent, state_dir)
-        mode = 0o664 if is_shared(state_dir) else 0o644
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be used: {error.strerror}") from error
-    try:
-        _lock(descriptor, path, patience_s)
+    busy = BusyError(f"{path}: another mlhpc alert send, ack or mute is at work; try again when it is done")
+    with locked_file(path, state_dir, busy, patience_s):
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path, patience_s: float) -> None:
-    until = time.monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                text = f"{path}: another mlhpc alert send, ack or mute is at work; try again when it is done"
-                raise BusyError(text) from None
-            time.sleep(_LOOK_S)
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be locked: {error.strerror}") from error
-        else:
-            return
 
 
 #: A message that could not be sent for so long helps nobody any more.

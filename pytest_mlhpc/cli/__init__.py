@@ -28,7 +28,7 @@ COMMANDS = {
     "systems": "list, show, check and add the systems of systems.yaml",
     "check": "is all that tests declare valid on every system?",
     "baseline": "show, compare, accept and propose accepted values",
-    "history": "one benchmark over nights; what changed, how small a loss is found, events",
+    "history": "one benchmark over nights; what changed, what made it slower, how small a loss is found, events",
     "compare": "one table of the same benchmarks on several systems",
     "records": "list, show, add up, check and push what was recorded",
     "alert": "tell what is new, worse, over or missing; list, acknowledge and mute",

@@ -45,33 +45,38 @@ def parse(texts: Sequence[str]) -> dict[str, str]:
 
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Keys that say how long it is compared, not with what.
+_TERMS: Final = frozenset({"precision", "runs"})
 _PERCENT: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%")
 
 
 @dataclass(frozen=True)
 class Against:
-    """What B of ``--mlhpc-against`` has instead of A's; empty: the same. ``precision`` is a share, None: the usual."""
+    """What B of ``--mlhpc-against`` has instead of A's; empty: the same. ``precision`` is a share, None: the usual; so are ``runs``."""
 
     environment: str = ""
     rev: str = ""  #: a git revision (``session/revision.py``)
     image: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     precision: float | None = None
+    runs: int | None = None  #: most runs, both sides together
 
     def __str__(self) -> str:
         """Return what differs as it was given; of a variable that may be a secret, the name alone."""
-        return ", ".join(word for word in self.values if not word.startswith("precision="))
+        return ", ".join(word for word in self.values if not word.startswith(("precision=", "runs=")))
 
     @property
     def values(self) -> tuple[str, ...]:
         """The values of the option, of a variable that may be a secret without its value."""
         shown = {name: "***" if may_be_secret(name) else text for name, text in self.variables.items()}
         precision = [f"precision={100 * self.precision:g}%"] if self.precision is not None else []
+        runs = [f"runs={self.runs}"] if self.runs is not None else []
         named = (("environment", self.environment), ("rev", self.rev), ("image", self.image))
         return (
             *(f"{key}={text}" for key, text in named if text),
             *(f"variables.{name}={text}" for name, text in shown.items()),
             *precision,
+            *runs,
         )
 
 
@@ -85,18 +90,18 @@ def parse_against(texts: Sequence[str]) -> Against:
     for text in texts:
         key, equals, value = text.partition("=")
         kind, _, variable = key.partition(".")
-        known = ("environment", "rev", "image", "precision")
+        known = ("environment", "rev", "image", *_TERMS)
         good = _VARIABLE.fullmatch(variable) if kind == "variables" else key in known and value.strip()
         if not equals or not good or "\0" in value:
             hint = nearest(key, known)
             raise UsageError(
-                f"--mlhpc-against {text}: write environment=NAME, rev=REVISION, image=IMAGE, variables.NAME=VALUE or precision=1%"
+                f"--mlhpc-against {text}: write environment=NAME, rev=REVISION, image=IMAGE, variables.NAME=VALUE, precision=1% or runs=12"
                 + (f" (did you mean {hint}=...?)" if hint and hint != key else "")
             )
         if key in found:
             raise UsageError(f"--mlhpc-against {text}: {key} is {found[key]!r} already")
         found[key] = value
-    if not found.keys() - {"precision"}:
+    if not found.keys() - _TERMS:
         raise UsageError(f"--mlhpc-against {texts[0]}: say what differs, too, such as environment=NAME")
     variables = {
         name.partition(".")[2]: value for name, value in found.items() if name.startswith("variables.")
@@ -107,7 +112,9 @@ def parse_against(texts: Sequence[str]) -> Against:
         raise UsageError(
             f"--mlhpc-against {texts[0]}: environment= and {other}= exclude each other: B differs in one of them"
         )
-    return Against(environment, rev, image, variables, _precision(found.get("precision")))
+    return Against(
+        environment, rev, image, variables, _precision(found.get("precision")), _runs(found.get("runs"))
+    )
 
 
 def _precision(text: str | None) -> float | None:
@@ -119,6 +126,14 @@ def _precision(text: str | None) -> float | None:
             f"--mlhpc-against precision={text}: write a share above 0 and up to 50 %, such as 1%"
         )
     return float(match[1]) / 100
+
+
+def _runs(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,2}", text) or int(text) % 2 or not 4 <= int(text) <= 30:
+        raise UsageError(f"--mlhpc-against runs={text}: write an even number from 4 to 30")
+    return int(text)
 
 
 def neutral(overrides: Iterable[str]) -> bool:

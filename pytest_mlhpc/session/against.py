@@ -54,6 +54,9 @@ _OUTER_LAUNCHERS = frozenset({"mpirun", "poprun"})
 #: What to do instead of a second image in a pod: its agent, and the devices, belong to one container (docs/decisions/against.md).
 _POD_IMAGE = "compare variables.NAME=VALUE or rev=REVISION, or two sessions on nodes of one node_selector"
 
+#: Why no revision can be compared: all would be the same.
+NOTHING_OF_CHECKOUT = "nothing that it runs comes from the checkout"
+
 _VERDICTS = {
     PairedVerdict.WORSE: Verdict.REGRESSED,
     PairedVerdict.BETTER: Verdict.IMPROVED,
@@ -126,7 +129,7 @@ def second_side(spec: JobSpec, against: Against) -> JobSpec:
     if partition.scheduler == "kubernetes":
         check_size({**spec.files, **{f"B/{name}": source for name, source in other.files.items()}}, partition)
     if _started_with(other) == _started_with(spec):
-        what = "nothing that it runs comes from the checkout" if against.rev else f"{against} is what it has"
+        what = NOTHING_OF_CHECKOUT if against.rev else f"{against} is what it has"
         raise SoftwareError("against", f"both sides are the same: {what}")
     if spec.launcher in _OUTER_LAUNCHERS and _software(spec) != _software(other):
         raise SoftwareError(
@@ -179,16 +182,23 @@ def affordable_runs(specs: Sequence[JobSpec], settings: Settings) -> int:
             mine = [spec for spec in specs if spec.target.partition.id == partition.id]
             limit = parse_limit(partition.budget, f"systems.yaml: {partition.id}: budget")
             wanted.append((mine, limit))
-    for runs in range(MOST_RUNS, FEWEST_RUNS - 1, -2):
+    most, fewest = _bounds(settings.against or Against())
+    for runs in range(most, fewest - 1, -2):
         if not any(budget_refusal(_repeated(some, runs), limit) for some, limit in wanted):
             return runs
-    some, limit = next(one for one in wanted if budget_refusal(_repeated(one[0], FEWEST_RUNS), one[1]))
-    least = total_bound(_repeated(some, FEWEST_RUNS), 0, limit.unit)
+    some, limit = next(one for one in wanted if budget_refusal(_repeated(one[0], fewest), one[1]))
+    least = total_bound(_repeated(some, fewest), 0, limit.unit)
     raise UsageError(
-        f"a comparison needs at least {FEWEST_RUNS} runs of each test, which are {hours_text(least, limit.unit)} for "
+        f"a comparison needs at least {fewest} runs of each test, which are {hours_text(least, limit.unit)} for "
         f"{count(len(some), 'test')} at their time limits; the budget is {limit} ({limit.source}). Raise it to "
         f"{math.ceil(100 * least) / 100:g}, lower time_limit, or select fewer tests (-k)"
     )
+
+
+def _bounds(against: Against) -> tuple[int, int]:
+    """Return how many runs a comparison has at most, and the fewest after which anything could be said."""
+    most = MOST_RUNS if against.runs is None else against.runs
+    return most, min(FEWEST_RUNS, most)
 
 
 def _repeated(specs: Sequence[JobSpec], runs: int) -> list[JobSpec]:
@@ -200,7 +210,9 @@ def announcement(comparison: Comparison, jobs: Sequence[Job], runs: int) -> list
     jobs = [job for job in jobs if job.opponent is not None]
     one = hours_text(total_bound(_repeated([job.spec for job in jobs], runs), 0))
     cost = f", at most {one}" if any(is_charged(job.spec) for job in jobs) else ""
-    how = f"each in one allocation, A B B A in turns, {FEWEST_RUNS} to {runs} runs{cost}"
+    fewest = min(FEWEST_RUNS, runs)
+    many = f"{fewest} to {runs}" if fewest < runs else f"{runs}"
+    how = f"each in one allocation, A B B A in turns, {many} runs{cost}"
     lines = [f"A against B: B has {comparison.against}; {count(len(jobs), 'test')}, {how}"]
     return [*lines, comparison.revision.announcement] if comparison.revision is not None else lines
 
@@ -234,7 +246,8 @@ def opponents(specs: Sequence[JobSpec], settings: Settings, session_id: str) -> 
         )
     runs = affordable_runs([first for first, _ in pairs], settings)
     compared = {
-        first.node_id: Job(first, opponent=Opponent(other, runs, FEWEST_RUNS)) for first, other in pairs
+        first.node_id: Job(first, opponent=Opponent(other, runs, min(FEWEST_RUNS, runs)))
+        for first, other in pairs
     }
     return [{**before, **compared}[spec.node_id] for spec in specs], runs
 
@@ -432,10 +445,16 @@ def write(folder: Path, jobs: Iterable[Job], comparison: Comparison, state_dir: 
     Raises:
         StoreError: it cannot be written.
     """
+    ended = [(job.spec.node_id, job.outcome) for job in jobs if job.outcome is not None]
     tests = [
-        {"test": job.spec.node_id, "results": [_plain(one) for one in job.outcome.comparison]}
-        for job in jobs
-        if job.outcome is not None and job.outcome.comparison
+        {"test": test, "results": [_plain(one) for one in outcome.comparison]}
+        for test, outcome in ended
+        if outcome.comparison
+    ]
+    failures = [
+        {"test": test, "outcome": outcome.failure.outcome, "text": outcome.failure.text}
+        for test, outcome in ended
+        if outcome.failure is not None and not outcome.comparison
     ]
     content: Mapping[str, Any] = {
         "schema": 1,
@@ -446,6 +465,7 @@ def write(folder: Path, jobs: Iterable[Job], comparison: Comparison, state_dir: 
         "precision": comparison.precision,
         **_revisions(comparison.revision),
         "tests": tests,
+        "failures": failures,
     }
     path, new = folder / "against.json", folder / "against.json.new"
     try:

@@ -46,6 +46,8 @@ _LOCATIONS = (
     "GIT_PREFIX",
     "GIT_OBJECT_DIRECTORY",
 )
+#: Why a test has no revision at all.
+WITHOUT_REVISION = "programs have a revision, and trainings of your own modules on nodes"
 _SUBMODULE = b"160000 "
 _GLOB = re.compile(r"[*?\[]")
 
@@ -84,7 +86,7 @@ class Revision:
 # --- git
 
 
-def _git(folder: str, *arguments: str, limit_s: float = ASK_S) -> subprocess.CompletedProcess[bytes]:
+def git(folder: str, *arguments: str, limit_s: float = ASK_S) -> subprocess.CompletedProcess[bytes]:
     """Run git in *folder*, without hooks of the user's and without a question at the terminal.
 
     Raises:
@@ -101,7 +103,8 @@ def _git(folder: str, *arguments: str, limit_s: float = ASK_S) -> subprocess.Com
         raise UsageError(f"cannot start git: {error.strerror}") from error
 
 
-def _text(done: subprocess.CompletedProcess[bytes]) -> str:
+def text_of(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Return what git printed."""
     return os.fsdecode(done.stdout).strip()
 
 
@@ -121,16 +124,16 @@ def find_revision(root: Path, name: str, *, only: bool) -> Revision:
         UsageError: there is no such checkout or revision, it has submodules, or both sides are the same.
     """
     said = f"--mlhpc-against rev={name}"
-    found = _git(str(root), "rev-parse", "--show-toplevel")
+    found = git(str(root), "rev-parse", "--show-toplevel")
     if found.returncode:
         raise UsageError(f"{said}: {root} is in no git checkout: {_reason(found)}")
-    top = _text(found)
+    top = text_of(found)
     if not top.isprintable():
         raise UsageError(f"{said}: the path of the checkout {top!r} is no printable text; move the checkout")
-    given = _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    given = git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if given.returncode:
         raise UsageError(f"{said}: {_unknown(top, name)}")
-    commit = _text(given)
+    commit = text_of(given)
     if inside := _submodules(top, commit):
         names = ", ".join(inside[:5]) + (f" and {len(inside) - 5} more" if len(inside) > 5 else "")
         raise UsageError(
@@ -138,22 +141,22 @@ def find_revision(root: Path, name: str, *, only: bool) -> Revision:
             "environment=NAME"
         )
     # As `git describe --dirty`: logs and caches lie in many a checkout, and what is new counts once it is added.
-    dirty = bool(_git(top, "status", "--porcelain", "--untracked-files=no").stdout.strip())
-    head = _text(_git(top, "rev-parse", "HEAD"))
+    dirty = bool(git(top, "status", "--porcelain", "--untracked-files=no").stdout.strip())
+    head = text_of(git(top, "rev-parse", "HEAD"))
     if only and not dirty and commit == head:
         raise UsageError(
             f"{said}: both sides are the same: {commit[:12]} is checked out in {top}, without changes (new files count once "
             "they are added)"
         )
-    up = _text(_git(str(root), "rev-parse", "--show-cdup"))
+    up = text_of(git(str(root), "rev-parse", "--show-cdup"))
     as_pytest_says = os.path.normpath(root / up)
     return Revision(name, commit, top, tuple(dict.fromkeys((as_pytest_says, top))), head, dirty)
 
 
 def _unknown(top: str, name: str) -> str:
-    refs = _text(_git(top, "for-each-ref", "--format=%(refname:short)")).split()
+    refs = text_of(git(top, "for-each-ref", "--format=%(refname:short)")).split()
     hint = did_you_mean(name, refs)
-    shallow = _text(_git(top, "rev-parse", "--is-shallow-repository")) == "true"
+    shallow = text_of(git(top, "rev-parse", "--is-shallow-repository")) == "true"
     more = (
         "; the clone is shallow: run `git fetch --unshallow` (in GitLab CI: GIT_DEPTH: 0)" if shallow else ""
     )
@@ -161,7 +164,7 @@ def _unknown(top: str, name: str) -> str:
 
 
 def _submodules(top: str, commit: str) -> list[str]:
-    lines = _git(top, "ls-tree", "-r", "-z", commit).stdout.split(b"\0")
+    lines = git(top, "ls-tree", "-r", "-z", commit).stdout.split(b"\0")
     return [os.fsdecode(line.partition(b"\t")[2]) for line in lines if line.startswith(_SUBMODULE)]
 
 
@@ -191,7 +194,7 @@ def _new_tree(revision: Revision, folder: Path) -> str:
     make_session_directory(folder)
     write_private(folder / "repository", revision.top + "\n")  # first: who removes it asks that repository
     tree = str(folder / "tree")
-    done = _git(revision.top, "worktree", "add", "--detach", tree, revision.commit, limit_s=WRITE_S)
+    done = git(revision.top, "worktree", "add", "--detach", tree, revision.commit, limit_s=WRITE_S)
     if done.returncode:
         raise UsageError(_reason(done))
     return tree
@@ -199,13 +202,13 @@ def _new_tree(revision: Revision, folder: Path) -> str:
 
 def _forget_lost(top: str) -> None:
     """Remove what git knows of worktrees of ours whose folders are gone, as of a state directory that was removed by hand."""
-    for line in os.fsdecode(_git(top, "worktree", "list", "--porcelain").stdout).splitlines():
+    for line in os.fsdecode(git(top, "worktree", "list", "--porcelain").stdout).splitlines():
         path = Path(line.removeprefix("worktree "))
         ours = (
             path.name == "tree" and path.parent.parent.name == FOLDER and _SESSION.fullmatch(path.parent.name)
         )
         if line.startswith("worktree ") and ours and not os.path.lexists(path):
-            _git(top, "worktree", "remove", "--force", "--force", str(path))
+            git(top, "worktree", "remove", "--force", "--force", str(path))
 
 
 def remove(folder: Path) -> str:
@@ -216,7 +219,7 @@ def remove(folder: Path) -> str:
         top = ""  # the session died before it wrote anything else
     if os.path.isdir(top):  # noqa: PTH112 - Path's raises for a closed folder
         try:
-            _git(top, "worktree", "remove", "--force", "--force", str(folder / "tree"), limit_s=WRITE_S)
+            git(top, "worktree", "remove", "--force", "--force", str(folder / "tree"), limit_s=WRITE_S)
         except UsageError as error:
             return str(error)
     try:
@@ -280,7 +283,7 @@ def at_revision(
     """
     if spec.workload != "command" and (not spec.module or spec.target.partition.scheduler == "kubernetes"):
         whose = f"in the pods' payload ({spec.module})" if spec.module else "the installed pytest-mlhpc's"
-        text = f"its code is {whose}; programs have a revision, and trainings of your own modules on nodes"
+        text = f"its code is {whose}; {WITHOUT_REVISION}"
         raise SoftwareError("against", text)
     moved = Paths(revision, revision.trees[str(root)])
     other = replace(
@@ -411,7 +414,7 @@ class Paths:
         new = os.path.normpath(f"{self.tree}/{inside}")
         if os.path.lexists(f"{self.tree}/{plain}"):
             return new
-        listed = _git(
+        listed = git(
             self._revision.top, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", f":(top,literal){plain}"
         )  # fmt: skip
         if listed.stdout:

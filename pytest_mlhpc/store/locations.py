@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -65,6 +66,48 @@ def index_path(state_dir: Path, mounts: Path = MOUNTS) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:16]
     return cache / "mlhpc" / f"index-v{VERSION}-{name}.sqlite"
+
+
+#: How often it is looked whether the other is done, in seconds; flock(2) with a time limit does not exist.
+_LOOK_S = 0.1
+
+
+@contextlib.contextmanager
+def locked_file(path: Path, root: Path, busy: Exception, patience_s: float = 0.0) -> Iterator[int]:
+    """Keep the file *path* below *root* for this process; the kernel frees it with its holder, however that dies.
+
+    Its descriptor is yielded: a child that inherits it holds the lock as well.
+
+    Raises:
+        StoreError: the folder cannot be used.
+        busy: another process has it, and does not let go within *patience_s* seconds.
+    """
+    try:
+        make_directories(path.parent, root)
+        mode = 0o664 if is_shared(root) else 0o644
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be used: {error.strerror}") from error
+    try:
+        _lock(descriptor, path, busy, patience_s)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, busy: Exception, patience_s: float) -> None:
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise busy from None
+            time.sleep(_LOOK_S)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be locked: {error.strerror}") from error
+        else:
+            return
 
 
 #: A temporary file that is this old (s) was left by a writer that was killed: no writing of ours takes minutes, and an

@@ -29,6 +29,7 @@ from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Mute, Pending
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.history import events
 from pytest_mlhpc.history.events import JournalEntry, journal_entry_of, journal_files
+from pytest_mlhpc.store import locations
 from pytest_mlhpc.store.store import read_lines
 
 
@@ -190,7 +191,7 @@ def test_a_command_that_is_killed_at_any_line_leaves_each_change_once_in_the_jou
             book = read_book(state_dir, pytest.fail)
             write_with_journal(state_dir, replace(book, last_ns=1, journal=(*book.journal, *entries)))
 
-    traced = {books.__file__, events.__file__}
+    traced = {books.__file__, events.__file__, locations.__file__}
     numbers = moments(traced, tmp_path, lambda: work(tmp_path / "first", *made[:2]))
     assert len(numbers) > 5
     for number in numbers:

@@ -79,6 +79,13 @@ def test_what_is_not_known_after_all_runs_is_unclear_and_passes_with_a_warning(s
     assert len(ended(suite)) == 30
 
 
+def test_no_more_runs_are_made_than_are_asked_for(suite):
+    arrange(suite, old=100, noise=0.2)
+    options = (OLD, "--mlhpc-against=precision=0.01%", "--mlhpc-against=runs=4")
+    suite.run(*options).expect(0, "*in turns, 4 runs", "*test_speed*unclear", passed=1)
+    assert len(ended(suite)) == 4
+
+
 def test_a_run_that_goes_before_is_made_once_for_both_sides(suite):
     arrange(
         suite,
@@ -139,15 +146,17 @@ def test_a_secret_is_in_no_record_and_on_no_page(suite):
         (["enviroment=old"], "did you mean environment=...?"),
         (
             ["environment="],
-            "write environment=NAME, rev=REVISION, image=IMAGE, variables.NAME=VALUE or precision=1%",
+            "write environment=NAME, rev=REVISION, image=IMAGE, variables.NAME=VALUE, precision=1% or runs=12",
         ),
         (
             ["variables.A B=1"],
-            "write environment=NAME, rev=REVISION, image=IMAGE, variables.NAME=VALUE or precision=1%",
+            "write environment=NAME, rev=REVISION, image=IMAGE, variables.NAME=VALUE, precision=1% or runs=12",
         ),
         (["environment=old", "environment=same"], "environment is 'old' already"),
         (["precision=1%"], "say what differs, too"),
         (["environment=old", "precision=0%"], "write a share above 0 and up to 50 %, such as 1%"),
+        (["environment=old", "runs=7"], "runs=7: write an even number from 4 to 30"),
+        (["environment=old", "runs=32"], "runs=32: write an even number from 4 to 30"),
     ],
 )
 @pytest.mark.parametrize("collect", [(), ("--collect-only",)], ids=["run", "collect"])

@@ -9,6 +9,7 @@ command = LazyGroup(
     summaries={
         "show": "one benchmark over nights; `show` may be left out",
         "changes": "what became slower or faster to stay, since which night, and what else changed there",
+        "bisect": "which commit or set-up made a benchmark slower, by paired runs of today",
         "sensitivity": "how small a loss fails its test, and how many tests fail without one",
         "event": "note what was done to a system, so that alerts can name it",
     },

@@ -64,7 +64,7 @@ def command(
     known = events(state_dir, tell)
     texts, data = [], []
     with chosen(source, state_dir) as opened:
-        found = _series(opened, benchmark, system, metric)
+        found = series_of(opened, benchmark, system, metric)
         for one in found:
             watched, points = _shown_points(one, query, known, everything=everything)
             recent = [point for point in points if point.night.created_ns >= since_ns]
@@ -79,7 +79,7 @@ def command(
     return CommandReport(text, {"series": data})
 
 
-def _series(source: Source, benchmark: str, system: str, metric: str) -> list[Series]:
+def series_of(source: Source, benchmark: str, system: str, metric: str) -> list[Series]:
     """Return the series that are asked for.
 
     Raises:
@@ -109,9 +109,9 @@ def _benchmarks(source: Source, text: str, system: str) -> list[str]:
         found = {name for test, name in pairs if part in name.casefold() or part in test.casefold()}
         if exact or found:
             return sorted(exact or found)
-    meant = did_you_mean(
-        text, {"changes", "event", "sensitivity", *(word for pair in pairs for word in pair)}
-    )
+    names = {word for pair in pairs for word in pair}
+    names |= {name.rpartition("::")[2].partition("[")[0] for name in names}
+    meant = did_you_mean(text, {"bisect", "changes", "event", "sensitivity", *names})
     raise UsageError(
         f"no recorded benchmark or test has {text!r} in its name{meant}; `mlhpc records list` shows the newest"
     )
