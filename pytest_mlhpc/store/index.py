@@ -28,7 +28,7 @@ from pytest_mlhpc.store.record import (
     ratio,
     unfit_of,
 )
-from pytest_mlhpc.store.store import parse_record, read_lines, record_files
+from pytest_mlhpc.store.store import drill_of, parse_record, read_lines, record_files
 from pytest_mlhpc.store.text import written_out
 
 TABLES = """
@@ -138,6 +138,7 @@ class Index:
         self._path = path or index_path(state_dir)
         self._patience_s = patience_s
         self._taken_at = -math.inf
+        self._drill = drill_of(state_dir)
         self._database: sqlite3.Connection | None = None
         self._in_memory = False
 
@@ -357,7 +358,7 @@ class Index:
         self, database: sqlite3.Connection, path: Path, name: str, offset: int, line: bytes
     ) -> None:
         try:
-            insert(database, parse_record(line), name, offset)
+            insert(database, parse_record(line, self._drill), name, offset)
         except (ValueError, OverflowError) as error:
             self._tell(f"{path}: byte {offset}: {error} (skipped, left as it is)")
 
@@ -365,12 +366,12 @@ class Index:
         replaced: dict[str, dict[str, int]] = {}
         for name, start, record_id in rows:
             path = self._records / name
-            record = None if name in replaced else _record_at(path, start, record_id)
+            record = None if name in replaced else self._record_at(path, start, record_id)
             try:
                 if record is None:  # the file was replaced since it was taken in
                     if name not in replaced:
-                        replaced[name] = _starts(path)
-                    record = _record_at(path, replaced[name].get(record_id, start), record_id)
+                        replaced[name] = self._starts(path)
+                    record = self._record_at(path, replaced[name].get(record_id, start), record_id)
             except StoreError as error:
                 self._tell(str(error))
                 continue
@@ -379,27 +380,25 @@ class Index:
             else:
                 yield record
 
+    def _record_at(self, path: Path, start: int, record_id: str) -> Record | None:
+        """Return the record of that id that begins at byte *start*; None if none does."""
+        try:
+            record = next((parse_record(line, self._drill) for _, line in read_lines(path, start=start)), None)
+        except (StoreError, SchemaError):
+            return None
+        return record if record is not None and storable(record.id) == record_id else None
 
-def _record_at(path: Path, start: int, record_id: str) -> Record | None:
-    """Return the record of that id that begins at byte *start*; None if none does."""
-    try:
-        record = next((parse_record(line) for _, line in read_lines(path, start=start)), None)
-    except (StoreError, SchemaError):
-        return None
-    return record if record is not None and storable(record.id) == record_id else None
+    def _starts(self, path: Path) -> dict[str, int]:
+        """Return where the line of each record begins, by its id.
 
-
-def _starts(path: Path) -> dict[str, int]:
-    """Return where the line of each record begins, by its id.
-
-    Raises:
-        StoreError: the file cannot be read.
-    """
-    found = {}
-    for start, line in read_lines(path):
-        with contextlib.suppress(SchemaError):
-            found[storable(parse_record(line).id)] = start
-    return found
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        found = {}
+        for start, line in read_lines(path):
+            with contextlib.suppress(SchemaError):
+                found[storable(parse_record(line, self._drill).id)] = start
+        return found
 
 
 def _corrected(value: float, unit: str, rate: float | None, reference: float | None) -> float:

@@ -13,11 +13,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.files import append_lines, read_json
+from pytest_mlhpc.node.protocol.plan import PlantedFault
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.locations import is_shared, make_directories, open_regular
 from pytest_mlhpc.store.record import Record
@@ -121,17 +123,53 @@ def record_files(state_dir: Path) -> list[Path]:
         raise StoreError(f"{folder}: cannot be listed: {error.strerror}") from error
 
 
-def parse_record(line: bytes) -> Record:
-    """Return the record in *line*.
+@dataclass(frozen=True)
+class Drill:
+    """What makes a state directory that of a drill: its id, which its records carry, and the fault planted into its runs."""
+
+    id: str
+    fault: PlantedFault | None = None
+
+    def mark(self, fault: PlantedFault | None) -> str:
+        """Return what a record says of a run with this fault, or with none."""
+        return f"{self.id} {fault or ''}".rstrip()
+
+
+#: Lies in the state directory of a drill.
+DRILL = "drill.json"
+
+
+def drill_of(state_dir: Path) -> Drill | None:
+    """Return whose drill the state directory is; None where it is none, as all but those that `mlhpc alert drill` makes.
 
     Raises:
-        SchemaError: it is damaged, or of another schema.
+        StoreError: the file cannot be read, or is damaged: nothing may be taken for a real night.
+    """
+    path = state_dir / DRILL
+    try:
+        with open_regular(path) as file:
+            return from_json(Drill, read_json(file.read(MAX_LINE)))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: cannot be read: {error}") from error
+
+
+def parse_record(line: bytes, drill: Drill | None = None) -> Record:
+    """Return the record in *line*, of the state directory of *drill* or of an ordinary one (None).
+
+    Raises:
+        SchemaError: it is damaged, of another schema, or a drill's and not of *drill*.
     """
     try:
         data = read_json(line)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"damaged line: {error}") from error
-    return record_of(data)
+    record = record_of(data)
+    made_by = record.drill.partition(" ")[0]
+    if made_by and (drill is None or made_by != drill.id):
+        raise SchemaError(f"a record of the drill {made_by}, whose faults were planted: no other history takes it")
+    return record
 
 
 def record_of(data: Any) -> Record:
@@ -183,11 +221,12 @@ def read_records(state_dir: Path, on_problem: Callable[[str], None] | None = Non
     skipped and told to *on_problem* as ``path: byte N: what``.
     """
     tell = on_problem or (lambda _text: None)
+    drill = drill_of(state_dir)
     for path in record_files(state_dir):
         try:
             for offset, line in read_lines(path, on_problem):
                 try:
-                    record = parse_record(line)
+                    record = parse_record(line, drill)
                 except SchemaError as error:
                     tell(f"{path}: byte {offset}: {error} (skipped, left as it is)")
                     continue
