@@ -32,6 +32,8 @@ from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
 from pytest_mlhpc.node.vet.verdict_files import verdict_from_json
 from pytest_mlhpc.store.record import RecordedVetting
 
+#: Stands for a program that did nothing and says that all went well.
+LIAR = ("true",)
 #: Accelerators whose ranks may be forked: a driver must not have been initialised before, of the others nobody has tried.
 WARM = frozenset({"cpu", "cuda"})
 
@@ -54,7 +56,7 @@ def plan_of(
     *fault* is what a drill plants into the runs that can have it.
     """
     runs = tuple(
-        replace(run_plan(spec, attempt), usual_s=usual(spec), fault=fault if can_have(spec, fault) else None)
+        _planted(replace(run_plan(spec, attempt), usual_s=usual(spec)), spec, fault)
         for spec, attempt in specs
     )
     if any(_setup(spec) != _setup(specs[0][0]) for spec, _ in specs):
@@ -91,6 +93,14 @@ def can_have(spec: JobSpec, fault: PlantedFault | None) -> bool:
     ours = spec.workload != "command" and spec.data != NO_DATA
     own_loop = ours and spec.target.partition.accelerator not in _REMOTE  # others have loops of their own
     return own_loop and (fault.kind != SLOW_RANK or spec.ranks > 1)
+
+
+def _planted(run: RunPlan, spec: JobSpec, fault: PlantedFault | None) -> RunPlan:
+    """Return *run* with *fault*, if it can have it; a program that lies is one that does nothing."""
+    if not can_have(spec, fault):
+        return run
+    planted = replace(run, fault=fault)
+    return replace(planted, argv=LIAR) if planted.lies and run.argv else planted
 
 
 def _of_its_side(run: RunPlan, spec: JobSpec, first: JobSpec) -> RunPlan:

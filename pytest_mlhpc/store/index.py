@@ -383,7 +383,9 @@ class Index:
     def _record_at(self, path: Path, start: int, record_id: str) -> Record | None:
         """Return the record of that id that begins at byte *start*; None if none does."""
         try:
-            record = next((parse_record(line, self._drill) for _, line in read_lines(path, start=start)), None)
+            record = next(
+                (parse_record(line, self._drill) for _, line in read_lines(path, start=start)), None
+            )
         except (StoreError, SchemaError):
             return None
         return record if record is not None and storable(record.id) == record_id else None

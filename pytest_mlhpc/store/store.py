@@ -168,7 +168,9 @@ def parse_record(line: bytes, drill: Drill | None = None) -> Record:
     record = record_of(data)
     made_by = record.drill.partition(" ")[0]
     if made_by and (drill is None or made_by != drill.id):
-        raise SchemaError(f"a record of the drill {made_by}, whose faults were planted: no other history takes it")
+        raise SchemaError(
+            f"a record of the drill {made_by}, whose faults were planted: no other history takes it"
+        )
     return record
 
 

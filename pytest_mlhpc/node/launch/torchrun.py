@@ -53,7 +53,7 @@ def launch(
 def _ranks(run: RunPlan, each: int) -> List[str]:
     argv = [f"--nproc_per_node={each}", "--max_restarts=0"]
     if run.workload == "command":
-        return [*argv, "--no_python", run.python, "-m", spawn.__name__, spawn.LABEL, "--", *(step.LIAR if run.lies else run.argv)]
+        return [*argv, "--no_python", run.python, "-m", spawn.__name__, spawn.LABEL, "--", *run.argv]
     return [*argv, "-m", "pytest_mlhpc.node.worker.main"]  # torchrun starts its own interpreter
 
 

@@ -137,7 +137,7 @@ class PlantedFault:
     workload: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}={self.size:.4g}" if self.kind in DELAYS else self.kind
+        return f"{self.kind}={100 * self.size:.4g}%" if self.kind in DELAYS else self.kind
 
 
 @dataclass(frozen=True)
