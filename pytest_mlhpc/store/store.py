@@ -167,7 +167,7 @@ def parse_record(line: bytes, drill: Drill | None = None) -> Record:
         raise SchemaError(f"damaged line: {error}") from error
     record = record_of(data)
     made_by = record.drill.partition(" ")[0]
-    if made_by and (drill is None or made_by != drill.id):
+    if record.drill and (drill is None or made_by != drill.id):
         raise SchemaError(
             f"a record of the drill {made_by}, whose faults were planted: no other history takes it"
         )

@@ -145,7 +145,6 @@ def _build(
         files={},
         artifacts=(),
         cwd=None,
-        fault=None,
         variables={**run.variables, **build.variables},
     )
     supervisor = supervise(RankBook(alone, ()), folder, BuildRelay())
