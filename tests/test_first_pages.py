@@ -69,7 +69,9 @@ def plain(text):
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/coming-from.md", "docs/against.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/tutorial.md", "docs/coming-from.md", "docs/against.md", "docs/drill.md"]
+)
 def test_a_page_holds(tmp_path, page):
     reader = Reader(tmp_path)
     blocks = _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))

@@ -10,7 +10,6 @@ import pytest
 from running_suites import LIMIT_S, wait_for
 
 
-
 TESTS = """
 @train("cosmoflow", nodes=2, steps=3, owner="@hpc/training")
 def test_training(run):
