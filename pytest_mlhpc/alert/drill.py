@@ -38,6 +38,7 @@ from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.locations import make_directories
 from pytest_mlhpc.store.record import FAILURES, Record, SeriesKey, without_samples
 from pytest_mlhpc.store.store import DRILL, Drill, Store, json_line, read_lines, record_files
+from pytest_mlhpc.store.text import tell
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,7 +147,10 @@ def drill_folder(state_dir: Path, roots: Sequence[Path]) -> Iterator[DrillFolder
             (path / _ROOTS).write_text(json.dumps([str(one) for one in roots]))
         yield DrillFolder(path, lock)
     finally:
-        remove(path)
+        if any(path.glob("*/state/ledger/*.*")):
+            tell(f"{path}: jobs of the drill may still be running; `mlhpc reap` ends them and removes it")
+        elif why := remove(path):
+            tell(f"{path}: cannot be removed: {why}")
         os.close(lock)
         with contextlib.suppress(OSError):  # another drill has its folder there
             if not there[1]:

@@ -95,6 +95,12 @@ class FaultNights:
         """The first attempts of the measured night that have the fault."""
         return [one for one in (self.nights or [[]])[0] if not one.attempt and " " in one.drill]
 
+    @property
+    def lost(self) -> dict[str, str]:
+        """The tests of the measured night that the infrastructure lost, and why."""
+        found = [one for one in (self.nights or [[]])[0] if one.verdict in INFRASTRUCTURE]
+        return {one.node_id: one_line(one.failure, 200) for one in found if not one.attempt}
+
     def failing(self, number: int) -> set[str]:
         """Return the tests that failed in night *number*."""
         found = self.nights[number - 1] if number <= len(self.nights) else []
@@ -176,9 +182,8 @@ class _Drill:
         measured = [one for one in read_records(state) if one.drill]
         if code not in {_PASSED, _FAILED, LATER}:
             raise UsageError(f"the suites cannot be drilled: pytest ended with {code}:\n{said}")
-        lost = [one for one in measured if not one.attempt and one.verdict in INFRASTRUCTURE]
-        if code == LATER or not measured or len(lost) == len({one.node_id for one in measured}):
-            why = one_line(lost[0].failure, 200) if lost else said.rpartition("\n")[2]
+        if not any(one.measurement or one.verdict in FAILURES for one in measured):
+            why = one_line(measured[0].failure, 200) if measured else said.rpartition("\n")[2]
             found.trouble = f"nothing was measured: {why or 'no record was made'}"
             return found
         found.nights.append(measured)
@@ -220,7 +225,7 @@ class _Drill:
         """
         request, folder = self.request, self.folder
         ini = {
-            "mlhpc_baselines_dir": folder.path / "baselines", "mlhpc_history": "local", "mlhpc_infra_exit_code": LATER,
+            "mlhpc_baselines_dir": folder.path / "baselines", "mlhpc_history": "local", "mlhpc_lease": "1m", "mlhpc_infra_exit_code": LATER,
             "mlhpc_systems_file": self.systems_file,
         }  # fmt: skip
         argv = [sys.executable, "-m", "pytest", *request.suites, f"--mlhpc-system={request.system}"]
@@ -232,16 +237,21 @@ class _Drill:
             "CI_COMMIT_SHA": self.provenance.commit, "PYTHONDONTWRITEBYTECODE": "1", "MLHPC_STATE": str(state),
         }  # fmt: skip
         own = os.getpid()
+
+        def end_with_drill() -> None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell has it ignored in the background
+            die_with_parent(own, signal.SIGINT)  # by which a session cancels its jobs
+
         log = state.parent / "pytest.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 argv, cwd=folder.suites / Path.cwd().relative_to(self.root), env=environ, stdin=subprocess.DEVNULL,
-                stdout=file, stderr=subprocess.STDOUT, pass_fds=(folder.lock,),
-                preexec_fn=lambda: die_with_parent(own, signal.SIGTERM),  # noqa: PLW1509 - this process has one thread
+                stdout=file, stderr=subprocess.STDOUT, pass_fds=(folder.lock,), start_new_session=True,
+                preexec_fn=end_with_drill,  # noqa: PLW1509 - this process has one thread
             )  # fmt: skip
         try:
             code = process.wait()
-        except BaseException:  # Ctrl-C reaches both, or this one alone
+        except BaseException:  # Ctrl-C; the session is told once, and cancels its jobs
             process.send_signal(signal.SIGINT)
             process.wait()
             raise
@@ -338,10 +348,16 @@ class DrillReport:
         without = ("not run", "-") if control.trouble else (str(failing), count(sent, "message"))
         rows.append((_CONTROL, "-", *without, "-"))
         parts = [table(rows), "\n", *self._messages(faults, judged), *self._reasons(judged)]
-        lost = [one for one in self.found if one.trouble]
-        parts += [f"{one.name}: {one.trouble}; run the drill again\n" for one in lost]
+        lost = [(one.name, test, why) for one in self.found for test, why in one.lost.items()]
+        lost += [(one.name, "", one.trouble) for one in self.found if one.trouble]
+        parts += [
+            f"{name}: {test or 'the session'} was lost: {why}; run the drill again\n"
+            for name, test, why in lost
+        ]
         missed = any(one["planted"] and not one["noticed"] for one in judged)
-        data = {"system": self.request.system, "nights": self.request.nights, "faults": judged, "without_fault": {
+        data = {"system": self.request.system, "nights": self.request.nights, "faults": judged, "lost": [
+            {"fault": name, "test": test, "why": why} for name, test, why in lost
+        ], "without_fault": {
             "failed": sorted(control.failing(1)), "messages": [one.message["title"] for one in control.sent],
         }}  # fmt: skip
         return CommandReport("".join(parts), data, LATER if lost else int(missed))
@@ -371,7 +387,7 @@ class DrillReport:
                 }
                 for sent in alerts
             ],
-            "not_noticed": [self._why(record) for test, record in planted.items() if test not in tests],
+            "not_noticed": [self._why(record) for test, record in planted.items() if test not in {*tests, *one.lost}],
             "lost": one.trouble,
         }  # fmt: skip
 
@@ -407,7 +423,7 @@ class DrillReport:
     def _why(self, record: Record) -> str:
         """Return why the test of a run with a fault did not fail."""
         name, verdict = record.node_id, record.verdict
-        if verdict in {*FAILURES, *INFRASTRUCTURE}:
+        if verdict in FAILURES:
             return f"{name} fails without it, too: {verdict}"
         if verdict == Verdict.INCONCLUSIVE:
             return f"{name} is inconclusive: {one_line(' '.join(record.explanation), 200)}"

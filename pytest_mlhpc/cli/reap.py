@@ -130,9 +130,11 @@ def reap_drills(state_dir: Path) -> list[str]:
         reports = [
             _reap(state, our_reapers(os.environ), reachable_with(os.environ)) for state in states(folder)
         ]
-        if any(one.code for one in reports):
+        if any(one.code or one.data["left"] for one in reports):
             jobs = "".join(one.text for one in reports)
-            lines.append(f"{folder}: left by a drill that was killed; its jobs could not be ended:\n{jobs}")
+            lines.append(
+                f"{folder}: left by a drill that was killed; it stays until its jobs have ended:\n{jobs}"
+            )
             continue
         why = remove(folder)
         lines.append(f"{folder}: left by a drill that was killed; {why or 'removed'}")

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from full_disk import small_disk
@@ -208,21 +207,39 @@ def test_a_full_disk_is_named_and_nothing_is_left(project, history, tmp_path, ml
         assert digest(state) == before
 
 
-def test_what_a_killed_drill_left_is_removed_by_reap(project, state_dir, mlhpc, tmp_path):
-    begun = tmp_path / "begun"
-    (project / "suites/test_io.py").write_text(GATED.format(begun=str(begun)))
+@pytest.fixture
+def begun(project, state_dir, tmp_path):
+    """Start a drill whose program waits, as a process; return that once the program runs."""
+    mark = tmp_path / "begun"
+    (project / "suites/test_io.py").write_text(GATED.format(begun=str(mark)))
     words = [sys.executable, "-m", "pytest_mlhpc.cli", "alert", "drill", "--system", "local:cpu"]
     with (tmp_path / "drill.out").open("wb") as file:
         process = subprocess.Popen(words, stdout=file, stderr=file)
-    wait_for(begun.exists)
-    (folder,) = (state_dir / "drills").iterdir()
-    assert "drills" not in mlhpc("reap", "--dry-run").err
-    process.send_signal(signal.SIGKILL)
+    wait_for(mark.exists)
+    yield process
+    process.kill()
     process.wait(LIMIT_S)
 
-    def removed():
-        time.sleep(0.2)
-        return f"{folder}: left by a drill that was killed; removed" in mlhpc("reap").err
 
-    wait_for(removed)
+def test_a_drill_that_is_interrupted_ends_its_session_and_leaves_nothing(begun, state_dir):
+    begun.send_signal(signal.SIGINT)
+    assert begun.wait(LIMIT_S) == 130
+    assert not state_dir.exists()
+
+
+@pytest.mark.parametrize("next_one", ["reap", "drill"])
+def test_what_a_killed_drill_left_is_removed_by_reap_and_by_the_next_drill(
+    begun, project, state_dir, mlhpc, next_one
+):
+    (folder,) = (state_dir / "drills").iterdir()
+    assert "drills" not in mlhpc("reap", "--dry-run").err
+    begun.kill()
+    begun.wait(LIMIT_S)
+    wait_for(lambda: "would be removed" in mlhpc("reap", "--dry-run").err)  # its session has ended
+    (project / "suites/test_io.py").write_text(SUITE)
+    words = {
+        "reap": ["reap"],
+        "drill": ["alert", "drill", "--system", "local:cpu", "--fault", "lying-exit", "--nights", "1"],
+    }
+    assert f"{folder}: left by a drill that was killed; removed" in mlhpc(*words[next_one]).err
     assert not folder.exists()
