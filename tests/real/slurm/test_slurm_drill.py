@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from running_suites import LIMIT_S, wait_for
@@ -83,8 +84,9 @@ def test_a_job_that_is_cancelled_from_outside_is_said_and_its_test_is_no_failure
     suite = site(seconds=300)
     process = drill(suite, "--fault", "lying-exit")
     wait_for((suite.folder.parent / "begun").exists)
-    running = [job.id for job in suite.jobs() if job.state == "RUNNING"]
-    suite.slurm.run("scancel", *running)
+    running = [job for job in suite.jobs() if job.state == "RUNNING"]
+    (job,) = [one for one in running if "sleep 300" in (Path(one.folder) / "plan.json").read_text()]
+    suite.slurm.run("scancel", job.id)
     out, err = process.communicate(timeout=2 * LIMIT_S)
     assert process.returncode == 75, out + err
     found = json.loads(out)
