@@ -10,8 +10,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.report import Row
+from pytest_mlhpc.node.protocol.plan import SLOW_STEPS, PlantedFault
+from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.store.store import DRILL, Drill, json_line
 
-SLOWED = Path(__file__).with_name("slowed")
 WORKLOAD = "language_model"
 TURNS = 3
 
@@ -30,10 +32,12 @@ def test_language_model(run, baseline):
 
 def _session(folder: Path, slow: str) -> tuple[set[str], str]:
     """Run the suite once; return the tests that failed and all that was printed."""
-    environment = {**os.environ, "MLHPC_STATE": str(folder / "state"), "PYTHONPATH": str(SLOWED)}
+    state = folder / "state"
+    state.mkdir(exist_ok=True)
+    fault = PlantedFault(SLOW_STEPS, float(slow), WORKLOAD) if slow else None
+    (state / DRILL).write_bytes(json_line(to_json(Drill("slowdown", fault))))
+    environment = {**os.environ, "MLHPC_STATE": str(state)}
     environment.pop("CI", None)
-    if slow:
-        environment["MLHPC_BENCH_SLOW"] = f"{WORKLOAD}:{slow}"
     argv = [sys.executable, "-m", "pytest", "-ra", "--system", "local:cpu", "--mlhpc-preset", "smoke"]
     done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):

@@ -71,7 +71,15 @@ def plain(text):
 
 @pytest.mark.servers
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/tutorial.md", "docs/coming-from.md", "docs/against.md", "docs/bisect.md"]
+    "page",
+    [
+        "README.md",
+        "docs/tutorial.md",
+        "docs/coming-from.md",
+        "docs/against.md",
+        "docs/bisect.md",
+        "docs/drill.md",
+    ],
 )
 def test_a_page_holds(tmp_path, page):
     reader = Reader(tmp_path)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,15 +79,24 @@ class Config:
         return any(Kind.MORNING in route.kinds for route in self.routes.values())
 
 
-def load(path: Path, environ: Mapping[str, str], types: Mapping[str, str]) -> Config:
+def load(
+    path: Path,
+    environ: Mapping[str, str],
+    types: Mapping[str, str],
+    stand_in: Callable[[str], Channel] | None = None,
+) -> Config:
     """Read *path*. Nothing is connected to. *types* names the module of each type of channel (``builtin.channel_types``).
+
+    With *stand_in* each channel is what that makes of its name. No channel is opened then, and no secret is needed: variables
+    stay as they are written, and settings of a type are not looked at.
 
     Raises:
         ConfigError: it cannot be read, or something in it is wrong; lists every problem.
         UsageError: a package that a channel needs is not installed.
     """
-    reader = _Reader(environ, types)
-    config = reader.config(reader.resolved(read_file(path, "channels")))
+    reader = _Reader(environ, types, stand_in)
+    root = read_file(path, "channels")
+    config = reader.config(root if stand_in else reader.resolved(root))
     if reader.problems:
         raise ConfigError(reader.problems)
     return config
@@ -110,9 +119,15 @@ def branch_and_report(path: Path) -> tuple[str, str]:
 class _Reader:
     """Reads on after a problem, to find all of them."""
 
-    def __init__(self, environ: Mapping[str, str], types: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        types: Mapping[str, str],
+        stand_in: Callable[[str], Channel] | None = None,
+    ) -> None:
         self.environ = environ
         self.types = types
+        self.stand_in = stand_in
         self.problems: list[Problem] = []
 
     def config(self, root: YamlNode) -> Config:
@@ -151,6 +166,8 @@ class _Reader:
         if type_node and type_node.value in _OF_INCIDENTS and Kind.MORNING in route.kinds:
             text = f"{type_node.value} takes incidents alone, and a page of a night never ends; use smtp, webhook or apprise"
             self.problems.append(Problem(node.where, f"{node.key}.kinds", text))
+        if self.stand_in:
+            return (self.stand_in(name),), route
         opener = importlib.import_module(module)
         settings = self.settings(opener.Settings, node)
         return (opener.open_channels(name, settings) if settings is not None else ()), route

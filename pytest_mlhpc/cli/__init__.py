@@ -31,7 +31,7 @@ COMMANDS = {
     "history": "one benchmark over nights; what changed, what made it slower, how small a loss is found, events",
     "compare": "one table of the same benchmarks on several systems",
     "records": "list, show, add up, check and push what was recorded",
-    "alert": "tell what is new, worse, over or missing; list, acknowledge and mute",
+    "alert": "tell what is new, worse, over or missing; list, acknowledge, mute and drill",
     "report": "a page of all systems and nights, Grafana dashboards, OpenMetrics",
     "vet": "are these nodes fit for a long run?",
     "screen": "run any program for a minute and say what limits it, or look at a running job",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -111,6 +111,69 @@ def send(
         return CommandReport("", {"messages": [], "open": None}, LATER)
     options.publish_events(state_dir)
     return report
+
+
+@command.command(
+    "drill",
+    cls=DataCommand,
+    help="Plant known faults into a copy of SUITES (default: suites/) and of this state, run a night of each on the real "
+    "system, and show who would have been told what, when. Nothing is sent, no figure is recorded, the copy is removed. Exit "
+    "code 1: a fault was not noticed. 75: a session was lost.",
+    example="mlhpc alert drill suites/ --system cirrus --fault slow-steps=10% --nights 3",
+)
+@click.argument("suites", nargs=-1)
+@click.option("--system", required=True, metavar="NAME[:PARTITION]", help="Where the suites run.")
+@click.option(
+    "--fault", "faults", multiple=True, metavar="FAULT",
+    help="slow-steps=10%, slow-reading=10%, slow-rank=30%, lying-exit or missing-night; several.  [default: all five]",
+)  # fmt: skip
+@click.option(
+    "--nights", type=click.IntRange(1, 60), default=3, metavar="N",
+    help="The first night is measured, later ones are drawn from the history of each benchmark.  [default: 3]",
+)  # fmt: skip
+@click.option("--config", type=Path, metavar="FILE", help=f"[default: {DEFAULT_CONFIG} in this folder]")
+@options.systems_file
+@options.baselines_dir
+@options.state_dir
+def drill(
+    *,
+    suites: tuple[str, ...],
+    system: str,
+    faults: tuple[str, ...],
+    nights: int,
+    config: Path | None,
+    systems_file: str | None,
+    baselines_dir: Path,
+    state_dir: Path,
+) -> CommandReport:
+    """Do it."""
+    from pytest_mlhpc.cli import alert_drill
+
+    chosen = alert_drill.parse_faults(faults)
+    file = config or Path(DEFAULT_CONFIG)
+    if config is None and not file.exists():
+        tell(
+            f"there is no {file} in this folder: `mlhpc alert send` would print messages and send them nowhere"
+        )
+    own = suites or (("suites",) if Path("suites").is_dir() else ())
+
+    def tell_night(state: Path, channels: Config, now_ns: int) -> Sequence[Mapping[str, Any]]:
+        messages: Sequence[Mapping[str, Any]] = _night(
+            _Night("local", state, channels, now_ns, stale=True, dry_run=False)
+        ).data["messages"]
+        return messages
+
+    request = alert_drill.DrillRequest(
+        own,
+        system,
+        chosen,
+        nights,
+        file if config or file.exists() else None,
+        systems_file,
+        baselines_dir,
+        state_dir,
+    )
+    return alert_drill.run_drill(request, tell_night)
 
 
 def _night(night: _Night) -> CommandReport:

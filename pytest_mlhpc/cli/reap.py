@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from pytest_mlhpc.alert.drill import left, remove, states
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import StoreError
@@ -37,6 +38,7 @@ def command(dry_run: bool, state_dir: Path) -> CommandReport:
     reachable = reachable_with(os.environ)
     if dry_run:
         return _dry(state_dir, reachable)
+    _notes(reap_drills(state_dir))
     report = _reap(state_dir, our_reapers(os.environ), reachable)
     cleared = [(str(one), one.done) for one in clear_retained(state_dir, os.environ)]
     return _with_objects(report, cleared, failed=not all(done for _, done in cleared))
@@ -73,6 +75,7 @@ def _dry(state_dir: Path, reachable: Callable[[LedgerEntry], bool] = _anywhere) 
     from pytest_mlhpc.provision.kubernetes.reap import overdue_retained
 
     objects = [(line, True) for line in overdue_retained(state_dir, time.time())]
+    _notes([f"{folder}: left by a drill that was killed; would be removed" for folder in left(state_dir)])
     _notes(survey.left_alone)
     report = _report(rows, len(survey.entries) - len(reapable), "would be ended")
     return _with_objects(report, objects, failed=bool(objects) or any(row.ended for row in rows))
@@ -115,6 +118,26 @@ def _reap(
     ]
     failed = bool(unclaimed or stuck) or not all(one.ended for one in reaped)
     return _report(rows, len(survey.entries) - len(reapable), "ended", failed=failed)
+
+
+def reap_drills(state_dir: Path) -> list[str]:
+    """End and remove what drills left that were killed; return a line for each."""
+    from pytest_mlhpc.provision.reapers import our_reapers, reachable_with
+
+    lines = []
+    for folder in left(state_dir):
+        reports = [
+            _reap(state, our_reapers(os.environ), reachable_with(os.environ)) for state in states(folder)
+        ]
+        if any(one.code or one.data["left"] for one in reports):
+            jobs = "".join(one.text for one in reports)
+            lines.append(
+                f"{folder}: left by a drill that was killed; it stays until its jobs have ended:\n{jobs}"
+            )
+            continue
+        why = remove(folder)
+        lines.append(f"{folder}: left by a drill that was killed; {why or 'removed'}")
+    return lines
 
 
 def _report(rows: Sequence[_Row], left: int | None, done: str, *, failed: bool = False) -> CommandReport:

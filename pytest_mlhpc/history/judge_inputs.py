@@ -229,6 +229,7 @@ class Rejudged:
     record: Record
     verdict: str
     differs: tuple[str, ...]
+    reruns_wanted: int = 0  #: more than were made
 
 
 def rejudged(records: Sequence[Record], source: Source) -> Iterator[Rejudged]:
@@ -270,7 +271,7 @@ def _rejudged(first: Record, attempts: Sequence[Measurement], by: JudgedBy, sour
         differs.append(f"{judgement.reruns_wanted} more re-runs would be asked for")
     notable = [headline(one) for one in judgement.metrics if one.verdict is not Verdict.PASSED]
     differs += [f"now: {line}" for line in notable if line not in first.explanation]
-    return Rejudged(first, verdict, tuple(differs))
+    return Rejudged(first, verdict, tuple(differs), judgement.reruns_wanted)
 
 
 def _reference(by: JudgedBy, entry: Entry | None) -> float | None:

@@ -15,10 +15,14 @@ from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec, allocation_time_s, path_kin
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.protocol.plan import (
     BUDGET_S,
+    DELAYS,
+    LYING_EXIT,
+    SLOW_RANK,
     VETTED,
     Learned,
     MetricPattern,
     Plan,
+    PlantedFault,
     RunPlan,
     VetSettings,
 )
@@ -28,6 +32,8 @@ from pytest_mlhpc.node.vet.policy import Bound, ExpectedNode
 from pytest_mlhpc.node.vet.verdict_files import verdict_from_json
 from pytest_mlhpc.store.record import RecordedVetting
 
+#: Stands for a program that did nothing and says that all went well.
+LIAR = ("true",)
 #: Accelerators whose ranks may be forked: a driver must not have been initialised before, of the others nobody has tried.
 WARM = frozenset({"cpu", "cuda"})
 
@@ -40,14 +46,19 @@ def plan_of(
     vetting: VetSettings | None = None,
     *,
     usual: Callable[[JobSpec], float | None] = lambda _spec: None,
+    fault: PlantedFault | None = None,
 ) -> Plan:
     """Return the plan of one attempt of each of *specs* (spec, number of the attempt), which have the same needs.
 
     Its directory is a new one below *runs_dir*, not yet made. The ids of runs and allocation are chosen here, before
     anything is submitted; a run that has an allocation for itself shares its id. Spare nodes are asked for where *vetting*
     may find some unfit. *usual* tells how long a run's timed steps take, in seconds.
+    *fault* is what a drill plants into the runs that can have it.
     """
-    runs = tuple(replace(run_plan(spec, attempt), usual_s=usual(spec)) for spec, attempt in specs)
+    runs = tuple(
+        _planted(replace(run_plan(spec, attempt), usual_s=usual(spec)), spec, fault)
+        for spec, attempt in specs
+    )
     if any(_setup(spec) != _setup(specs[0][0]) for spec, _ in specs):
         # A warm process has imported torch in the environment of one side.
         runs = tuple(replace(run, warm=False) for run in runs)
@@ -71,6 +82,25 @@ def plan_of(
         image=first.image,
         scheduler_options=first.scheduler_options,
     )
+
+
+def can_have(spec: JobSpec, fault: PlantedFault | None) -> bool:
+    """Return whether *fault* can be planted into runs of *spec*: delays into steps of our own loop, a slow rank beside others."""
+    if fault is None or spec.about_nodes or fault.workload not in {"", spec.workload}:
+        return False
+    if fault.kind not in DELAYS:
+        return fault.kind == LYING_EXIT
+    ours = spec.workload != "command" and spec.data != NO_DATA
+    own_loop = ours and spec.target.partition.accelerator not in _REMOTE  # others have loops of their own
+    return own_loop and (fault.kind != SLOW_RANK or spec.ranks > 1)
+
+
+def _planted(run: RunPlan, spec: JobSpec, fault: PlantedFault | None) -> RunPlan:
+    """Return *run* with *fault*, if it can have it; a program that lies is one that does nothing."""
+    if not can_have(spec, fault):
+        return run
+    planted = replace(run, fault=fault)
+    return replace(planted, argv=LIAR) if planted.lies and run.argv else planted
 
 
 def _of_its_side(run: RunPlan, spec: JobSpec, first: JobSpec) -> RunPlan:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pytest_mlhpc.jobs.resume import Resumed
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
     from pytest_mlhpc.store.record import Provenance
+    from pytest_mlhpc.store.store import Drill
 
 
 class LedgerWriter:
@@ -45,6 +46,7 @@ class LedgerWriter:
         self.readiness = Readiness(settings.state_dir, session_id, trouble)
         self._ledger = Ledger(settings.state_dir, session_id)
         self.provenance: Provenance | None = None  #: known once there is something to submit
+        self.drill: Drill | None = None  #: set as above
         #: How long a run's timed steps take, as the baselines say, in seconds; set as above.
         self.usual: Callable[[JobSpec], float | None] = lambda _spec: None
         self._cluster: str | None = None
@@ -65,6 +67,7 @@ class LedgerWriter:
             away,
             self.readiness.settings(first),
             usual=self._usual,
+            fault=self.drill.fault if self.drill else None,
         )
 
     def _usual(self, spec: JobSpec) -> float | None:

@@ -34,7 +34,7 @@ from pytest_mlhpc.session.check_measurement import CheckedAttempt, CheckedJob, c
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.locations import default_state_dir
 from pytest_mlhpc.store.record import AGAINST, Failure, JudgedBy, Provenance, Record, user_name
-from pytest_mlhpc.store.store import Store
+from pytest_mlhpc.store.store import Drill, Store
 from pytest_mlhpc.store.verdict import WORSE, Judgement, Verdict
 from pytest_mlhpc.vetting.reuse import Readiness
 
@@ -60,6 +60,7 @@ class SessionTerms:
     accept_options: tuple[str, ...]
     false_alarms: float = 1.0
     comparison: Comparison | None = None
+    drill: Drill | None = None
 
     @property
     def apart(self) -> bool:
@@ -392,6 +393,7 @@ def _record(judged: JudgedJob, one: CheckedAttempt, failure: Failure | None, sto
         fences=fences_of(judgement) if by and judgement else {},
         options=_options(spec, terms),
         overrides=dict(terms.settings.overrides),
+        drill=terms.drill.mark(attempt.run.fault) if terms.drill else "",
         vetting=vetted_record(attempt, lost, stores.readiness.excluded(spec)),
         measurement=measurement,
     )

@@ -23,6 +23,7 @@ from pytest_mlhpc.options import Settings, state_and_baselines
 from pytest_mlhpc.session.ledger_writer import LedgerWriter
 from pytest_mlhpc.session.signals import Signals
 from pytest_mlhpc.store.record import Failure, SeriesKey, provenance_of
+from pytest_mlhpc.store.store import Drill, drill_of
 from pytest_mlhpc.store.text import count
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class BenchmarkSession:
         self.comparison: Comparison | None = None  #: of A against B
         self.revision: Revision | None = None  #: of B, with its worktrees
         self._closed = False
+        self._drill: Drill | None = None  #: of a drill no receiver gets records
 
     def check_out(self, revision: Revision, targets: Sequence[Target]) -> Revision:
         """Return *revision* with a worktree where nodes of *targets* see it; :meth:`close` removes it.
@@ -120,7 +122,10 @@ class BenchmarkSession:
         provenance = self._books.provenance = provenance_of(self._root)
         # `mlhpc` reads baselines of the folder in which it is called; found out now, as tests may change theirs.
         options = state_and_baselines(self.settings, Path.cwd() / "baselines")
-        terms = SessionTerms(self.settings, self.id, provenance, options, self._false_alarms, self.comparison)
+        self._drill = self._books.drill = drill_of(self.settings.state_dir)
+        terms = SessionTerms(
+            self.settings, self.id, provenance, options, self._false_alarms, self.comparison, self._drill
+        )
         self._stores = SessionStores(
             terms,
             spending=spending,
@@ -463,12 +468,16 @@ class BenchmarkSession:
         return Driver(partition.id, provisioner, most, callbacks, pack=self.settings.pack, durable=durable)
 
     def _begin_records(self) -> None:
+        if self._drill:
+            return
         try:
             self._manager.hook.mlhpc_records_begin()
         except BaseException as error:  # noqa: BLE001 - as in _publish
             self.trouble.append(f"a receiver of records failed at the beginning: {error!r}")
 
     def _publish(self, record: Any) -> None:
+        if self._drill:
+            return
         try:
             self._manager.hook.mlhpc_record(record=record)
         except BaseException as error:  # noqa: BLE001 - a third party's sink, which may also call pytest.fail or sys.exit
@@ -477,7 +486,7 @@ class BenchmarkSession:
 
     def _end_records(self, *, hurry: bool) -> None:
         """Last of all, when nothing can be lost any more: receivers may have to send what they got."""
-        if self._stores is None:
+        if self._stores is None or self._drill:
             return
         try:
             self._manager.hook.mlhpc_records_end(tell=self.notes.append, hurry=hurry)

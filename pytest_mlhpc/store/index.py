@@ -32,6 +32,8 @@ from pytest_mlhpc.store.record import (
 )
 from pytest_mlhpc.store.store import (
     FOREVER_NS,
+    Drill,
+    drill_of,
     newest_possible,
     parse_record,
     read_lines,
@@ -83,11 +85,11 @@ def storable(value: Any) -> Any:
     return written_out(value) if isinstance(value, str) else value
 
 
-def _read_line(line: bytes) -> tuple[Record, list[Point]]:
+def _read_line(line: bytes, drill: Drill | None) -> tuple[Record, list[Point]]:
     """Return what the index holds of the record in *line*: the record without figures and what no row holds, and its figures.
 
     Raises:
-        SchemaError: it is damaged, or of another schema.
+        SchemaError: it is damaged, of another schema, or a drill's and not of *drill*.
     """
     try:
         data = read_json(line)
@@ -96,7 +98,7 @@ def _read_line(line: bytes) -> tuple[Record, list[Point]]:
     measured = data.get("measurement") if isinstance(data, dict) else None
     points = _plain_points(measured.get("metrics")) if isinstance(measured, dict) else []
     if not isinstance(data, dict) or points is None:
-        record = parse_record(line)
+        record = parse_record(line, drill)
         figures = record.measurement.metrics if record.measurement else ()
         return record, [(one.name, one.unit, one.better, one.value) for one in figures]
     for name in _UNUSED:
@@ -105,7 +107,7 @@ def _read_line(line: bytes) -> tuple[Record, list[Point]]:
         measured["metrics"] = []
         for name in _UNUSED_MEASURED:
             measured.pop(name, None)
-    return record_of(data), points
+    return record_of(data, drill), points
 
 
 def _plain_points(metrics: Any) -> list[Point] | None:
@@ -209,6 +211,7 @@ class Index:
         self._path = path or index_path(state_dir)
         self._patience_s = patience_s
         self._taken_at, self._taken_since_ns = -math.inf, FOREVER_NS
+        self._drill = drill_of(state_dir)
         self._database: sqlite3.Connection | None = None
         self._in_memory = False
 
@@ -460,7 +463,7 @@ class Index:
         self, database: sqlite3.Connection, path: Path, name: str, offset: int, line: bytes
     ) -> None:
         try:
-            _insert(database, *_read_line(line), name, offset)
+            _insert(database, *_read_line(line, self._drill), name, offset)
         except (ValueError, OverflowError) as error:
             self._tell(f"{path}: byte {offset}: {error} (skipped, left as it is)")
 
@@ -468,12 +471,12 @@ class Index:
         replaced: dict[str, dict[str, int]] = {}
         for name, start, record_id, *_ in rows:
             path = self._records / name
-            record = None if name in replaced else record_at(path, start, record_id)
+            record = None if name in replaced else record_at(path, start, record_id, self._drill)
             try:
                 if record is None:  # the file was replaced since it was taken in
                     if name not in replaced:
-                        replaced[name] = starts_of_records(path)
-                    record = record_at(path, replaced[name].get(record_id, start), record_id)
+                        replaced[name] = starts_of_records(path, self._drill)
+                    record = record_at(path, replaced[name].get(record_id, start), record_id, self._drill)
             except StoreError as error:
                 self._tell(str(error))
                 continue

@@ -107,6 +107,9 @@ class Record:
     root: str = ""  #: pytest's root directory, to which ``node_id`` is relative, on the session's machine
     options: tuple[str, ...] = ()  #: of pytest that chose how it ran, but for system and state directory
     overrides: Mapping[str, str] = field(default_factory=dict)  #: what --mlhpc-set changed of systems.yaml
+    drill: str = (
+        ""  #: id of the drill, and the fault that it planted into the run; of all other records empty
+    )
     vetting: RecordedVetting | None = None  #: None: the nodes were not vetted
     measurement: Measurement | None = None
     schema: int = SCHEMA

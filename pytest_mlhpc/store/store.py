@@ -13,11 +13,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.files import append_lines, read_json
+from pytest_mlhpc.node.protocol.plan import PlantedFault
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.locations import is_shared, make_directories, open_regular
 from pytest_mlhpc.store.record import Record
@@ -176,29 +178,67 @@ def newest_possible(path: Path) -> int:
     return min(FOREVER_NS, max(*times, int(next_month.timestamp()) * 10**9))
 
 
-def parse_record(line: bytes) -> Record:
-    """Return the record in *line*.
+@dataclass(frozen=True)
+class Drill:
+    """What makes a state directory that of a drill: its id, which its records carry, and the fault planted into its runs."""
+
+    id: str
+    fault: PlantedFault | None = None
+
+    def mark(self, fault: PlantedFault | None) -> str:
+        """Return what a record says of a run with this fault, or with none."""
+        return f"{self.id} {fault or ''}".rstrip()
+
+
+#: Lies in the state directory of a drill.
+DRILL = "drill.json"
+
+
+def drill_of(state_dir: Path) -> Drill | None:
+    """Return whose drill the state directory is; None where it is none, as all but those that `mlhpc alert drill` makes.
 
     Raises:
-        SchemaError: it is damaged, or of another schema.
+        StoreError: the file cannot be read, or is damaged: nothing may be taken for a real night.
+    """
+    path = state_dir / DRILL
+    try:
+        with open_regular(path) as file:
+            return from_json(Drill, read_json(file.read(MAX_LINE)))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: cannot be read: {error}") from error
+
+
+def parse_record(line: bytes, drill: Drill | None = None) -> Record:
+    """Return the record in *line*, of the state directory of *drill* or of an ordinary one (None).
+
+    Raises:
+        SchemaError: it is damaged, of another schema, or a drill's and not of *drill*.
     """
     try:
         data = read_json(line)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"damaged line: {error}") from error
-    return record_of(data)
+    return record_of(data, drill)
 
 
-def record_of(data: Any) -> Record:
-    """Return the record whose JSON form is *data*.
+def record_of(data: Any, drill: Drill | None = None) -> Record:
+    """Return the record whose JSON form is *data*, of the state directory of *drill* or of an ordinary one (None).
 
     Raises:
-        SchemaError: it is none, or of another schema.
+        SchemaError: it is none, of another schema, or a drill's and not of *drill*.
     """
     found = data.get("schema") if isinstance(data, dict) else None
     if isinstance(found, int) and found < SCHEMA:
         raise SchemaError(f"schema {found} is older than {SCHEMA}, the oldest this version reads")
-    return from_json(Record, data)
+    record = from_json(Record, data)
+    made_by = record.drill.partition(" ")[0]
+    if record.drill and (drill is None or made_by != drill.id):
+        raise SchemaError(
+            f"a record of the drill {made_by}, whose faults were planted: no other history takes it"
+        )
+    return record
 
 
 def read_lines(
@@ -231,16 +271,16 @@ def read_lines(
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def record_at(path: Path, start: int, record_id: str) -> Record | None:
+def record_at(path: Path, start: int, record_id: str, drill: Drill | None) -> Record | None:
     """Return the record of that id that begins at byte *start*; None if none does."""
     try:
-        record = next((parse_record(line) for _, line in read_lines(path, start=start)), None)
+        record = next((parse_record(line, drill) for _, line in read_lines(path, start=start)), None)
     except (StoreError, SchemaError):
         return None
     return record if record is not None and written_out(record.id) == record_id else None
 
 
-def starts_of_records(path: Path) -> dict[str, int]:
+def starts_of_records(path: Path, drill: Drill | None) -> dict[str, int]:
     """Return where the line of each record begins, by its id.
 
     Raises:
@@ -249,7 +289,7 @@ def starts_of_records(path: Path) -> dict[str, int]:
     found = {}
     for start, line in read_lines(path):
         with contextlib.suppress(SchemaError):
-            found[written_out(parse_record(line).id)] = start
+            found[written_out(parse_record(line, drill).id)] = start
     return found
 
 
@@ -260,11 +300,12 @@ def read_records(state_dir: Path, on_problem: Callable[[str], None] | None = Non
     skipped and reported to *on_problem* as ``path: byte N: what``.
     """
     tell = on_problem or (lambda _text: None)
+    drill = drill_of(state_dir)
     for path in record_files(state_dir):
         try:
             for offset, line in read_lines(path, on_problem):
                 try:
-                    record = parse_record(line)
+                    record = parse_record(line, drill)
                 except SchemaError as error:
                     tell(f"{path}: byte {offset}: {error} (skipped, left as it is)")
                     continue

@@ -322,15 +322,16 @@ def test_there_are_at_most_sixteen_commands_and_all_are_on_the_page():
 #: Commands whose output is a file of a form of its own.
 DOCUMENTS = {"systems schema", "report html", "report grafana", "report openmetrics", "papers mlperf log"}
 
-#: Commands of which the object is looked at where the server, the alert or the repository is that they need.
+#: Commands of which the object is looked at where the server, the alert, the suite or the repository is that they need.
 ELSEWHERE = {
     "baseline propose",
     "records push",
     "alert ack",
+    "alert drill",
+    "history bisect",
     "vet drain",
     "vet undo",
     "ci pipelines",
-    "history bisect",
 }
 
 #: All others: what is typed after the words, in a project with two nights of one test. `code`: another exit code.

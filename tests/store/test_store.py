@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,11 @@ from odd_values import changed
 from worlds import record
 
 from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.node.protocol.schema import SchemaError, to_json
 from pytest_mlhpc.store import store
 from pytest_mlhpc.store.record import Record
-from pytest_mlhpc.store.store import Store, parse_record, read_lines, read_records
+from pytest_mlhpc.store.store import DRILL, Store, drill_of, parse_record, read_lines, read_records
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -245,3 +248,39 @@ def test_any_value_in_any_place_of_a_record_is_read_or_refused_with_a_message(co
         assert str(error)  # noqa: PT017 - either outcome is right
     else:
         assert parse_record(json.dumps(to_json(found)).encode()) == found
+
+
+def test_records_of_a_drill_are_read_in_its_own_state_directory_and_refused_in_any_other(state_dir, tmp_path):
+    marked = replace(record(1), drill="d1 slow-steps=10%")
+    for folder in (state_dir, tmp_path / "drill", tmp_path / "other"):
+        with closing(Store(folder, "s1")) as store:
+            store.append(marked)
+    (tmp_path / "drill" / DRILL).write_text('{"id": "d1"}')
+    (tmp_path / "other" / DRILL).write_text('{"id": "d2"}')
+    told = []
+    found = {
+        folder.name: list(read_records(folder, told.append))
+        for folder in (state_dir, tmp_path / "drill", tmp_path / "other")
+    }
+    assert [name for name, records in found.items() if records] == ["drill"]
+    assert [
+        "a record of the drill d1, whose faults were planted: no other history takes it" in one
+        for one in told
+    ] == [True] * 2
+
+
+def test_the_index_takes_no_record_of_a_drill_into_a_real_history(state_dir):
+    with closing(Store(state_dir, "s1")) as store:
+        store.append(replace(record(1), drill="d1"))
+        store.append(record(2))
+    told = []
+    with closing(LocalSource(state_dir, told.append)) as source:
+        assert [night.id for night in source.nights()] == [record(2).id]
+    assert len(told) == 1
+
+
+def test_a_damaged_mark_of_a_drill_is_no_ordinary_state_directory(state_dir):
+    state_dir.mkdir()
+    (state_dir / DRILL).write_text("{")
+    with pytest.raises(StoreError, match="cannot be read"):
+        drill_of(state_dir)

@@ -116,6 +116,30 @@ class FinishedRun:
     artifacts: Tuple[str, ...] = ()
 
 
+#: Kinds of faults that `mlhpc alert drill` plants; those with a size take it as a share of a step's time.
+SLOW_STEPS, SLOW_READING, SLOW_RANK = "slow-steps", "slow-reading", "slow-rank"
+LYING_EXIT, MISSING_NIGHT = "lying-exit", "missing-night"
+DELAYS = (SLOW_STEPS, SLOW_READING, SLOW_RANK)
+FAULTS = (*DELAYS, LYING_EXIT, MISSING_NIGHT)
+
+
+@dataclass(frozen=True)
+class PlantedFault:
+    """A fault that a drill plants where runs measure; a run of any other session has none.
+
+    ``slow-steps``: each step computes longer by ``size``, a share of its time. ``slow-reading``: it waits as much longer for its
+    batch. ``slow-rank``: the last of several ranks computes longer. ``lying-exit``: each process of the run ends at once, with
+    exit code 0. ``missing-night``: there is no session. Of ``workload`` alone, where it is not empty.
+    """
+
+    kind: str
+    size: float = 0.0
+    workload: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}={100 * self.size:.4g}%" if self.kind in DELAYS else self.kind
+
+
 @dataclass(frozen=True)
 class RunPlan:
     """One attempt of one run.
@@ -181,6 +205,12 @@ class RunPlan:
     usual_s: Optional[float] = None
     image: str = ""
     packages: Tuple[str, ...] = ()
+    fault: Optional[PlantedFault] = None  #: in a drill alone
+
+    @property
+    def lies(self) -> bool:
+        """Whether a drill has its processes end at once with exit code 0."""
+        return self.fault is not None and self.fault.kind == LYING_EXIT
 
     @property
     def started(self) -> int:

@@ -23,6 +23,7 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
+from pytest_mlhpc.node.protocol.plan import SLOW_READING, SLOW_STEPS, PlantedFault
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator, Copied, Mark
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.workloads.base import Task
@@ -65,6 +66,7 @@ class Recorder:
     samples: int = 0
     start_ns: int = 0
     start_mark: Optional[Mark] = None
+    planted_ns: int = 0  #: how long a planted fault delayed the last micro-step
 
     def start(self, accelerator: Accelerator) -> None:
         """Open the window. The device must be idle."""
@@ -200,6 +202,7 @@ class Trainer:
     accumulate: int = 1
     scaler: Optional[Any] = None  #: torch's GradScaler, whose module and signature changed between releases
     captured: Optional[WholeStep] = None  #: steps run as one graph, whose parts have no times of their own
+    fault: Optional[PlantedFault] = None  #: slows this rank down, in a drill
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of a batch that is on the device; with accumulation, this micro-batch's share of it."""
@@ -305,12 +308,16 @@ def _micro_step(
         _exhausted(recorder, trainer.accumulate)
     recorder.last_batch = batch
     inputs, targets, read_s = batch
+    if trainer.fault is not None:
+        _delay(trainer, trainer.fault, recorder, SLOW_READING)
     loaded = clock()
     copied = accelerator.copy((inputs, targets))
     issued = clock()
     asked = accelerator.mark() if queued else None
     accelerator.await_copy(copied)
     ready = accelerator.mark() if queued else None
+    if trainer.fault is not None:
+        _delay(trainer, trainer.fault, recorder, SLOW_STEPS)
     done = _computed(trainer, copied, micro, clock)
     recorder.stamps.append((before, loaded, issued, done.forward_end, done.backward_end, clock()))
     if queued:
@@ -321,6 +328,23 @@ def _micro_step(
     recorder.read_s += read_s
     recorder.samples += len(inputs)
     return done.loss
+
+
+def _delay(trainer: Trainer, fault: PlantedFault, recorder: Recorder, kind: str) -> None:
+    """Wait for the share of the last micro-step's time that a planted fault of this *kind* says; the first one is not slowed.
+
+    The delay of that micro-step is no part of its time. A device with a queue is idle first, or the delay would be hidden.
+    """
+    if fault.kind != kind or not recorder.stamps:
+        return
+    if recorder.marks:
+        trainer.accelerator.wait(recorder.marks[-1].updated)
+    clock = recorder.clock.perf
+    begin = recorder.stamps[-2][5] if len(recorder.stamps) > 1 else recorder.start_ns
+    recorder.planted_ns = round(fault.size * (recorder.stamps[-1][5] - begin - recorder.planted_ns))
+    end = clock() + recorder.planted_ns
+    while clock() < end:  # busy, as a slower processor is
+        pass
 
 
 class _Computed(NamedTuple):

@@ -8,7 +8,7 @@ import itertools
 import os
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from pytest_mlhpc.node.processes import die_with_parent
-from pytest_mlhpc.node.protocol.plan import RunPlan
+from pytest_mlhpc.node.protocol.plan import SLOW_RANK, SLOW_STEPS, PlantedFault, RunPlan
 from pytest_mlhpc.node.worker import distributed
 from pytest_mlhpc.node.worker.accelerators import cpu, streams
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
@@ -242,7 +242,15 @@ def build(run: RunPlan, task: Task, group: Group, accelerator: Accelerator, accu
         accumulate=accumulate,
         scaler=grad_scaler(accelerator.device.type, precision, run.parameters.get("loss_scale")),
         captured=captured,
+        fault=planted(run.fault, group),
     )
+
+
+def planted(fault: Optional[PlantedFault], group: Group) -> Optional[PlantedFault]:
+    """Return what slows down this rank in a drill: a slow rank, the last one, computes longer."""
+    if fault is None or fault.kind != SLOW_RANK:
+        return fault
+    return replace(fault, kind=SLOW_STEPS) if group.rank == group.world - 1 else None
 
 
 def require_precision(precision: str, accelerator: Accelerator) -> None:

@@ -1,9 +1,11 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 import tiny_workload
 import torch
 
+from pytest_mlhpc.node.protocol.plan import PlantedFault
 from pytest_mlhpc.node.worker import loop
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
 from pytest_mlhpc.node.worker.environment import WorkerFailure
@@ -121,3 +123,29 @@ def test_precision_decides_what_the_model_computes_in(precision, dtype):
 @pytest.mark.parametrize(("device", "precision"), [("cpu", "fp16"), ("cuda", "bf16")])
 def test_only_fp16_on_cuda_scales_gradients(device, precision):
     assert loop.grad_scaler(device, precision) is None
+
+
+def test_a_planted_delay_of_steps_is_a_share_of_the_step_without_it_and_counts_as_computing():
+    plain, slowed = (
+        loop.resolve(train(replace(trainer(), fault=fault), 6), trainer().accelerator)
+        for fault in (None, PlantedFault("slow-steps", 2.0))
+    )
+    step = plain.step_times_s[1]
+    # Each reading of the clock is a nanosecond; a delay begins and ends with one.
+    assert slowed.step_times_s[1:] == pytest.approx((3 * step,) * 5, abs=4e-9)
+    assert slowed.wait_s == plain.wait_s
+    assert slowed.forward_s - plain.forward_s == pytest.approx(5 * 2 * step, abs=20e-9)
+
+
+def test_a_planted_delay_of_reading_counts_as_waiting_for_data():
+    slowed = train(replace(trainer(), fault=PlantedFault("slow-reading", 2.0)), 6)
+    plain = train(trainer(), 6)
+    found, usual = (loop.resolve(one, trainer().accelerator) for one in (slowed, plain))
+    assert found.wait_s - usual.wait_s == pytest.approx(5 * 2 * usual.step_times_s[1], abs=20e-9)
+    assert found.forward_s == usual.forward_s
+
+
+def test_a_device_with_a_queue_is_idle_before_a_planted_delay_so_that_the_delay_is_not_hidden():
+    device = Queue()
+    recorder = train(replace(trainer(device), fault=PlantedFault("slow-steps", 0.5)), 3)
+    assert [device.waits.count(marks.updated) > 0 for marks in recorder.marks] == [True, True, False]
