@@ -1,7 +1,7 @@
 """The lists of docs/vetting-checks.md, made of the checks, bounds and loads themselves.
 
 ``python -m pytest_mlhpc.vetting.manual docs/vetting-checks.md`` writes them anew between their markers, such as
-``<!-- checks: edac pci -->`` and ``<!-- end -->``; what stands outside is written by hand and stays. Without a file
+``<!-- rules: edac pci -->`` and ``<!-- end -->``; what stands outside is written by hand and stays. Without a file
 it prints the whole tables: what each check reads, and the meaning and source of each bound and floor.
 """
 
@@ -20,12 +20,15 @@ from pytest_mlhpc.store.text import quantity
 
 _MARKED = re.compile(r"(<!-- (checks|rules|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
+#: Units of events and things; a bound of one of these needs no figure. Bounds of seconds or shares do.
+_COUNTED = {"", "1", "devices", "errors", "generations", "links", "models", "processes", "tests"}
+_SINGLE = {(1, None), (None, 1)}
+
 
 def completed(page: str) -> str:
     """Return a page with all its tables made anew.
 
     Raises:
-        KeyError: a marker names a check that does not exist.
         ValueError: a marker names rules of which there are none.
     """
 
@@ -55,12 +58,13 @@ def _known() -> dict[str, tuple[Check | LoadWatch, str]]:
     return known
 
 
-def _checks(names: list[str]) -> str:
-    known = _known()
-    times: dict[str, list[str]] = {}
-    for name in names:
-        times.setdefault(known[name][1], []).append(f"`{name}` {known[name][0].cost_s:g} s")
-    return "; ".join(f"{when}: {', '.join(shown)}" for when, shown in times.items()) + ".\n"
+def _checks(_names: list[str]) -> str:
+    """Return which checks do not simply run with ``quick``."""
+    special: dict[str, list[str]] = {}
+    for name, (_, when) in sorted(_known().items()):
+        if when != "quick":
+            special.setdefault(when, []).append(f"`{name}`")
+    return "; ".join(f"{when}: {', '.join(shown)}" for when, shown in sorted(special.items())) + ".\n"
 
 
 def _bounds(prefix: str) -> list[Bound]:
@@ -71,11 +75,15 @@ def _bounds(prefix: str) -> list[Bound]:
 
 
 def _rules(prefixes: list[str]) -> str:
-    lines = []
-    for prefix in prefixes:
-        shown = [f"`{one.key}` {_stage(one, one.warn)}/{_stage(one, one.fail)}" for one in _bounds(prefix)]
-        lines.append(f"Rules of `{prefix}`, warning from/unfit from: {'; '.join(shown)}.")
-    return "\n\n".join(lines) + "\n"
+    """Return the rules of all prefixes. Those that a single event reaches stand together, without a figure."""
+    groups: dict[str, list[str]] = {"Unfit at one": [], "Warning at one": [], "Warning/unfit from": []}
+    for one in (bound for prefix in prefixes for bound in _bounds(prefix)):
+        if one.better == "lower" and one.unit in _COUNTED and (one.warn, one.fail) in _SINGLE:
+            groups["Unfit at one" if one.warn is None else "Warning at one"].append(f"`{one.key}`")
+        else:
+            stages = f"{_stage(one, one.warn)}/{_stage(one, one.fail)}"
+            groups["Warning/unfit from"].append(f"`{one.key}` {stages}")
+    return "\n\n".join(f"{what}: {', '.join(shown)}." for what, shown in groups.items() if shown) + "\n"
 
 
 def _stage(bound: Bound, stage: float | None) -> str:
