@@ -73,7 +73,7 @@ lint: $(VENV)/.stamp-test    ## ruff
 types: $(VENV)/.stamp-test   ## mypy, strict
 	$(BIN)/mypy
 
-benchmarks: $(VENV)/.stamp-test  ## print the figures of docs/performance.md
+benchmarks: $(VENV)/.stamp-test  ## print the figures of benchmarks/performance.md
 	$(BIN)/python -m benchmarks
 
 old-torch: .venv-torch-1.13/.stamp .venv-torch-2.4/.stamp  ## interpreters with old torch releases, for test-slow

@@ -1,1 +1,1 @@
-"""Scripts that print the figures of docs/performance.md: ``python -m benchmarks [NAME ...] [--write FILE]``."""
+"""Scripts that print the figures of benchmarks/performance.md: ``python -m benchmarks [NAME ...] [--write FILE]``."""

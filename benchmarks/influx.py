@@ -165,7 +165,7 @@ def _read_back(server: InfluxServer) -> Row:
 
 
 def run() -> list[Row]:
-    """Return the figures for the table of docs/performance.md."""
+    """Return the figures for the table of benchmarks/performance.md."""
     with tempfile.TemporaryDirectory(prefix="mlhpc-influx-") as folder:
         return [*measure(POINTS), *nothing_new(Path(folder))]
 

@@ -25,7 +25,7 @@ def test_texts_of_two_words_are_listed_whole_with_their_line_and_docstrings_and_
 
 def test_messages_on_the_page_of_troubleshooting_are_those_of_the_code():
     page = (messages.ROOT.parent / "docs/troubleshooting.md").read_text(encoding="utf-8")
-    cells = re.findall(r"^\| `(.+?)` \|", page, re.MULTILINE)
+    cells = re.findall(r"^- `(.+?)`:\s", page, re.MULTILINE)
     files = [path.read_text(encoding="utf-8") for path in messages.ROOT.rglob("*.py")]
     texts = [text for source in files for _, text in messages.messages(source)]
     pieces = {piece.strip(" :") for cell in cells for piece in cell.split("...")} - {""}

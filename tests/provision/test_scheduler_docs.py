@@ -1,4 +1,4 @@
-"""docs/systems.md and docs/kubernetes.md say what is: their entries load and render, and their tables name every key."""
+"""docs/systems.md and docs/kubernetes.md say what is: their entries load and render, and their lists name every key."""
 
 import re
 
@@ -30,7 +30,7 @@ SLURM, KUBERNETES, SSH = Page("systems.md"), Page("kubernetes.md"), Page("ssh.md
         (KUBERNETES, "### Volumes", {"claim", "template", "empty_dir", "host_path", "config_map", "secret"}),
     ],
 )
-def test_a_table_names_every_key(page, heading, names):
+def test_a_list_names_every_key(page, heading, names):
     assert page.keys(heading) == names
 
 
@@ -39,8 +39,8 @@ def test_each_patience_of_the_file_has_a_default():
 
 
 def test_every_exit_code_of_the_set_up_is_explained():
-    table = SLURM.text.partition("| exit code |")[2].partition("\n\n")[0]
-    assert {int(code) for code in re.findall(r"\b7[0-9]\b", table)} == set(FAILED_STEPS)
+    explained = SLURM.text.partition("A set-up ends with an exit code")[2].partition("\n\nA job starts")[0]
+    assert {int(code) for code in re.findall(r"\b7[0-9]\b", explained)} == set(FAILED_STEPS)
 
 
 EXAMPLES = [
@@ -90,7 +90,7 @@ def test_the_entry_of_a_system_behind_ssh_loads_and_renders(tmp_path):
 
 def test_the_bounds_of_the_page_about_ssh_are_those_of_the_program():
     bounds = [over_ssh.SENT_BYTES, over_ssh.PIECE_BYTES, over_ssh.FETCHED_BYTES]
-    assert [int(size) << 20 for size in re.findall(r"\| (\d+) MiB", SSH.text)] == bounds
+    assert [int(size) << 20 for size in re.findall(r"; (\d+) MiB", SSH.text)] == bounds
     assert f"up to {ssh.BANNER_BYTES >> 10} KiB" in SSH.text
     assert SSH.text.count(f"{ssh.PERSIST_S} seconds") == 2
     assert f"after {ssh.FIRST_PAUSE_S:g} s to a minute" in SSH.text

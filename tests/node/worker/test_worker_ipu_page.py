@@ -14,15 +14,14 @@ SECTION = section("Graphcore (ipu)")
 SYSTEMS = Path(__file__).with_name("ipu_systems.yaml").read_text()
 
 
-def test_the_table_names_every_field_and_its_limits():
-    rows = [line for line in SECTION.splitlines() if line.startswith("| `")]
-    assert [re.findall(r"`(\w+)`", row)[0] for row in rows] == list(compiled_devices.IPU_FIELDS)
+def test_the_list_names_every_field_and_its_limits():
+    assert re.findall(r"^- `(\w+)`:", SECTION, re.MULTILINE) == list(compiled_devices.IPU_FIELDS)
     assert f"an even number from {compiled_devices.LEAST_TILES} to {compiled_devices.MOST_TILES}" in SECTION
     assert f"a power of 2 up to {compiled_devices.COUNTS[-1]}" in SECTION
 
 
 def test_it_says_that_no_ipu_has_seen_this():
-    assert "none of\nthis has ever run on an IPU" in SECTION
+    assert "none of this has ever run on an IPU" in " ".join(SECTION.split())
     assert "Python 3.8" in SECTION
 
 

@@ -20,8 +20,8 @@ def on_page(folder, python, *arguments):
     return session(folder, TESTS, "--system", "our-cs3", *arguments, systems=systems)
 
 
-def test_the_table_names_every_field():
-    assert set(compiled_devices.WSE_FIELDS) <= set(re.findall(r"^\| `(\w+)` \|", SECTION, re.MULTILINE))
+def test_the_list_names_every_field():
+    assert set(compiled_devices.WSE_FIELDS) <= set(re.findall(r"^- `(\w+)`:", SECTION, re.MULTILINE))
 
 
 def test_the_tests_of_the_page_are_collected_on_its_system(tmp_path):
