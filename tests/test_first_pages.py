@@ -103,8 +103,15 @@ def test_the_reference_names_every_verdict_and_outcome():
 
 def test_the_page_for_writers_explains_every_field_and_25_at_most():
     text = (ROOT / "docs/writing-benchmarks.md").read_text(encoding="utf-8")
-    lists = re.findall(r"^## Fields .*?\n\n(.*?)\n\n|^Fields of programs:\n\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
-    heads = [line.partition(": ")[0] for pair in lists for line in "".join(pair).splitlines() if line.startswith("- ")]
+    lists = re.findall(
+        r"^## Fields .*?\n\n(.*?)\n\n|^Fields of programs:\n\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL
+    )
+    heads = [
+        line.partition(": ")[0]
+        for pair in lists
+        for line in "".join(pair).splitlines()
+        if line.startswith("- ")
+    ]
     explained = {word for head in heads for word in re.findall(r"`(\w+)`", head)}
     assert explained == {*UNIVERSAL, *COMMAND.fields} - {"command", "metrics"}
     assert len(explained) <= 25
