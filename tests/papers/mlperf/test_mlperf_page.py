@@ -34,14 +34,28 @@ def runs():
 RULE = re.compile(r"^- `(\w+)` \((both|closed)\):", re.MULTILINE)
 
 
-def test_the_commands_print_what_the_page_shows(store, tmp_path, monkeypatch, mlhpc):
+LOG = """\
+test_time_to_train on cirrus:gpu: mean absolute error, target 0.124
+log                          run                 quality  training epochs  time to train
+logs/cosmoflow/result_0.txt  reached its target  0.12     30               449 s
+logs/cosmoflow/result_1.txt  reached its target  0.12     30               456.7 s
+logs/cosmoflow/result_2.txt  reached its target  0.12     30               445.2 s
+olympic mean of 3 runs: 449 s (without the fastest and the slowest)
+departures from the rules, which the logs name too (mlhpc_departure):
+  data_set: synthetic data; 4,096 training samples, not 524,288; 512 evaluation samples, not 65,536 (Training rules, 'Training and Test Sets')
+  runs: 3 of 10 runs (HPC rules 3.0, 'Benchmark Results')
+by the rules these runs belong in no division of MLPerf; their logs say closed
+"""  # fmt: skip
+
+
+def test_the_commands_print_what_the_page_says(store, tmp_path, monkeypatch, mlhpc):
     store(*runs())
     monkeypatch.chdir(tmp_path)
-    shown = [block for block in BLOCKS if block.count("$ ") == 1]
-    assert len(shown) == 2
-    for block in shown:
-        command, _, text = block.partition("\n")
-        assert mlhpc(*shlex.split(command.removeprefix("$ mlhpc "))).out == text
+    command = BLOCKS[0].splitlines()[1]
+    assert mlhpc(*shlex.split(command.removeprefix("$ mlhpc "))).out == LOG
+    (shown,) = [block for block in BLOCKS if block.count("$ ") == 1]
+    command, _, text = shown.partition("\n")
+    assert mlhpc(*shlex.split(command.removeprefix("$ mlhpc "))).out == text
 
 
 def test_the_commands_of_the_beginning_run_one_after_the_other(store, tmp_path, monkeypatch, mlhpc):
