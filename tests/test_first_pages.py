@@ -135,9 +135,11 @@ def test_the_glossary_has_fifteen_nouns():
 ANSWER_LINES = 30
 OPERATING = ROOT / "docs/operating.md"
 ROW = re.compile(
-    r"^\| (?P<question>[^|]*\?) \| `(?P<command>[^|`]*)` \| \[[^]]*\]\((?P<link>[^)]*)\) \|$", re.MULTILINE
+    r"^- (?P<question>[^`]*\?) `(?P<command>[^`]*)`: \[[^]]*\]\((?P<link>[^)]*)\)$", re.MULTILINE
 )
-QUESTIONS = [match.groupdict() for match in ROW.finditer(OPERATING.read_text(encoding="utf-8"))]
+QUESTIONS = [
+    match.groupdict() for match in ROW.finditer(re.sub(r"\n  ", " ", OPERATING.read_text(encoding="utf-8")))
+]
 
 
 def section_of(link, lines=ANSWER_LINES):

@@ -35,7 +35,9 @@ def test_a_list_names_every_key(page, heading, names):
 
 def test_the_schema_describes_every_key_of_a_kind_of_ones_own():
     assert [name for name, field in CustomKind.model_fields.items() if not field.description] == []
-    assert "`CustomKind` in `pytest_mlhpc/provision/kubernetes/schema.py` describes each key" in KUBERNETES.text
+    assert (
+        "`CustomKind` in `pytest_mlhpc/provision/kubernetes/schema.py` describes each key" in KUBERNETES.text
+    )
 
 
 def test_each_patience_of_the_file_has_a_default():

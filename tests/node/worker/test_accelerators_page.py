@@ -10,34 +10,35 @@ from pages import COLLECT, blocks, section, session
 from pytest_mlhpc.node.worker.workloads.fields import arithmetic
 
 
-def rows_of(heading: str) -> list[list[str]]:
-    """Return the cells of the table that begins with *heading*, without its first two lines."""
-    table = PAGE.partition(heading)[2].partition("\n\n")[0]
-    lines = [line for line in table.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-
-
-def test_the_table_names_every_field():
-    named = {word for row in rows_of("| field | cpu |") for word in re.findall(r"`(\w+)`", row[0])}
+def test_the_list_names_every_field():
+    heads = re.findall(r"^- (`.*?):\s", section("The fields"), re.MULTILINE)
+    named = {word for head in heads for word in re.findall(r"`(\w+)`", head)}
     assert named == {*arithmetic.FIELDS, "precision", "channels_last"}
 
 
-def test_what_the_table_calls_refused_is_refused_on_that_device():
+def test_a_field_is_refused_on_devices_that_do_not_stand_in_its_brackets():
     values = {"cuda_graphs": True, "threads": 1, "binding": "cores", "miopen_find": "fast"}
-    for cells in rows_of("| field | cpu |"):
-        for field in set(re.findall(r"`(\w+)`", cells[0])) & set(values):
-            for device, cell in zip(("cpu", "cuda", "rocm", "xpu"), cells[1:], strict=True):
-                found = arithmetic.wrong({field: values[field], "accelerator": device})
-                assert bool(found) == (cell == "refused"), (field, device)
+    entries = re.findall(r"^- (`.*?)(?: \(([\w, ]+)\))?:\s", section("The fields"), re.MULTILINE)
+    taken = {
+        field: devices.split(", ") if devices else ["cpu", "cuda", "rocm", "xpu"]
+        for head, devices in entries
+        for field in re.findall(r"`(\w+)`", head)
+    }
+    for field, value in values.items():
+        for device in ("cpu", "cuda", "rocm", "xpu"):
+            found = arithmetic.wrong({field: value, "accelerator": device})
+            assert bool(found) == (device not in taken[field]), (field, device)
 
 
-def test_the_table_of_fast_is_that_of_the_code():
-    table: dict[str, dict[str, dict[str, str]]] = {}
-    for device, workloads, values in rows_of("| device | workload | `fast` sets |"):
+def test_the_list_of_fast_is_that_of_the_code():
+    listed: dict[str, dict[str, dict[str, str]]] = {}
+    for device, workloads, values in re.findall(
+        r"^- (\w+), ([\w, ]+): (.*=.*)$", section('`tuning="fast"`'), re.MULTILINE
+    ):
         for workload in workloads.split(", "):
             name = "" if workload == "any other" else workload
-            table.setdefault(device, {})[name] = dict(pair.split("=") for pair in values.split())
-    assert table == {
+            listed.setdefault(device, {})[name] = dict(pair.split("=") for pair in values.split())
+    assert listed == {
         device: {name: {field: str(value) for field, value in sets.items()} for name, sets in rows.items()}
         for device, rows in arithmetic.FAST.items()
     }
