@@ -1,6 +1,6 @@
 """All figures of vetting: the fault corpus, simulated error rates, times, nodes that are slow, hung or missing, and vetnode.
 
-``python -m benchmarks.vet [PART...]``; ``--write docs/vetting-figures.md`` puts the comparison by kind and the error rates there.
+``python -m benchmarks.vet [PART...]``; ``--long`` prints the comparison by kind and all error rates.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from benchmarks import vet_corpus, vet_nodes, vet_simulation, vet_times, vet_vetnode
 from benchmarks.report import Row, machine, table
 
 #: How often six nodes are vetted: with torch's child, and without torch.
 WITH_TORCH, WITHOUT = 3, 50
-
-START, END = "<!-- figures: start -->", "<!-- figures: end -->"
 
 
 def simulation() -> list[Row]:
@@ -84,7 +81,7 @@ def by_size(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def written() -> str:
+def long_tables() -> str:
     """Return the two tables."""
     try:
         compared = vet_vetnode.by_kind()
@@ -101,17 +98,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vet", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="put the long tables between FILE's markers"
+        "--long", action="store_true", help="print the comparison by kind and all error rates"
     )
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    if arguments.write:
-        before, _, rest = arguments.write.read_text().partition(START)
-        _, _, after = rest.partition(END)
-        arguments.write.write_text(f"{before}{START}\n{written()}\n{END}{after}")
-        if not arguments.parts:
-            return 0
+    if arguments.long:
+        print(long_tables())
+        return 0
     print(f"Measured {machine()}.\n", flush=True)
     rows = run(tuple(arguments.parts) or tuple(PARTS))
     print(table(rows))

@@ -59,7 +59,10 @@ def mlhpc_launchers() -> Mapping[str, str]:  # type: ignore[empty-body]  # a spe
 
 @hookspec
 def mlhpc_workloads() -> tuple[Workload, ...]:  # type: ignore[empty-body]  # a specification
-    """Return workloads that tests may name in ``@workload``."""
+    """Return workloads that tests may name in ``@workload``.
+
+    ``module`` is an import path with ``task(parameters) -> Task``; with ``probe=True`` it has ``probe(place) -> Probe``.
+    """
 
 
 @hookspec

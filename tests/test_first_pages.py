@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 #: Commands that install what is here already, need a cluster, or load the machine for longer than other tests like.
 _NOT_RUN = re.compile(r"pip install|--system (?!local)|mlhpc vet|mlhpc screen")
 COMMAND = next(one for one in WORKLOADS if one.name == "command")
+#: Of all pages together; it may be lowered.
+MOST_WORDS = 36_000
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -101,28 +103,42 @@ def test_every_link_leads_somewhere(page):
     assert [link for link in links if ":" not in link and not (ROOT / link).exists()] == []
 
 
-def first_cells(page):
-    """Return the first cells of all rows of tables of a page of docs/."""
+def entries(page):
+    """Return what stands before the colon of each entry of a list of a page of docs/, and in the first cells of its tables."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    return re.findall(r"^- .*?:\s|^\| .*? \|", text, re.MULTILINE)
 
 
 def test_the_reference_names_every_verdict_and_outcome():
-    named = {word for cell in first_cells("reference.md") for word in re.findall(r"`(\w+)`", cell)}
+    named = {word for entry in entries("reference.md") for word in re.findall(r"`(\w+)`", entry)}
     assert {*Verdict, *FAILURES, *INFRASTRUCTURE} - named == set()
 
 
 def test_the_page_for_writers_explains_every_field_and_25_at_most():
     text = (ROOT / "docs/writing-benchmarks.md").read_text(encoding="utf-8")
-    tables = re.findall(r"^\| field \| meaning \|\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
-    cells = [row.split("|")[1] for table in tables for row in table.splitlines()]
-    explained = {word for cell in cells for word in re.findall(r"`(\w+)`", cell)}
+    lists = re.findall(
+        r"^## Fields .*?\n\n(.*?)\n\n|^Fields of programs:\n\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL
+    )
+    heads = [
+        line.partition(": ")[0]
+        for pair in lists
+        for line in "".join(pair).splitlines()
+        if line.startswith("- ")
+    ]
+    explained = {word for head in heads for word in re.findall(r"`(\w+)`", head)}
     assert explained == {*UNIVERSAL, *COMMAND.fields} - {"command", "metrics"}
     assert len(explained) <= 25
 
 
+def test_the_pages_are_no_more_than_a_reader_can_take_in():
+    """Tables and code are included; the lines of a table are no words."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*/*.md")]
+    words = [word for page in pages for word in page.read_text(encoding="utf-8").split()]
+    assert sum(any(map(str.isalnum, word)) for word in words) <= MOST_WORDS
+
+
 def test_the_glossary_has_fifteen_nouns():
-    assert len([cell for cell in first_cells("glossary.md") if cell != "noun"]) == 15
+    assert len(entries("glossary.md")) == 15
 
 
 # --- ten questions of an operator
@@ -131,19 +147,21 @@ def test_the_glossary_has_fifteen_nouns():
 ANSWER_LINES = 30
 OPERATING = ROOT / "docs/operating.md"
 ROW = re.compile(
-    r"^\| (?P<question>[^|]*\?) \| `(?P<command>[^|`]*)` \| \[[^]]*\]\((?P<link>[^)]*)\) \|$", re.MULTILINE
+    r"^- (?P<question>[^`]*\?) `(?P<command>[^`]*)`: \[[^]]*\]\((?P<link>[^)]*)\)$", re.MULTILINE
 )
-QUESTIONS = [match.groupdict() for match in ROW.finditer(OPERATING.read_text(encoding="utf-8"))]
+QUESTIONS = [
+    match.groupdict() for match in ROW.finditer(re.sub(r"\n  ", " ", OPERATING.read_text(encoding="utf-8")))
+]
 
 
-def section_of(link):
-    """Return the lines that a link of the page for operators shows first."""
+def section_of(link, lines=ANSWER_LINES):
+    """Return the *lines* that a link of the page for operators shows first."""
     name, _, anchor = link.partition("#")
-    lines = (ROOT / "docs" / name if name else OPERATING).read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines):
+    page = (ROOT / "docs" / name if name else OPERATING).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(page):
         heading = line.lstrip("#").strip().lower() if line.startswith("#") else ""
         if heading and re.sub(r"[^\w -]", "", heading).replace(" ", "-") == anchor:
-            return lines[number : number + ANSWER_LINES]
+            return page[number : number + lines]
     raise AssertionError(f"{link} leads nowhere")
 
 
@@ -165,3 +183,24 @@ def test_the_command_of_an_answer_is_there_with_its_options(row, mlhpc):
     words = re.match(r"mlhpc((?: [a-z]+)+)", row["command"])[1].split()
     explained = mlhpc(*words, "--help").out
     assert [option for option in re.findall(r"--[a-z-]+", row["command"]) if option not in explained] == []
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        pytest.param("systems.md#add-your-slurm-system-in-ten-minutes", ["sinfo", "one partition for each kind of node", "accelerator: cuda", "gpu_type"], id="how is a Slurm partition with GPUs added?"),
+        pytest.param("reference.md#exit-codes-of-pytest", ["4: nothing was started. The message names what to correct"], id="what does exit code 4 mean, and what now?"),
+        pytest.param("commands.md#exit-codes", ["a file, a scheduler or a service failed; correct"], id="... and of mlhpc?"),
+        pytest.param("vetting-site.md#drain-reasons", ["[node_problem]", "vetting-checks.md", "mlhpc vet undo node17"], id="a node was drained: why, and how is it undone?"),
+        pytest.param("judge.md#baseline-files", ["mlhpc baseline accept TEST --reason", "mlhpc baseline accept ALERT-ID"], id="how is a slower level accepted?"),
+        pytest.param("judge.md#how-a-figure-is-judged", ["A loss of 3 % can fail a test"], id="why did a test fail that is only 3 % slower?"),
+        pytest.param("alerts.md#alertsyaml", ["each channel whose `kinds`, `systems` and `owners` fit"], id="who gets which message?"),
+        pytest.param("operating.md#retention", ["`--older 30d` leaves a month of samples"], id="how is only a month of samples left?"),
+        pytest.param("gitlab.md#gitlab-ci-and-github-actions", ["bench.yml", "publish.yml", "system: cirrus"], id="how is it run from GitLab CI?"),
+        pytest.param("influxdb.md#how-records-and-events-are-sent", ["the next push sends the week"], id="InfluxDB was away for a week: what now?"),
+        pytest.param("coming-from.md#keep-reframe-and-judge-its-figures-here", ["mlhpc records ingest --reframe perflogs/"], id="how are ReFrame's perflogs taken over?"),
+    ],
+)  # fmt: skip
+def test_a_fresh_operator_finds_the_answer_where_the_heading_promises_it(link, words):
+    text = " ".join("\n".join(section_of(link, lines=75)).split())
+    assert [one for one in words if one not in text] == []

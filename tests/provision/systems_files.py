@@ -36,7 +36,7 @@ class Page:
         return re.findall(r"```yaml\n(.*?)```", self.text, re.DOTALL)
 
     def keys(self, heading: str) -> set[str]:
-        """Return the names in the first cells of the table below *heading*."""
+        """Return the names before the colons of the list below *heading*."""
         section = self.text.partition(f"{heading}\n")[2].partition("\n#")[0]
-        cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-        return {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+        heads = re.findall(r"^- (`.*?`):\s", section, re.MULTILINE)
+        return {name for head in heads for name in re.findall(r"`(\w+)", head)}

@@ -237,10 +237,17 @@ class QueueModel(_Closed):
 class CustomKind(_Closed):
     """`custom:` of a partition, and the files of ``kinds/``: a kind of workload."""
 
-    resource: ResourceModel
-    templates: list[TemplateModel] = Field(min_length=1)
-    status: StatusModel
-    rank: RankModel | None = None
+    resource: ResourceModel = Field(description="group, version, kind and plural of the API")
+    templates: list[TemplateModel] = Field(
+        min_length=1,
+        description="path of a pod template, its pods, fields that hold their number, what to remove",
+    )
+    status: StatusModel = Field(
+        description="paths of conditions or phase, and words for succeeded, failed, suspended, running"
+    )
+    rank: RankModel | None = Field(
+        None, description="annotation, label or variable that holds a pod's number"
+    )
     each_pod: bool = Field(False, description="an object for each pod")
     most: Count | None = Field(None, description="the most pods that it can have")
     container: Text | None = Field(None, description="name of the container that runs the agent; worker")
@@ -251,13 +258,15 @@ class CustomKind(_Closed):
     several: dict[str, Any] = Field({}, description="more of these, with several pods")
     deadline: FieldPath | None = Field(None, description="where activeDeadlineSeconds is written")
     ttl: FieldPath | None = Field(None, description="where ttlSecondsAfterFinished is written")
-    suspend: FieldPath | None = None
+    suspend: FieldPath | None = Field(
+        None, description="where it is written whether the workload is suspended"
+    )
     devices: FieldPath | None = Field(None, description="where the number of devices is written, as text")
     leader: Text | None = Field(None, description="host name of rank 0, with {name} for the object's")
     own_service: bool = Field(False, description="its operator makes that name known")
-    queue_label: Text | None = None
-    queue: QueueModel | None = Field(None, description="the object that says why it waits")
-    limit_label: Text | None = None
+    queue_label: Text | None = Field(None, description="label that names the queue, which is then required")
+    queue: QueueModel | None = Field(None, description="the object that says why it waits or was evicted")
+    limit_label: Text | None = Field(None, description="label that holds the time limit in seconds")
 
     def model_post_init(self, _context: Any, /) -> None:
         """Require a way to distinguish pods, and templates for all of them."""
