@@ -1,1 +1,1 @@
-"""Alerts after a night: which series changed their state, what belongs together, and who is told, once."""
+"""Alerts after a night: which series changed their state, what belongs together, and who is notified, once."""

@@ -37,7 +37,7 @@ def book_path(state_dir: Path) -> Path:
 
 
 def read_book(state_dir: Path, on_problem: Callable[[str], None]) -> Book:
-    """Return the book; an empty one if there is none, or if it is damaged, which is told.
+    """Return the book; an empty one if there is none, or if it is damaged, which is reported.
 
     Raises:
         StoreError: it cannot be read, or a newer version wrote it.
@@ -130,7 +130,7 @@ class Delivery:
 def queued(
     book: Book, messages: Sequence[AlertMessage], takers: Callable[[AlertMessage], Sequence[str]]
 ) -> Book:
-    """Return the book with *messages* waiting for the channels that take them; what nobody takes is not kept."""
+    """Return the book with *messages* waiting for the channels that take them; what nobody takes is dropped."""
     new = [Pending(message, tuple(names)) for message in messages if (names := takers(message))]
     return replace(book, outbox=(*book.outbox, *new))
 
@@ -145,7 +145,7 @@ def deliver(
     """Send what waits, oldest first; *save* is called after each success. Return the book without it.
 
     A channel that fails for now gets nothing more until the next time, as its messages make sense only in order. What it
-    refuses for good, or cannot be given for 30 days, is told and dropped, as is what waits for a channel that is configured no more.
+    refuses for good, or cannot be given for 30 days, is reported and dropped, as is what waits for a channel that is configured no more.
 
     Raises:
         StoreError: by *save*; what was sent is then sent once more next time.
@@ -180,7 +180,7 @@ def _send(message: AlertMessage, name: str, channel: Channel | None) -> Delivery
 
 
 def repeat(channels: Mapping[str, Channel], messages: Callable[[str], Sequence[AlertMessage]]) -> list[str]:
-    """Tell again of all open incidents where the peer forgets; return what went wrong, in words."""
+    """Send all open incidents again where the peer forgets; return what went wrong, as text."""
     problems = []
     for name, channel in channels.items():
         try:

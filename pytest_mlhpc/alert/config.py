@@ -1,4 +1,4 @@
-"""``alerts.yaml``: which channels there are, what each of them is told of, and when a series counts as worse.
+"""``alerts.yaml``: which channels there are, which incidents each of them receives, and when a series counts as worse.
 
 ::
 
@@ -42,14 +42,14 @@ _TOP = ("branch", "report", "stale_after", "rules", "channels")
 
 @dataclass(frozen=True)
 class Route:
-    """What a channel is told of; empty is all incidents. The page of a night goes to those that name it."""
+    """Which incidents a channel receives; empty is all. The page of a night goes to those that name it."""
 
     kinds: frozenset[Kind] = frozenset()
     systems: frozenset[str] = frozenset()
     owners: frozenset[str] = frozenset()
 
     def takes(self, what: AlertMessage | Incident) -> bool:
-        """Whether it is told of this."""
+        """Whether it receives this."""
         systems = set(
             what.systems if isinstance(what, Incident) else what.labels.get("system", "").split(",")
         )
@@ -70,12 +70,12 @@ class Config:
     routes: Mapping[str, Route] = field(default_factory=dict)
 
     def takers(self, message: AlertMessage) -> Sequence[str]:
-        """Return the names of the channels that are told of *message*."""
+        """Return the names of the channels that receive *message*."""
         return [name for name, route in self.routes.items() if route.takes(message)]
 
     @property
     def takes_mornings(self) -> bool:
-        """Whether a channel is told of the page of a night."""
+        """Whether a channel receives the page of a night."""
         return any(Kind.MORNING in route.kinds for route in self.routes.values())
 
 

@@ -27,7 +27,7 @@ from pytest_mlhpc.alert.model import (
 #: Change points of one cause are found up to so far apart: the night before or after. Nights begin at other hours, too.
 TOLERANCE_NS = DAY_NS * 3 // 2
 #: What is found later is of the same cause if it began in the same night or the next one: whoever falls two nights later has
-#: another cause, and is told. Half a day, as nights begin at other hours.
+#: another cause, and is announced. Half a day, as nights begin at other hours.
 LATE_NS = DAY_NS // 2
 #: Nights in which a loss of one cause may be dated: the tolerance to both sides.
 NIGHTS = 2 * TOLERANCE_NS / DAY_NS
@@ -66,7 +66,7 @@ class IncidentGroup:
 
 
 def benchmarks(bads: Iterable[Bad]) -> tuple[str, ...]:
-    """Return the benchmarks of *bads*, sorted, those of several systems told apart."""
+    """Return the benchmarks of *bads*, sorted, with the system where there are several."""
     return tuple(sorted({place(bad) for bad in bads if bad.subject.benchmark}))
 
 
@@ -76,7 +76,7 @@ def place(bad: Bad) -> str:
 
 
 def joins(bad: Bad, incident: Incident) -> bool:
-    """Whether *bad*, found tonight, is a late part of what an incident told already."""
+    """Whether *bad*, found tonight, is a late part of what an incident announced already."""
     if bad.subject.kind is not incident.kind:
         return False
     if bad.first_ns - LATE_NS > incident.last_ns or incident.first_ns > bad.last_ns + LATE_NS:
@@ -220,7 +220,7 @@ def by_time(parts: Iterable[Sequence[Bad]]) -> list[tuple[Bad, ...]]:
     return found
 
 
-#: Worse is told when a loss grew by half and by this much, as a fraction of the reference.
+#: Worse is announced when a loss grew by half and by this much, as a fraction of the reference.
 STEP = 0.03
 #: One benchmark alone must lose three times as much, and so much more.
 LEAP = 0.1
@@ -407,10 +407,10 @@ def _identity(group: IncidentGroup, systems: Sequence[str], started_ns: int, tak
 
 
 def _announced(incident: Incident, book: Book, now_ns: int) -> tuple[Incident, IncidentState | None]:
-    """Return the incident after what is told of it tonight, and what that is."""
+    """Return the incident after what is announced of it tonight, and what that is."""
     muted = all(book.muted(system, now_ns) for system in incident.systems)
     if not incident.open:
-        # What began as a known issue and was never told ends without a word.
+        # What began as a known issue and was never announced ends without a message.
         untold = not incident.announced or (incident.ack is not None and not incident.messages)
         return (incident, None) if untold else _with_message(incident, IncidentState.RESOLVED, now_ns)
     if not incident.announced:
@@ -425,7 +425,7 @@ def _announced(incident: Incident, book: Book, now_ns: int) -> tuple[Incident, I
 
 
 def _with_message(incident: Incident, state: IncidentState, now_ns: int) -> tuple[Incident, IncidentState]:
-    """Return the incident with all that its message will say as told."""
+    """Return the incident with all that its message will say as announced."""
     members = tuple(
         replace(member, announced=_louder(member)) if member.open else member for member in incident.members
     )
@@ -446,7 +446,7 @@ def _with_message(incident: Incident, state: IncidentState, now_ns: int) -> tupl
 
 
 def _louder(member: Member) -> Bad:
-    """Return what is told now; a loss that shrank keeps its old figure, so that it does not grow twice."""
+    """Return what is announced now; a loss that shrank keeps its old figure, so that it does not grow twice."""
     return max(member.announced, member.now, key=lambda bad: bad.worse_by)
 
 
@@ -465,7 +465,7 @@ def _worse(incident: Incident) -> bool:
 
 
 def open_subjects(book: Book) -> dict[Subject, Bad]:
-    """Return how bad each subject was when it was told, of those that are still bad."""
+    """Return how bad each subject was when it was announced, of those that are still bad."""
     return {
         member.announced.subject: member.announced
         for incident in book.incidents

@@ -1,4 +1,4 @@
-"""An incident in words: a title that tells the cause, one line for each benchmark or node, and what to type next. Pure."""
+"""An incident as text: a title that tells the cause, one line for each benchmark or node, and what to type next. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TITLE = 160
 NAME = 60
 #: Owners that are named with a count, and the longest name of one.
 MOST_OWNERS, OWNER = 3, 80
-#: Words for a state at the head of a title.
+#: Text of a state at the head of a title.
 HEADS = {
     IncidentState.NEW: "new",
     IncidentState.WORSE: "worse",
@@ -210,7 +210,7 @@ def _facts(incident: Incident, state: IncidentState) -> list[str]:
 
 
 def chance_text(incident: Incident) -> str:
-    """Return how likely what is told together has no common cause; an empty text where one benchmark is told."""
+    """Return how likely what is announced together has no common cause; an empty text for one benchmark."""
     if incident.chance is None:
         return ""
     if incident.chance < 0.001:

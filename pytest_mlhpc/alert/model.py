@@ -88,7 +88,7 @@ class Incident:
     ] = ()  #: those of which its newest message spoke first, where it was not the first one
     measured: int = 0  #: benchmarks of its systems that were measured then
     chance: float | None = (
-        None  #: how often what is told together falls into one night by chance; None where one is told alone
+        None  #: how often what is announced together falls into one night by chance; None where it is one alone
     )
     announced: bool = False
     state: IncidentState = IncidentState.NEW

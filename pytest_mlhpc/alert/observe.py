@@ -23,14 +23,14 @@ RETIRED_NS = 14 * DAY_NS
 #: Two nightly records are of two nights if they are farther apart than this.
 APART_NS = 12 * 3600 * 10**9
 #: Failures of a run whose figures are compared over nights elsewhere, or of one that nobody waited for. A promise that is not met
-#: (``below_reference``) is no change of level, and is told here.
+#: (``below_reference``) is no change of level, and is announced here.
 _NOT_BROKEN = frozenset(
     {Verdict.REGRESSED, Verdict.DRIFTED, "no_baseline", "cancelled", "detached", "cannot_lower"}
 )
 BROKEN = frozenset(FAILURES) - _NOT_BROKEN
 #: How a reason begins of what was submitted and did not run.
 NOT_RUN = "did not run"
-#: Told by the message about the nodes.
+#: Announced by the message about the nodes.
 _NODES = "unfit_nodes"
 #: Others had the processors: of one night it says nothing.
 _BUSY = "machine_busy"
@@ -334,7 +334,7 @@ def _gone(watched: Sequence[WatchedSeries], known: Collection[Subject], now_ns: 
 
 
 def _of_earlier_epochs(watched: Sequence[WatchedSeries], known: Mapping[Subject, Bad]) -> dict[Subject, str]:
-    """Return the subjects whose series began a new epoch since they were told: nothing tonight compares with that."""
+    """Return the subjects whose series began a new epoch since they were announced: nothing tonight compares with that."""
     found = {}
     for one in watched:
         opened = known.get(subject_of(one.series.key))

@@ -31,7 +31,7 @@ ELSEWHERE = 4.0
 #: A level is back when it is this near to the one before, as a fraction; half of the loss, where that is less.
 BACK = 0.02
 #: Nights whose mean says that it is: at least, at most; so many that it is this many standard errors away from the loss.
-#: Four, as neighbouring nights resemble each other, which makes the error larger than it looks.
+#: Four, as neighbouring nights resemble each other, which makes the error larger than it appears.
 FEWEST_BACK, MOST_BACK, SURE = 2, 12, 4.0
 #: Nights, at least, whose median says where a level is now.
 LEVEL = 5
@@ -56,7 +56,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class KnownIncidents:
-    """What the book says: how bad series were when it was told; since when accepted ones count; whether it has just begun."""
+    """What the book says: how bad series were when it was announced; since when accepted ones count; whether it has just begun."""
 
     opened: Mapping[Subject, Bad]
     accepted: Mapping[Subject, int]
@@ -108,7 +108,7 @@ def regressions(  # noqa: PLR0917 - what is watched, what is known, what is aske
             # With so little history the judge alone would decide, who compares with what was accepted before.
             bad = None
         else:
-            # A new book has to date what began long ago: by change points, as the judge of drops looks back twelve nights.
+            # A new book has to date what began long ago: by change points, as the judge of drops reads back twelve nights.
             old = _shifted(one, max(begin, now_ns - rules.recent * DAY_NS), rules) if known.fresh else None
             new = _dropped(one, loss.nights, loss.level) if loss is not None else None
             if loss is not None and new is not None:

@@ -260,7 +260,7 @@ def _send(book: Book, config: Config, state_dir: Path, now_ns: int) -> int:
 
 
 def _open(book: Book, config: Config, name: str, now_ns: int) -> Sequence[AlertMessage]:
-    """Return what is open, as far as a channel is told of it and has been told already."""
+    """Return what is open, as far as a channel receives it and has received it already."""
     route = config.routes[name]
     waiting = {pending.message.incident for pending in book.outbox if name in pending.waiting}
     return [

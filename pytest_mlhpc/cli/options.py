@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-#: Where systems are described; a command that has none given looks for it.
+#: Where systems are described; a command that has none given searches for it.
 systems_file = click.option("--systems-file", metavar="FILE", help="[default: systems.yaml of this folder]")
 baselines_dir = click.option(
     "--baselines-dir",
@@ -171,7 +171,7 @@ def chosen_systems(file: str | None, hook: Any = None) -> Systems:
 
 
 def false_alarms() -> float:
-    """Return how many false alarms a month the site accepts, as its systems file says; the usual one where that is wrong, which is told."""
+    """Return how many false alarms a month the site accepts, as its systems file says; the usual one where that is wrong, which is reported."""
     try:
         return chosen_systems(None).false_alarms
     except ConfigError as error:
@@ -180,7 +180,7 @@ def false_alarms() -> float:
 
 
 def site_events(state_dir: Path) -> tuple[Event, ...]:
-    """Return the events that are stored, and the maintenances of the systems file; what is wrong there is told."""
+    """Return the events that are stored, and the maintenances of the systems file; what is wrong there is reported."""
     found = {one.id: one for one in events(state_dir, tell)}
     with contextlib.suppress(ConfigError):  # false_alarms() names what is wrong
         for system, partition, one in chosen_systems(None).maintenances():
@@ -190,7 +190,7 @@ def site_events(state_dir: Path) -> tuple[Event, ...]:
 
 
 def publish_events(state_dir: Path) -> None:
-    """Send what was noted, and all else that waits, to the InfluxDB that the environment names; why it could not is told."""
+    """Send what was noted, and all else that waits, to the InfluxDB that the environment names; why it could not is reported."""
     from pytest_mlhpc.influx import credentials
 
     if credentials.is_configured(os.environ):

@@ -167,7 +167,7 @@ def _report(rows: Sequence[_Row], left: int | None, done: str, *, failed: bool =
 def _with_objects(
     report: CommandReport, objects: Sequence[tuple[str, bool]], *, failed: bool
 ) -> CommandReport:
-    """Return *report* with what becomes of objects that were kept in clusters for a look: a line, and whether it is done."""
+    """Return *report* with what becomes of objects that stayed in clusters for inspection: a line, and whether it is done."""
     lines = "".join(f"{clean(line)}\n" for line, _ in objects)
     data = {**report.data, "objects": [{"what": line, "done": done} for line, done in objects]}
     return CommandReport(report.text + lines, data, code=1 if failed else report.code)

@@ -253,7 +253,7 @@ def prune(older: tuple[int, str], dry_run: bool, state_dir: Path) -> CommandRepo
     return CommandReport(found.text(), found.to_json(), INCOMPLETE if found.failed else 0)
 
 
-#: Time between two looks at a source that is followed, in seconds.
+#: Time between two reads of a source that is followed, in seconds.
 LOOK_S = 5.0
 
 

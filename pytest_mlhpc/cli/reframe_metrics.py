@@ -1,6 +1,6 @@
 """Figures, references and conditions of a ReFrame test as the source of our metrics, references and conditions.
 
-Open it when a figure is taken over wrongly. ReFrame looks for a pattern in the whole output, line by line for ``^`` and ``$``, and so
+Open it when a figure is taken over wrongly. ReFrame searches a pattern in the whole output, line by line for ``^`` and ``$``, and so
 do we; it takes any of a pattern's groups, we take the one that there is.
 """
 

@@ -183,7 +183,7 @@ def _build(stub: Stub, folder: Path) -> None:
 
 
 def _make_options(stub: Stub) -> list[str]:
-    """Return the words that follow ``make`` for the attributes of a test's build system."""
+    """Return the arguments that follow ``make`` for the attributes of a test's build system."""
     given = stub.test.attributes
     arguments: list[str] = []
     for name, option in (("makefile", "-f"), ("srcdir", "-C")):
@@ -213,7 +213,7 @@ def _sources(stub: Stub, folder: Path) -> list[str]:
 
 
 def _split(stub: Stub, kind: str, text: str) -> list[str]:
-    """Return the words of *text* as a shell splits it. What a shell would do besides is asked."""
+    """Return *text* as a shell splits it. What a shell would do besides is asked."""
     if _SHELL.search(text) and not unknown_in(text):
         stub.ask(kind, f"`{text}` is for a shell, and no shell takes part")
     try:

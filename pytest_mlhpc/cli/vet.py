@@ -405,7 +405,7 @@ def _meaning_of_left_out() -> str:
 
 
 def _excluded(entries: Sequence[NodeEntry], now_ns: int) -> set[tuple[str, str, str]]:
-    """Return the nodes that are kept out of submissions now, each with its system and partition."""
+    """Return the nodes that are excluded from submissions now, each with its system and partition."""
     from pytest_mlhpc.vetting.history import EXCLUDE_S, unfit_now
 
     groups: dict[tuple[str, str], list[NodeEntry]] = {}
@@ -478,7 +478,7 @@ def undo_nodes(nodes: Sequence[str], scheduler: str) -> CommandReport:
 
 
 def _actions(actions: Sequence[Action], last: str = "") -> CommandReport:
-    """Return what became of each node, and *last*; failures are told on standard error, too."""
+    """Return what became of each node, and *last*; failures are reported on standard error, too."""
     from pytest_mlhpc.vetting.cordon import tell
 
     failed = [one for one in actions if one.word == "failed"]

@@ -155,7 +155,7 @@ def _fields(entry: Entry) -> list[str]:
     ]
 
 
-#: Words that YAML readers take as they are: no number, date, boolean or syntax among them.
+#: Texts that YAML readers take as they are: no number, date, boolean or syntax among them.
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*\Z")
 _RESERVED = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 

@@ -11,7 +11,7 @@ from pytest_mlhpc.store.record import Record, calibration_rate
 from pytest_mlhpc.store.text import minutes, quantities, quantity
 from pytest_mlhpc.store.verdict import WORSE, MetricVerdict, Verdict
 
-#: Parts of a step that a rank reports, by the words people use; each is shown when both runs have it.
+#: Parts of a step that a rank reports, by the names people use; each is shown when both runs have it.
 _PARTS = {
     "blocked wait for data": "wait_s",
     "copy to device": "copy_s",
@@ -25,7 +25,7 @@ _NOTABLE = 0.005
 
 
 def headline(metric: MetricVerdict) -> str:
-    """Return ``triad 163 GB/s: 12 % below 185 (3 of 3 re-runs agree)``, or what kept a metric from being judged."""
+    """Return ``triad 163 GB/s: 12 % below 185 (3 of 3 re-runs agree)``, or what prevented a metric from being judged."""
     if metric.baseline is None or metric.change is None:
         return f"{metric.name}: {metric.verdict.value}: {metric.reason}"
     value, baseline = quantity(metric.value, metric.unit), quantity(metric.baseline, metric.unit)

@@ -209,7 +209,7 @@ def make_entry(
 ) -> Entry:
     """Return the entry that accepts the median of *attempts*; it starts a baseline epoch of its own.
 
-    The tolerance of *old* is kept: somebody may have chosen it. Otherwise it is that of the metric where it names one
+    The tolerance of *old* stays: somebody may have chosen it. Otherwise it is that of the metric where it names one
     that is wider than usual.
 
     Raises:

@@ -34,7 +34,7 @@ OTHERS = 0.10
 
 
 def busy(measurement: Measurement) -> str:
-    """Return what else kept the machine busy during the run, in words, or an empty string."""
+    """Return what else kept the machine busy during the run, as text, or an empty string."""
     figures = measurement.contention
     found = [
         text.format(figures[name]) for name, (limit, text) in LIMITS.items() if figures.get(name, 0.0) > limit

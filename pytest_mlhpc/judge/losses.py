@@ -40,7 +40,7 @@ ALONE = 1.0
 APART = 4.0
 #: Nights whose median says whether a level was better for a while.
 BLOCK = 8
-#: A night that was not run again is told of when it lies so many times as far off as any of the nights before.
+#: A night that was not run again is reported when it lies so many times as far off as any of the nights before.
 UNHEARD = 20.0
 #: Nights whose median says that a level is back, when it lies on the better side of the middle of the loss.
 BACK = 3
@@ -122,7 +122,7 @@ def chance_a_month(series: float, score: float, *, confirmed: bool = True) -> fl
 def incident_losses(
     series: Sequence[tuple[Sequence[Attempts], str]], limits: LossLimits
 ) -> list[Loss | None]:
-    """Return of each (history, better) the loss that people are told of tonight, or None; a history has at least one night.
+    """Return of each (history, better) the loss that people are notified of tonight, or None; a history has at least one night.
 
     Beside :func:`certain_losses` that is tonight's verdict of a series too young for it, and a night that nothing confirms but
     lies :data:`UNHEARD` times as far off as any night before.

@@ -343,7 +343,7 @@ def start_batch(
     argv = [python, "-m", "pytest_mlhpc.node.batch.main", *more, str(directory / "plan.json")]
     try:
         with os.fdopen(open_private(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            # Started in the plan's directory: python -m looks there before it looks into the payload.
+            # Started in the plan's directory: python -m searches there before it searches the payload.
             process = popen(
                 argv, {**environment, "MLHPC_SOCKETS": sockets}, plan.directory, log=file.fileno()
             )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: longer each time, which makes two minutes; its calls have time limits of their own.
 UNDER_WAY_S = 300.0
 
-#: Folder of a state directory with notes of what is kept in clusters (``kubernetes/reap.py``).
+#: Folder of a state directory with notes of what stays in clusters (``kubernetes/reap.py``).
 KEPT = "kept"
 
 
@@ -86,7 +86,7 @@ def ssh_reaper(cluster: str, environ: Mapping[str, str], entries: Sequence[Ledge
 
 
 def clear_retained(state_dir: Path, environ: Mapping[str, str]) -> list[OverdueDeletion]:
-    """Delete what sessions of this state directory have kept in clusters for a look, where its time is over."""
+    """Delete what sessions of this state directory have left in clusters for inspection, where its time is over."""
     if not (state_dir / KEPT).is_dir():
         return []  # nothing of Kubernetes is imported where there is nothing of it
     from pytest_mlhpc.provision.kubernetes.reap import delete_allocation, delete_overdue, location_connector
@@ -117,7 +117,7 @@ def ask_cluster_name(environ: Mapping[str, str]) -> str:
     )
 
 
-@functools.lru_cache(maxsize=8)  # exceptions are not kept
+@functools.lru_cache(maxsize=8)  # exceptions are not stored
 def _cluster_name(environ: tuple[tuple[str, str], ...]) -> str:
     from pytest_mlhpc.provision.slurm.commands import CliClient
 
@@ -141,7 +141,7 @@ def reachable_with(environ: Mapping[str, str]) -> Callable[[LedgerEntry], bool]:
         return is_reachable(location, environ)
 
     def leads_there(entry: LedgerEntry) -> bool:
-        """Whether the kubeconfig still leads to where *entry* is; where that cannot be told, its reaper says why."""
+        """Whether the kubeconfig still leads to where *entry* is; where that is unknown, its reaper says why."""
         from pytest_mlhpc.provision.kubernetes.reap import read_location
 
         try:

@@ -33,7 +33,7 @@ from pytest_mlhpc.report.keys import Benchmark
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.text import iso
 
-#: Most benchmarks of one test that are looked through for the nearest; tests with more are not told apart by people.
+#: Most benchmarks of one test that are searched for the nearest; people do not distinguish more.
 _MOST_NEAR: Final = 200
 #: Most fields that are named as different.
 _MOST_FIELDS: Final = 4

@@ -150,7 +150,7 @@ def _headings(columns: Sequence[MachineColumn]) -> list[tuple[str, ...]]:
 def benchmarks_of(
     text: str, columns: Sequence[MachineColumn], everything: Sequence[VerdictCount]
 ) -> tuple[frozenset[Benchmark], list[VerdictCount]]:
-    """Return the benchmarks of these machines whose name or definition holds *text*, and all that was seen of the machines.
+    """Return the benchmarks of these machines whose name or definition holds *text*, and all that was recorded of the machines.
 
     Raises:
         UsageError: none holds it; names the nearest test or workload.
@@ -189,7 +189,7 @@ class RecordedRun:
     nodes: int = 0
     samples: int = 0  #: of the timed window
     energy_j: float | None = None
-    busy: str = ""  #: what else kept the machine busy, in words
+    busy: str = ""  #: what else kept the machine busy, as text
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ WIDTH, LEAST_TEXT = 240, 24
 
 @dataclass(frozen=True)
 class NodeOut:
-    """A node that vetting left out, or kept jobs away from."""
+    """A node that vetting left out, or excluded from jobs."""
 
     system: str
     partition: str
@@ -477,7 +477,7 @@ def _section(verdict: str) -> str:
 
 
 def _nodes_out(records: Iterable[Record]) -> tuple[NodeOut, ...]:
-    """Return the nodes that vetting kept from any of *records*, each once, with the last reason."""
+    """Return the nodes that vetting excluded from any of *records*, each once, with the last reason."""
     found: dict[tuple[str, str], NodeOut] = {}
     for record in records:
         for node, reason in unfit_of(record).items():

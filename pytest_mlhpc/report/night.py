@@ -61,7 +61,7 @@ SETTLED, REPEATED = 8, 3
 
 @dataclass(frozen=True)
 class MorningQuery:
-    """What a page is about beside its nights. ``store`` says in words where the history comes from.
+    """What a page is about beside its nights. ``store`` says where the history comes from.
 
     ``sent`` says whether `mlhpc alert send` was ever run: else all incidents are news. ``options`` end each command that
     is named: where the state lies, if not where it is looked for.

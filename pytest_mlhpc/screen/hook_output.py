@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 COLLECTIVES = ("gloo:", "nccl:", "mpi:", "ucc:", "xccl:")
 LOADER = "enumerate(DataLoader)#"
-#: Operations that are told by name.
+#: Operations that are named.
 TOP = 3
 
 
@@ -197,7 +197,7 @@ class TrainingTrace:
 
 
 def read_traces(folder: Path) -> tuple[TrainingTrace, ...]:
-    """Return what all processes told; a file that cannot be read in part is read in the other part."""
+    """Return what all processes reported; a file that cannot be read in part is read in the other part."""
     found = [_one(path) for path in sorted(folder.glob("*.jsonl"))]
     return tuple(one for one in found if one is not None)
 

@@ -18,7 +18,7 @@ from pytest_mlhpc.screen.usage import (
     seconds_text,
 )
 
-#: Shares below which nothing is said: what is told must be worth a look.
+#: Shares below which nothing is said: what is reported must be worth reading.
 LEAST = 0.10
 
 
@@ -30,7 +30,7 @@ class ProgramFinding:
     share: float
     text: str
     advice: str = ""
-    certain: bool = True  #: False: seen from outside alone
+    certain: bool = True  #: False: observed from outside alone
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ProgramEvidence:
 POWER_BITS = {0x4: "its power limit", 0x80: "a power brake of the machine"}
 HEAT_BITS = {0x20: "heat (by the driver)", 0x40: "heat (by the board)", 0x8: "a slowdown by the board"}
 
-#: Memory: share in use that is called full; growth in bytes/s, and as a share of the memory in an hour, that is told.
+#: Memory: share in use that is called full; growth in bytes/s, and as a share of the memory in an hour, that is reported.
 FULL, LEAST_GROWTH, GROWTH_IN_AN_HOUR = 0.95, 1 << 20, 0.25
 
 #: Share of looks in which a thread could run but had no core that is called waiting: of a few looks one finds anybody so.
@@ -174,7 +174,7 @@ def _queueing(number: int, own: ProcessUsage) -> ProgramFinding:
 
 
 def data(evidence: ProgramEvidence) -> list[ProgramFinding]:
-    """Waiting for data: told by the hook, else seen in what the first threads and the helpers do."""
+    """Waiting for data: reported by the hook, else read from what the first threads and the helpers do."""
     waits = {rank.number: waiting(rank) for rank in evidence.ranks}
     known = {number: wait for number, wait in waits.items() if wait is not None}
     if known:
@@ -193,7 +193,7 @@ def data(evidence: ProgramEvidence) -> list[ProgramFinding]:
 
 
 def waiting(rank: RankProcess) -> tuple[float, float, float] | None:
-    """Return (share, wait, step) of a rank that told of steps; seconds are means."""
+    """Return (share, wait, step) of a rank that reported steps; seconds are means."""
     steps = rank.trace.steps() if rank.trace is not None else []
     if not steps:
         return None

@@ -16,7 +16,7 @@ from pytest_mlhpc.screen.hook_output import TrainingTrace
 from pytest_mlhpc.screen.limits import ProgramEvidence, ProgramFinding
 from pytest_mlhpc.screen.usage import many, percent, seconds_text
 
-#: Most curves of one chart, and points of one curve: more cannot be told apart.
+#: Most curves of one chart, and points of one curve: more cannot be distinguished.
 MOST_CURVES, MOST_POINTS = 16, 2000
 
 Values = tuple[float | None, ...]
@@ -157,7 +157,7 @@ def _aligned(title: str, unit: str, found: _Curves, ends: tuple[float, float]) -
 
 
 def _thinned(curve: dict[float, float]) -> dict[float, float]:
-    """Return at most so many points, each the highest of its neighbours: one slow step is what a reader looks for."""
+    """Return at most so many points, each the highest of its neighbours: one slow step is what a reader wants to find."""
     points = list(curve.items())
     each = -(-len(points) // MOST_POINTS)
     return dict(max(points[at : at + each], key=itemgetter(1)) for at in range(0, len(points), each or 1))
@@ -204,7 +204,7 @@ LINES = 10
 def report_lines(
     what: str, evidence: ProgramEvidence, findings: Sequence[ProgramFinding], missing: Sequence[str]
 ) -> list[str]:
-    """Return the report: what was looked at; what limits it, the largest share first; what could not be seen."""
+    """Return the report: what was observed; what limits it, the largest share first; what could not be read."""
     trace = [_line(number, one) for number, one in enumerate(findings[: LINES - 2], 1)]
     if not trace:
         trace = ["nothing stands out: no share of the time above 10 % could be laid on any one thing"]

@@ -337,7 +337,7 @@ def _print(data: Mapping[str, Any]) -> None:
 
 
 def say(text: str) -> None:
-    """Say it to whoever looks on. Who looks away (a closed standard error, `2>&1 | head`) must not end the program."""
+    """Print it for the user. A reader that goes away (a closed standard error, `2>&1 | head`) must not end the program."""
     try:
         sys.stderr.write(f"mlhpc screen: {text}\n")
         sys.stderr.flush()
@@ -360,7 +360,7 @@ def screen_running(options: Options) -> int:
     """Look into a running job or pods, and say what limits them.
 
     Raises:
-        InfrastructureError: nothing of the job or pod was seen.
+        InfrastructureError: nothing of the job or pod was found.
     """
     if options.job is not None:
         commands = [watchers.slurm_argv(options.job, options.python)]
@@ -408,7 +408,7 @@ def _report(
 
 
 def see(samples: Sequence[Sample], spoken: Sequence[TrainingTrace]) -> ProgramEvidence:
-    """Return what samples and hook have to say of the time that counts: from the first step that was told."""
+    """Return what samples and hook have to say of the time that counts: from the first step that was reported."""
     first = min((one.ends[0] for one in spoken if one.ends), default=None)
     last = max((one.ends[-1] for one in spoken if one.ends), default=None)
     counted = usage.within(samples, first)

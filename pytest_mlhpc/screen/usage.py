@@ -91,7 +91,7 @@ def within(samples: Sequence[Sample], since_s: float | None) -> list[Sample]:
 
 
 def processes(samples: Sequence[Sample]) -> dict[Key, ProcessUsage]:
-    """Return the course of each process that was seen at least twice."""
+    """Return the course of each process with at least two samples."""
     by_key: dict[Key, list[tuple[float, ProcessSample]]] = {}
     for sample in samples:
         for one in sample.processes:
@@ -242,7 +242,7 @@ LAUNCHERS = frozenset(
 
 @dataclass(frozen=True)
 class RankProcess:
-    """One rank's process, what it told, and its helpers: loader processes and whatever else it started."""
+    """One rank's process, what it reported, and its helpers: loader processes and whatever else it started."""
 
     number: int
     host: str
@@ -259,7 +259,7 @@ class RankProcess:
 def find_ranks(found: dict[Key, ProcessUsage], trace: Sequence[TrainingTrace]) -> tuple[RankProcess, ...]:
     """Return the ranks, in order.
 
-    They are the processes that told of steps, else those with a rank in their environment, else the highest process of the tree
+    They are the processes that reported steps, else those with a rank in their environment, else the highest process of the tree
     that is no launcher.
     """
     usages = list(found.values())
@@ -328,7 +328,7 @@ def _below(own: ProcessUsage, usages: Sequence[ProcessUsage], taken: set[int]) -
     return found
 
 
-#: Processes in all samples that are kept: each takes some 640 bytes (CPython 3.11).
+#: Processes in all samples that are stored: each takes some 640 bytes (CPython 3.11).
 MOST_PROCESSES = 1_000_000
 
 #: Samples of one node that are never let go: fewer would not tell one rank from another.
@@ -349,7 +349,7 @@ class SampleBuffer:
     _of: dict[str, list[Sample]] = field(default_factory=dict)  #: host -> its samples
     _passed: dict[str, list[float]] = field(
         default_factory=dict
-    )  #: host -> costs of those since the last that was kept
+    )  #: host -> costs of those since the last that was stored
     _every: int = 1
     _processes: int = 0
 
@@ -367,7 +367,7 @@ class SampleBuffer:
             self._thin()
 
     def samples(self) -> list[Sample]:
-        """Return what is kept, node by node."""
+        """Return what is stored, node by node."""
         return [sample for samples in self._of.values() for sample in samples]
 
     def _thin(self) -> None:

@@ -182,7 +182,7 @@ class Assembly:
 def watch(
     commands: Sequence[Sequence[str]], seconds: float, interval_s: float
 ) -> tuple[list[Sample], list[str]]:
-    """Run watchers side by side to their end; return their samples, and what went wrong in the programs' own words.
+    """Run watchers side by side to their end; return their samples, and what went wrong in the programs' own messages.
 
     Times of samples are of this machine's monotonic clock, as well as what came soonest of each node can tell.
     """
@@ -196,7 +196,7 @@ def watch(
         )  # those that started, whatever comes then
         for one in every:
             one.join(deadline)
-    except KeyboardInterrupt:  # what was seen so far is told
+    except KeyboardInterrupt:  # what was observed so far is reported
         pass
     finally:
         _close(every)
@@ -277,7 +277,7 @@ class _Watcher:
         return said
 
     def _write(self, stream: IO[bytes]) -> None:
-        with contextlib.suppress(OSError), stream:  # it ended at once; its own words tell why
+        with contextlib.suppress(OSError), stream:  # it ended at once; its own message says why
             stream.write(code())
 
     def _read_samples(self, stream: IO[bytes]) -> None:

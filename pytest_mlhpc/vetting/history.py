@@ -1,6 +1,6 @@
 """What earlier vettings found: their journal, how often each node was unfit, what good ones reach, and repeated offenders.
 
-    vetting/history/YYYY-MM-DD/<writer>.jsonl   a line for each node, one for each quantity's figures: small, kept
+    vetting/history/YYYY-MM-DD/<writer>.jsonl   a line for each node, one for each quantity's figures: small, permanent
     vetting/reports/YYYY-MM-DD/<writer>.jsonl   all that nodes said, to be used again (``reuse.py``): taken away after days
 
 Lines of one vetting are one write, synced. Whoever dies while writing leaves a torn last line, which readers name and skip.
@@ -161,7 +161,7 @@ def _append(path: Path, content: bytes) -> None:
 class JournalQuery:
     """What is looked for: entries from ``since_ns`` on whose fields equal ``where`` (``{"system": "alps"}``), as of ``now_ns``.
 
-    Torn and damaged lines, a newer schema, files that cannot be read, and times that have not come yet are told to
+    Torn and damaged lines, a newer schema, files that cannot be read, and times that have not come yet are reported to
     ``on_problem`` and skipped.
     """
 
@@ -277,7 +277,7 @@ def day_of(moment_ns: int) -> str:
     return dt.datetime.fromtimestamp(max(0, moment_ns) / 1e9, tz=dt.UTC).strftime(_DAY)
 
 
-#: How long an unfit node is kept out of later submissions, in seconds.
+#: How long an unfit node is excluded from later submissions, in seconds.
 EXCLUDE_S = 86400.0
 
 #: Figures are learned from so many days: a driver or firmware of last year is another machine.
@@ -297,7 +297,7 @@ _NODE_PROBLEM = f"[{Origin.NODE.value}]"
 
 @dataclass(frozen=True)
 class StoredVetting:
-    """One vetting as it is kept: ``id`` unique, ``at_ns`` its end in ns UTC; system and partition may be empty where nobody knows."""
+    """One vetting as it is stored: ``id`` unique, ``at_ns`` its end in ns UTC; system and partition may be empty where nobody knows."""
 
     id: str
     verdict: VetVerdict
@@ -311,7 +311,7 @@ class StoredVetting:
 def keep(state_dir: Path, vetting: StoredVetting, writer: str = "") -> None:
     """Add a vetting to the history, in the file of *writer* (a session's id; empty: the vetting's own).
 
-    One that broke (exit 2 and 4) says nothing of nodes and is not kept. Without a report verdicts are kept, figures not.
+    One that broke (exit 2 and 4) says nothing of nodes and is not stored. Without a report verdicts are stored, figures not.
 
     Raises:
         StoreError: it cannot be written.
@@ -323,7 +323,7 @@ def keep(state_dir: Path, vetting: StoredVetting, writer: str = "") -> None:
 
 
 def node_entries(vetting: StoredVetting) -> list[NodeEntry]:
-    """Return what is kept of each node."""
+    """Return what is stored of each node."""
     boots = {node.host: node.boot_id for node in vetting.report.nodes} if vetting.report else {}
     settings = vetting.settings
     scope = "no_load" if settings.no_load else "single" if settings.single else ""
@@ -485,7 +485,7 @@ def excluded(
     exclude_s: float = EXCLUDE_S,
     on_problem: Callable[[str], None] | None = None,
 ) -> dict[str, str]:
-    """Return node -> why it is kept out of submissions: unfit by a problem of its own within *exclude_s* seconds.
+    """Return node -> why it is excluded from submissions: unfit by a problem of its own within *exclude_s* seconds.
 
     It ends early when a later vetting that looked as closely passed the node: one without load sees no slow GPU, but as many
     devices.

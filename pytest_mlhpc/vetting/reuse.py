@@ -74,7 +74,7 @@ def max_age(text: str) -> float:
     """Return seconds of what --max-age says; 0 for an empty text.
 
     Raises:
-        UsageError: it is no time, or longer than results are kept.
+        UsageError: it is no time, or longer than results are stored.
     """
     if not text:
         return 0.0
@@ -94,7 +94,7 @@ def remember(state_dir: Path, vetting: StoredVetting, job_checks: Collection[str
 
     Args:
         state_dir: the state directory, shared by whoever is to use it.
-        vetting: with its report; without one nothing is kept.
+        vetting: with its report; without one nothing is stored.
         job_checks: names of checks that look at a job (``Check.purpose`` is job): left out.
         writer: as of ``history.keep``.
 
@@ -285,7 +285,7 @@ def _tell(text: str) -> None:
 
 
 class Readiness:
-    """One for each session; called by the threads of its queues. ``trouble`` gets what cannot be read or kept.
+    """One for each session; called by the threads of its queues. ``trouble`` gets what cannot be read or stored.
 
     Nothing of the past is read where nothing is vetted.
     """
@@ -293,7 +293,7 @@ class Readiness:
     def __init__(self, state_dir: Path, session_id: str, trouble: list[str]) -> None:
         self._state_dir, self._session_id, self._trouble = state_dir, session_id, trouble
         self._lock = threading.Lock()
-        self._away: dict[str, dict[str, str]] = {}  #: partition -> node -> why it is kept out
+        self._away: dict[str, dict[str, str]] = {}  #: partition -> node -> why it is excluded
         self._learned: dict[str, tuple[Learned, ...]] = {}  #: partition -> what good nodes reach there
 
     def settings(self, spec: JobSpec) -> VetSettings | None:
@@ -352,7 +352,7 @@ class Readiness:
             return {}
 
     def keep(self, spec: JobSpec, attempt: Attempt) -> None:
-        """Keep what was found of the nodes of *attempt*, if its run is the one that was told everything.
+        """Keep what was found of the nodes of *attempt*, if its run is the one that has everything.
 
         Pods' probes, which look at one node alone, are a vetting of their own.
         """

@@ -96,7 +96,7 @@ class Apprise:
         raise self._error(text, retry=True)
 
     def resend_open(self, messages: Sequence[AlertMessage]) -> None:
-        """Do nothing: a chat keeps what it was told."""
+        """Do nothing: a chat keeps its messages."""
 
     def _run(self, request: bytes) -> dict[str, Any]:
         argv = [sys.executable, "-P", "-m", _CHILD]  # -P: a folder's own apprise.py is not what we mean

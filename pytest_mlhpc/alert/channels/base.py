@@ -94,7 +94,7 @@ class DeliveryError(MlhpcError):
 
     ``retry`` is false only where the peer will never take this very message, which is then given up: after 400, 413 and 422 of
     HTTP, after a 5yz answer of SMTP to the receiver or the mail, and where lists of GitLab have no end. After all else the
-    message is kept and sent again, also where only a person can help (401, 403, 404, a redirect, a password, a certificate).
+    message is stored and sent again, also where only a person can help (401, 403, 404, a redirect, a password, a certificate).
     """
 
     def __init__(self, text: str, *, retry: bool) -> None:
@@ -136,7 +136,7 @@ def as_json(message: AlertMessage) -> dict[str, Any]:
 
 #: Of what a peer said, in characters: a sentence or two.
 MOST_SAID = 300
-#: Shorter words are no secrets, and hiding them would leave nothing readable.
+#: Shorter texts are no secrets, and hiding them would leave nothing readable.
 _SHORTEST_SECRET = 4
 _HIDDEN = "***"
 

@@ -1,7 +1,7 @@
 """An issue of GitLab for each incident: opened with it, commented on at each change, closed when it is resolved.
 
 Which issue belongs to an incident, and which messages stand there already, is read from GitLab each time, by marks in the
-descriptions and comments that readers do not see. They are looked for in lists: GitLab's own search drops what looks like a tag
+descriptions and comments that readers do not see. They are found in lists: GitLab's own search drops what resembles a tag
 and lags behind. Only issues and comments of the token's own user count, so that nobody else can make a mark.
 
 What people do wins: an issue that they closed is commented on, not opened again.
@@ -83,7 +83,7 @@ class GitLabIssues:
         issue = self._find(message)
         if issue is None:
             if message.resolved:
-                return  # nobody was told of it here
+                return  # nobody was notified of it here
             self._create(message)
             return
         if not self._is_posted(issue, message):
@@ -92,7 +92,7 @@ class GitLabIssues:
             self._ask("PUT", self._path(issue), {"state_event": "close"})
 
     def resend_open(self, messages: Sequence[AlertMessage]) -> None:
-        """Do nothing: GitLab keeps what it was told."""
+        """Do nothing: GitLab keeps its issues."""
 
     def _create(self, message: AlertMessage) -> None:
         content = {

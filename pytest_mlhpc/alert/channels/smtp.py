@@ -100,7 +100,7 @@ class Mailbox:
             raise self._of(error) from None
 
     def resend_open(self, messages: Sequence[AlertMessage]) -> None:
-        """Do nothing: a mailbox keeps what it was told."""
+        """Do nothing: a mailbox keeps its messages."""
 
     def _of(self, error: Exception) -> DeliveryError:
         if isinstance(error, smtplib.SMTPRecipientsRefused):

@@ -73,7 +73,7 @@ class Webhook:
         send_json(replace(self._peer, headers=headers), "POST", self._settings.url, body)
 
     def resend_open(self, messages: Sequence[AlertMessage]) -> None:
-        """Do nothing: a receiver keeps what it was told."""
+        """Do nothing: a receiver keeps its messages."""
 
     def _content(self, message: AlertMessage) -> Any:
         if self._settings.style == "json":

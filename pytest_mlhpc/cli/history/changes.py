@@ -15,7 +15,7 @@ from pytest_mlhpc.history.events import events
 from pytest_mlhpc.history.level_changes import Shift, cache_path, watch
 from pytest_mlhpc.store.text import minutes, tell
 
-#: Series of one paragraph that are told by name.
+#: Series of one paragraph that are named.
 _MOST = 10
 
 

@@ -1,6 +1,6 @@
 """One node's part: owns its two processes, and tells the leader what they say.
 
-It looks at no hardware itself, so it cannot hang in a driver: what hangs is killed after its limit and named, and what not even
+It reads no hardware itself, so it cannot hang in a driver: what hangs is killed after its limit and named, and what not even
 SIGKILL ends is left behind and named. Checks begin at once; the leader is looked for meanwhile, and gets all that was said.
 """
 

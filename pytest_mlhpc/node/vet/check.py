@@ -61,7 +61,7 @@ class Examination:
         return True
 
     def unknown(self, key: str, reason: object, device: str = "") -> None:
-        """Say that nobody can tell whether the bound *key* is kept."""
+        """Say that nobody can tell whether the bound *key* is met."""
         self.add(Severity.UNKNOWN, str(reason), device, rule=key)
 
     def info(self, reason: str, device: str = "", **about: Any) -> None:
@@ -125,7 +125,7 @@ class LoadWatch:
     """A check over the time of the load; fields as those of :class:`Check`.
 
     ``start`` returns the state before the load, None where there is nothing to watch. ``observe`` returns the state with what is
-    seen under load, every half second. ``judge`` reads the node again after the load, and judges what it has shown.
+    read under load, every half second. ``judge`` reads the node again after the load, and judges what it has shown.
     """
 
     name: str
@@ -154,7 +154,7 @@ class LoadWatch:
         return self.start(machine, context)
 
     def sample(self, machine: Machine, state: Any) -> Any:
-        """Return the state with what is seen now."""
+        """Return the state with what is read now."""
         return None if state is None else self.observe(machine, state)
 
     def end(self, machine: Machine, context: Context, state: Any) -> CheckOutcome:

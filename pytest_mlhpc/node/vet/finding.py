@@ -8,7 +8,7 @@ from typing import Dict, Mapping, Optional, Tuple
 
 
 class Severity(enum.Enum):
-    """From good to bad. ``UNKNOWN`` is no middle: it says that nobody can tell, and fails closed unless told otherwise."""
+    """From good to bad. ``UNKNOWN`` is no middle: it says that nobody can tell, and fails closed by default."""
 
     PASS = "PASS"  # noqa: S105 - no password
     INFO = "INFO"

@@ -89,7 +89,7 @@ def _dated(seconds: float, now: float, up_s: Optional[float]) -> Optional[float]
 
 
 def from_kmsg(data: bytes, now: float, up_s: Optional[float]) -> Tuple[KernelMessage, ...]:
-    """Return the messages of /dev/kmsg. Lines that are no records are kept, without a time: a fault in one still counts."""
+    """Return the messages of /dev/kmsg. Lines that are no records stay, without a time: a fault in one still counts."""
     found = []
     for line in _lines(data):
         match = _KMSG.match(line)
@@ -172,7 +172,7 @@ def driver_events() -> DriverEvents:
     return DriverEvents(meanings, names, frozenset(xid["c2c_devices"]), *kinds)
 
 
-#: A message with none of these words is no event: one look at each of many thousand lines.
+#: A message with none of these words is no event: one search in each of many thousand lines.
 _WORDS = re.compile(
     r"Xid|fallen off|[Mm]achine [Cc]heck|Hardware Error|memory error|Memory failure|EDAC|ut of memory: Kill"
     r"|I/O|medium error|EXT4-fs|XFS|BTRFS|PCIe Bus Error|uncorrectable|ERREVENT"
@@ -281,7 +281,7 @@ def _sxid(message: KernelMessage, announced: Set[Tuple[str, int]]) -> Optional[K
 
 
 def _hardware(message: KernelMessage) -> Optional[KernelEvent]:
-    """Return the event of a machine check, whose words differ by vendor."""
+    """Return the event of a machine check, whose text differs by vendor."""
     text = message.text
     status = _MCE_STATUS.search(text)
     if status is not None:

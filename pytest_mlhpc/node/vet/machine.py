@@ -277,7 +277,7 @@ class Machine:
         """Make a TCP connection and close it; return whether somebody listens there. A refusal is an answer as well.
 
         Raises:
-            Unreadable: nobody answers, in the system's words.
+            Unreadable: nobody answers, with the system's message.
         """
         try:
             with socket.create_connection((address, port), timeout=timeout_s):
@@ -380,7 +380,7 @@ class Machine:
         return self.text("/proc/sys/kernel/random/boot_id")
 
     def status(self, pid: object, key: str) -> Optional[str]:
-        """Return a value of ``/proc/PID/status``, of several the first (of Uid: the real one); None: it cannot be seen."""
+        """Return a value of ``/proc/PID/status``, of several the first (of Uid: the real one); None: it is not visible."""
         values = or_else(self.key_values, f"/proc/{pid}/status", {}, Unreadable).get(key, "").split()
         return values[0] if values else None
 
@@ -435,7 +435,7 @@ def or_else(read: Callable[[str], T], name: str, otherwise: D, but: Type[Unreada
 
 
 def size(value: float) -> str:
-    """Return bytes in words: ``64 MiB``."""
+    """Return bytes as text: ``64 MiB``."""
     if not math.isfinite(value):
         return "unlimited"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

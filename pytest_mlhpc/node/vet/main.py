@@ -59,7 +59,7 @@ class PreviousResults:
 
 
 class ResultStore(Protocol):
-    """Where earlier vettings are kept; the controller's (``vetting/reuse.py``), as the payload keeps nothing.
+    """Where earlier vettings are stored; the controller's (``vetting/reuse.py``), as the payload keeps nothing.
 
     ``grace_s`` is how long ``after`` may take, in seconds.
     """
@@ -80,7 +80,7 @@ class ResultStore(Protocol):
         ...
 
 
-#: Share of the whole time, and most seconds, that are kept for the judge and the files.
+#: Share of the whole time, and most seconds, that are reserved for the judge and the files.
 JUDGE_SHARE, JUDGE_MOST_S = 0.05, 3.0
 
 #: How long the verdict and its files may take beyond the deadline before they are given up, in seconds.
@@ -131,7 +131,7 @@ class Session:
         self._given_up.set()
 
     def run(self) -> None:
-        """Conduct it. Whatever fails here is exit code 4 with its words."""
+        """Conduct it. Whatever fails here is exit code 4 with its message."""
         try:
             self.code = int(self._run())
         except Exception as error:  # noqa: BLE001 - the thread's last chance to say what is the matter
@@ -340,7 +340,7 @@ def run(
         _complain(str(error))
         return Exit.USAGE
     if place.extra:
-        if settings.wanted.purpose == "job":  # the first one looks at how all tasks of the node are bound
+        if settings.wanted.purpose == "job":  # the first one reads how all tasks of the node are bound
             stay(environ, budget_of(settings))
         return Exit.READY  # another process on this node does it
     if place.rank == 0 and settings.need > place.nodes:

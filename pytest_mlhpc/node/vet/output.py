@@ -22,7 +22,7 @@ from pytest_mlhpc.node.vet.text import (
 )
 from pytest_mlhpc.node.vet.verdict_files import WrittenVerdict, verdict_to_json
 
-#: Rules that judge a figure; the reasons of all others say what was seen.
+#: Rules that judge a figure; the reasons of all others say what was read.
 _OF_FIGURES = frozenset({"peers", "floor", "history", "pairs", OWN_HISTORY, *UNJUDGED})
 
 #: Longest text of a check in the table, in characters.

@@ -349,7 +349,7 @@ def _judge_live(
 
 
 def _is_proven(exchanges: Exchanges, host: str, good: Set[str]) -> bool:
-    """Return whether enough good partners have seen that *host* is slow: its best exchange is, so all are."""
+    """Return whether enough good partners have found that *host* is slow: its best exchange is, so all are."""
     results = [*exchanges.done[host], *exchanges.failed[host]]
     witnesses = {partner(result, host) for result in results} & good
     confirmed = any(result.stage == "confirm" and partner(result, host) in good for result in results)

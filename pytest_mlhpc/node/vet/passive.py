@@ -1,4 +1,4 @@
-"""The process that looks at its node: runs the checks one after another, and the watches over the time of the load.
+"""The process that reads its node: runs the checks one after another, and the watches over the time of the load.
 
 It may hang in a driver or die in a vendor's library: ``agent.py`` kills it, and starts another for what is left. Orders
 (``node/child_process.py``): ``checks`` (``settings``, ``host``, ``hosts``, ``skip``: names) answers with ``plan`` (names, boot id), then for
@@ -109,7 +109,7 @@ class Watcher:
 
 
 class Passive:
-    """Does what it is told, line by line."""
+    """Carries out orders, line by line."""
 
     def __init__(self, answers: Answers, machine: Machine, providers: Providers) -> None:
         self._answers, self._machine, self._providers = answers, machine, providers

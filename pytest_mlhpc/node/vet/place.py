@@ -76,7 +76,7 @@ def place_of(environ: Mapping[str, str], *, hosts: Sequence[str] = (), single: b
     of these it is alone.
 
     Raises:
-        PlaceError: numbers contradict each other, or names cannot be told.
+        PlaceError: numbers contradict each other, or names are unknown.
     """
     host = environ.get("MLHPC_VET_HOST") or environ.get("SLURMD_NODENAME") or os.uname().nodename
     alone = VetPlace(host=host, hosts=(host,))
@@ -233,7 +233,7 @@ def _mark(key: bytes) -> str:
 
 
 class Search:
-    """Looks for the first node.
+    """Searches the first node.
 
     ``lost_names`` are those that do not resolve here, which is this node's problem even where an address does.
     """

@@ -48,7 +48,7 @@ _ETHERNET = "1"
 class Port:
     """A port: ``name`` for users, ``kind`` InfiniBand, RoCE, Slingshot or Ethernet.
 
-    ``up``: it carries data; None where the driver does not say. ``linked``: it has a link. ``state`` and ``rate`` are the driver's words.
+    ``up``: it carries data; None where the driver does not say. ``linked``: it has a link. ``state`` and ``rate`` are the driver's text.
     """
 
     name: str
@@ -231,6 +231,6 @@ def fabric_of(machine: Machine) -> Fabric:
 
 
 def library_folders(machine: Machine) -> Tuple[str, ...]:
-    """Return where the loader looks, in its order."""
+    """Return the folders that the loader searches, in its order."""
     paths = machine.environ.get("LD_LIBRARY_PATH", "").split(":")
     return tuple(dict.fromkeys([*(folder for folder in paths if folder.startswith("/")), *FOLDERS]))

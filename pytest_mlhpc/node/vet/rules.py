@@ -189,7 +189,7 @@ def _judge(group: FigureGroup, place: Place, value: float, jury: References, pol
 
 
 def _by_peers(group: FigureGroup, what: str, value: float, peers: Peers[Place], policy: Policy) -> RuleResult:
-    if not peers.median:  # a counter that stands at 0 elsewhere: no share of it can be told
+    if not peers.median:  # a counter that stands at 0 elsewhere: no share of it can be computed
         if not value:
             return RuleResult(Severity.PASS, "peers", f"{what}, as with its peers")
         return RuleResult(

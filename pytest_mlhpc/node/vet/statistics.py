@@ -225,7 +225,7 @@ def _troubled_checks(node: NodeReport) -> FrozenSet[str]:
 
 
 def _on_each_device(report: Report, model: str, places: Set[Place]) -> bool:
-    """Return whether some node with several such devices measured all: else the check looks at one of them only."""
+    """Return whether some node with several such devices measured all: else the check reads one of them only."""
     several = [node for node in report.nodes if node.models.get(model, 0) > 1]
     return any(sum(place[0] == node.host for place in places) >= node.models[model] for node in several)
 

@@ -61,7 +61,7 @@ def last_line(verdict: VetVerdict) -> str:
 def table(verdict: VetVerdict, most: int = MOST_ROWS) -> str:
     """Return a line for each thing that is wrong, the worst first; empty where nothing is.
 
-    What several nodes have in common is one line; more than *most* lines are cut, and their number told.
+    What several nodes have in common is one line; more than *most* lines are cut, and their number given.
     """
     rows = _rows(verdict)
     more = f"... and {len(rows) - most} more: verdict.json has all of them\n" if len(rows) > most else ""

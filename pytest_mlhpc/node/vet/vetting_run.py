@@ -240,7 +240,7 @@ class LoadRound:
         self._doing[name] = _Doing(work, seat, number, time.monotonic() + limit_s + GRACE_S)
 
     def _arguments(self, name: str, work: Work) -> Dict[str, float]:
-        """Return what a command is told: which round it is, how many nodes vet together, and to be short where many take turns."""
+        """Return what a command receives: which round it is, how many nodes vet together, and to be short where many take turns."""
         found: Dict[str, float] = {"round": self._round, "nodes": len(self._leader.seats)}
         if self._settings.level == "quick" and self._sharing[name] > FEW and work.shared_s:
             found["seconds"] = work.shared_s / self._passes(name, work)
@@ -304,7 +304,7 @@ COME_SHARE, COME_MOST_S = 0.3, 60.0
 #: bad before peers decide nothing (rules.py).
 LONELY = 3
 
-#: What is kept for ends of watches and exchanges of the last answers, in seconds.
+#: What is reserved for ends of watches and exchanges of the last answers, in seconds.
 END_S, END_SHARE = 13.0, 0.1
 
 
@@ -409,7 +409,7 @@ class VettingRun:
                 seat.outcomes.append(CheckOutcome((finding,)))  # by a pass alone nobody was examined
 
     def _reserve_s(self) -> float:
-        """Return what is kept of the time for what comes last."""
+        """Return what is reserved of the time for what comes last."""
         return min(END_S, END_SHARE * budget_of(self._settings))
 
     def _await_children(self) -> bool:

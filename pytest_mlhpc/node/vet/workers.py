@@ -144,7 +144,7 @@ class CheckRunner(Runner):
             self._say({"kind": "answer", "id": number, "done": True})
 
     def _give_up(self, text: str, severity: Severity) -> None:
-        """Say that what has not been told will never be."""
+        """Say that what has not been reported will never be."""
         rest = [name for name in self._plan if name not in self._answered] or ["checks"]
         for name in rest:
             self._say(checked(name, severity, text, "lost"))
@@ -252,7 +252,7 @@ def pair_args(settings: VetSettings, round_number: int) -> Dict[str, Any]:
 
 
 class LoadRunner(Runner):
-    """Has the child do one command after the other; *loaded* is told when the node is under load, and when not.
+    """Has the child do one command after the other; *loaded* is called when the node is under load, and when not.
 
     Where there is no process, ``gone`` says why.
     """

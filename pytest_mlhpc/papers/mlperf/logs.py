@@ -67,7 +67,7 @@ def entries(run: TrainedRun, submission: Submission, found: Sequence[Departure])
     """Return the lines of the log of *run*.
 
     Raises:
-        UsageError: it is of no benchmark of MLPerf HPC, told no events, or its events contradict its record.
+        UsageError: it is of no benchmark of MLPerf HPC, reported no events, or its events contradict its record.
     """
     if run.workload not in CLOSED:
         raise UsageError(f"{run.workload} is no benchmark of MLPerf HPC; those are {', '.join(CLOSED)}")
@@ -363,7 +363,7 @@ _CONTEXT: Final = re.compile(r"\ncurrent (?:context\[s\]|line\[v\])=", re.MULTIL
 
 @dataclass(frozen=True)
 class CheckedLog:
-    """The checker's verdict on one file; ``complaints`` are in its own words."""
+    """The checker's verdict on one file; ``complaints`` are its own text."""
 
     path: Path
     accepted: bool

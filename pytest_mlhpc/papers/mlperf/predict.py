@@ -95,7 +95,7 @@ def labels(trainings: Iterable[str]) -> dict[str, str]:
 
 
 def place_of(run: TrainedRun) -> ScalePlace | None:
-    """Return what *run* is a figure of; None where it told no scale."""
+    """Return what *run* is a figure of; None where it reported no scale."""
     if not 0 < run.devices < MOST_DEVICES or not run.global_batch:
         return None
     return ScalePlace(machine_of(run.key), training_of(run.benchmark), run.devices, run.global_batch)

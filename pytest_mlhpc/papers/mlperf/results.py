@@ -96,7 +96,7 @@ def of_group(workload: str, runs: int, lost: int) -> tuple[Departure, ...]:
 
 
 def division(found: tuple[Departure, ...]) -> str:
-    """Return the strictest division whose rules are kept: closed, open, neither."""
+    """Return the strictest division whose rules are met: closed, open, neither."""
     if any(one.rule.both for one in found):
         return NEITHER
     return OPEN if found else CLOSED_DIVISION
@@ -210,7 +210,7 @@ class ResultScore:
 
     @property
     def spread(self) -> float | None:
-        """Half the range of the runs kept, relative to the result."""
+        """Half the range of the runs that count, relative to the result."""
         if self.seconds is None or len(self.counted) < 2:
             return None
         return (max(self.counted) - min(self.counted)) / 2 / self.seconds

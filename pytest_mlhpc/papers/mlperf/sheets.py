@@ -28,7 +28,7 @@ class MlperfSheet:
 
 
 def typical(group: RunGroup) -> TrainedRun:
-    """Return a run that told its scale, if any did."""
+    """Return a run that reported its scale, if any did."""
     return next((run for run in group.runs if run.devices), group.runs[0])
 
 

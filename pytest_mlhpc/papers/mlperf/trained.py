@@ -29,7 +29,7 @@ class TimelineError(ValueError):
 
 @dataclass(frozen=True)
 class RunInterval:
-    """From a start to its stop, ns UTC; ``number`` is the training epoch (``epoch_num``) where it is told."""
+    """From a start to its stop, ns UTC; ``number`` is the training epoch (``epoch_num``) where it is reported."""
 
     start_ns: int
     stop_ns: int
@@ -46,7 +46,7 @@ class RunInterval:
 
 
 def events_of(measurement: Measurement) -> tuple[RunEvent, ...]:
-    """Return the events of the lowest rank that told any, by time; those of one time stay in their order.
+    """Return the events of the lowest rank that reported any, by time; those of one time stay in their order.
 
     Raises:
         TimelineError: one is at no time that a clock tells.

@@ -20,7 +20,7 @@ from pytest_mlhpc.store.text import iso, minutes, one_line, table
 class Peaks:
     """What one device was measured to do at most. ``flops``: precision -> FLOP/s; bandwidths are B/s.
 
-    ``vector`` and ``cache`` are bytes: of each vector that was moved, and of the last caches; 0 where nothing told.
+    ``vector`` and ``cache`` are bytes: of each vector that was moved, and of the last caches; 0 where nothing reported them.
     """
 
     flops: Mapping[str, float]
@@ -33,7 +33,7 @@ class Peaks:
 
     @property
     def cached(self) -> bool:
-        """Whether caches held a part of what was moved. STREAM's rule: a vector is 4 times as large as all last caches."""
+        """Whether caches had a part of what was moved. STREAM's rule: a vector is 4 times as large as all last caches."""
         return 0 < self.vector < 4 * self.cache
 
     @property
@@ -56,7 +56,7 @@ class RooflinePoint:
     """One workload's step on one device.
 
     ``flops`` is FLOP/s achieved by one device. ``moved`` are the bytes of a step by class, by the model of
-    ``node/worker/probes/kernels.py``; ``counted`` is the bandwidth that a counter of the processor told, B/s, if any.
+    ``node/worker/probes/kernels.py``; ``counted`` is the bandwidth that a counter of the processor gave, B/s, if any.
     ``shares`` of the profiled time sum to 1.
     """
 
@@ -157,7 +157,7 @@ class AxisScale:
     end: float
 
     def at(self, value: float) -> float:
-        """Return the pixel of *value*, which is kept within the axis."""
+        """Return the pixel of *value*, limited to the axis."""
         inside = min(max(value, self.low), self.high)
         share = math.log(inside / self.low) / math.log(self.high / self.low)
         return self.start + share * (self.end - self.start)

@@ -23,7 +23,7 @@ PATIENCE: Final[Mapping[str, float]] = {
     "unschedulable": 86400.0,  # full clusters: as long as a Slurm job may wait
     "admission": 86400.0,  # a queue such as Kueue's, or a scheduling gate
     "quota": 3600.0,  # other jobs of the namespace may end
-    "image": 600.0,  # registries have bad minutes; a name that does not exist looks the same
+    "image": 600.0,  # registries have bad minutes; a name that does not exist gives the same error
     "config": 120.0,  # a Secret or ConfigMap may come a moment later
     "volume": 600.0,
     "crash": 60.0,

@@ -1,6 +1,6 @@
 """The interface to Slurm, :class:`SlurmClient`, and its dataclasses. ``commands.py`` and ``pyslurm.py`` implement it.
 
-Every call blocks for at most :data:`CALL_LIMIT_S`. Answers are our own dataclasses; reasons are Slurm's own words.
+Every call blocks for at most :data:`CALL_LIMIT_S`. Answers are our own dataclasses; reasons are Slurm's own text.
 Times are integer ns UTC by the clock of Slurm's controller, 0 where it knows none.
 """
 

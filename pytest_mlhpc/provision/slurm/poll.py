@@ -59,7 +59,7 @@ MAX_DOUBLINGS = 10
 class PollState:
     """What the time of the next query depends on. Ages are in seconds; None: there is none."""
 
-    youngest_wait: float | None  #: age of the youngest pending job that no query has seen yet
+    youngest_wait: float | None  #: age of the youngest pending job that no query has returned yet
     longest_wait: float | None  #: age of the oldest pending job
     silence: float | None  #: longest time without heartbeat of a running batch
     urgent: bool  #: a file shows a fault

@@ -16,7 +16,7 @@ from pytest_mlhpc.provision.slurm.options import OTHER_CLUSTER, PENDING_LIMIT_S
 
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*(=.*)?|-[A-Za-z].*")
 
-#: Options of sbatch(1) that this package sets itself; the words say what to write instead: a key, or a sentence.
+#: Options of sbatch(1) that this package sets itself; the text says what to write instead: a key, or a sentence.
 _SBATCH_OWN: Final = {
     "job-name": "", "J": "", "output": "", "o": "", "error": "", "e": "", "input": "", "i": "", "chdir": "", "D": "",
     "open-mode": "", "export": "", "export-file": "", "requeue": "", "no-requeue": "", "array": "", "a": "",

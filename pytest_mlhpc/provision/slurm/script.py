@@ -221,9 +221,9 @@ def _software_setup(environment: Environment) -> Iterator[str]:
 
 
 def with_software(argv: Sequence[str], environment: Environment) -> list[str]:
-    """Return *argv* as words of a shell that first sets up the software of *environment*, as a job script does.
+    """Return *argv* as arguments of a shell that first sets up the software of *environment*, as a job script does.
 
-    The words themselves are arguments of the shell, of which it reads nothing.
+    They are positional arguments, of which the shell reads nothing.
     """
     lines = list(_software_setup(environment))
     return (

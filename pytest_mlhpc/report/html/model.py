@@ -235,7 +235,7 @@ _NEEDED = ("epoch_time", "io_time")
 def split_of(bench: BenchmarkNights) -> Split | None:
     """Return the shares of each watched night that has the figures, or None where no night has.
 
-    Communication is told for one step (``node/protocol/combine.py``), the epoch for all: its share is that of a median step
+    Communication is reported for one step (``node/protocol/combine.py``), the epoch for all: its share is that of a median step
     (``exposed_communication_time / step_time``), never more than what I/O leaves. Compute is the rest.
     """
     figures = {row.metric: row.values for row in bench.rows}

@@ -24,7 +24,7 @@ def document_of(title: str, body: str, styles: Sequence[str], scripts: Sequence[
 
     Args:
         title: as it is, of whatever origin.
-        body: HTML of what is seen, the texts of its *styles*, and of its *scripts*, which become one.
+        body: HTML of what is visible, the texts of its *styles*, and of its *scripts*, which become one.
         styles: in the order in which they count, after uPlot's.
         scripts: in the order in which they are read.
         content: JSON that may stand inside of HTML.

@@ -108,7 +108,7 @@ def _days(nights: Sequence[Night]) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 #: Nights in a node's strip.
 NODE_NIGHTS = 30
-#: Figures that a node's deviation is the median of: the newest, so that what was repaired looks repaired.
+#: Figures that a node's deviation is the median of: the newest, so that what was repaired appears repaired.
 NEWEST = 40
 #: Figures of one level from which it is a median of something.
 FEWEST = 3
@@ -222,7 +222,7 @@ NEEDED = frozenset(
 
 @dataclass(frozen=True)
 class PageQuery:
-    """What the page is asked to show: moments in ns UTC; empty words choose everything."""
+    """What the page is asked to show: moments in ns UTC; empty texts choose everything."""
 
     now_ns: int
     since_ns: int = 0

@@ -95,7 +95,7 @@ def _judge_expected(exam: Examination, key: str, is_now: str, text: str, device:
 
 
 def _judge_driver(exam: Examination, session: AmdSession) -> None:
-    """Compare the driver, and name what is expected and nobody looks at."""
+    """Compare the driver, and name what is expected and no check reads."""
     expect = exam.wanted.expect
     if not session.devices:
         return

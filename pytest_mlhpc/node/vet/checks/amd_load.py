@@ -149,7 +149,7 @@ def _rate_of_sysfs(session: AmdSession, device: AmdDevice) -> Optional[Rate]:
 
 
 def _best(state: LinkState, name: str, now: Tuple[Optional[Lanes], Optional[Rate]]) -> None:
-    """Keep the best that was seen: a link that was as wide and fast as it can be is well."""
+    """Keep the best reading: a link that was as wide and fast as it can be is well."""
     lanes, rate = now
     if lanes and lanes[0] / lanes[1] > _share(state.lanes.get(name)):
         state.lanes[name] = lanes
@@ -161,7 +161,7 @@ def _share(known: Optional[Tuple[float, float]]) -> float:
     return known[0] / known[1] if known else 0.0
 
 
-#: Accumulators of ``amdsmi_violation_status_t``: key -> words.
+#: Accumulators of ``amdsmi_violation_status_t``: key -> text.
 HEAT = {
     "acc_socket_thrm": "the package's temperature",
     "acc_hbm_thrm": "the memory's temperature",
@@ -186,7 +186,7 @@ UNEXPLAINED = -1
 
 Accumulators = Dict[str, int]
 
-#: Shares of time slowed down by heat and from outside, and the worst cause in words.
+#: Shares of time slowed down by heat and from outside, and the worst cause as text.
 Shares = Tuple[float, float, str]
 
 
@@ -213,7 +213,7 @@ def accumulators_of_sysfs(session: AmdSession, device: AmdDevice) -> Optional[Ac
 
 
 def _complete(found: Mapping[str, Optional[int]]) -> Optional[Accumulators]:
-    """Return what is told; None if that is too little to judge by."""
+    """Return what is reported; None if that is too little to judge by."""
     counted = {key: value for key, value in found.items() if value is not None}
     return counted if "acc_counter" in counted and set(counted) & set(HEAT) else None
 
@@ -319,7 +319,7 @@ class WatchedDevice:
     trouble: str = ""
 
     def add(self, session: AmdSession, device: AmdDevice) -> None:
-        """Add what is told now, of the kind that was told first."""
+        """Add what is reported now, of the kind that was reported first."""
         under_load = (busy(session, device) or 0) >= BUSY
         try:
             if self.points:

@@ -21,7 +21,7 @@ BUSY = 0.9
 #: Most processors whose clock is read in one sample: on some kernels each takes 10 ms.
 MOST_CLOCKS = 8
 
-#: Least time between two looks at /proc/stat that says something, in its ticks (usually 10 ms each).
+#: Least time between two reads of /proc/stat that says something, in its ticks (usually 10 ms each).
 _TICKS = 10
 
 

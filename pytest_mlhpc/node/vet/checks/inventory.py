@@ -108,7 +108,7 @@ def _judge_swap(exam: Examination) -> None:
 
 
 def _judge_clock(exam: Examination) -> None:
-    """A clock that nobody is known to discipline says nothing of its error: chrony without rtcsync looks the same."""
+    """A clock that nobody is known to discipline says nothing of its error: chrony without rtcsync reads the same."""
     try:
         state = exam.machine.clock_state()
     except Unreadable:

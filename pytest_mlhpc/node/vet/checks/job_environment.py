@@ -35,7 +35,7 @@ def safe(name: str, value: str) -> str:
 
 
 def _judge_environment(exam: Examination) -> str:
-    """Give one fact for each prefix, empty ones too, so that a variable missing on one node is seen."""
+    """Give one fact for each prefix, empty ones too, so that a variable missing on one node is found."""
     environ = exam.machine.environ
     for prefix in PREFIXES:
         exam.fact(f"environment.{prefix}", _all(environ, prefix))
@@ -167,7 +167,7 @@ def _content(machine: Machine, path: str) -> str:
     """Return what should be equal on all nodes: how many names and their digest, or a file's size.
 
     Raises:
-        Unreadable: the data is not there, closed to us, empty or broken; in words for the user.
+        Unreadable: the data is not there, closed to us, empty or broken; as text for the user.
     """
     machine.exists(f"{path}/.")  # a folder above may be closed to us
     place = machine.path(path)

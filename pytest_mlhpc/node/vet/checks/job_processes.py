@@ -53,13 +53,13 @@ def parse(text: str) -> Process:
 
 
 def pids(machine: Machine) -> List[int]:
-    """Return the processes that may be seen, in order."""
+    """Return the visible processes, in order."""
     folders = machine.names("/proc/[0-9]*")
     return sorted(int(name.rpartition("/")[2]) for name in folders if is_number(name.rpartition("/")[2]))
 
 
 def processes(machine: Machine) -> Dict[int, Process]:
-    """Return all that may be seen; those that end meanwhile are left out."""
+    """Return all that are visible; those that end meanwhile are left out."""
     every = (_process_of(machine, pid) for pid in pids(machine))
     return {process.pid: process for process in every if process is not None}
 
@@ -79,7 +79,7 @@ def variables(machine: Machine, pid: int) -> Dict[str, str]:
 
 
 def cgroup(machine: Machine, pid: object) -> str:
-    """Return the text of a process's cgroups; empty where it cannot be seen."""
+    """Return the text of a process's cgroups; empty where it is not visible."""
     return or_else(machine.text, f"/proc/{pid}/cgroup", "", Unreadable)
 
 
@@ -116,7 +116,7 @@ DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")
 
 
 def _judge(exam: Examination) -> str:
-    """Look once at all processes that may be seen."""
+    """Read all visible processes once."""
     machine = exam.machine
     me = parse(machine.text("/proc/self/stat"))
     found = processes(machine)
@@ -151,7 +151,7 @@ def _busy(machine: Machine, others: List[Process]) -> Tuple[str, ...]:
 
 
 def _holders(machine: Machine, others: List[Process]) -> Tuple[str, ...]:
-    """Return those that have a device open; only files of one's own processes may be seen (proc(5))."""
+    """Return those that have a device open; only files of one's own processes are visible (proc(5))."""
     found = []
     for one in others:
         targets = (_target(machine, name) for name in machine.names(f"/proc/{one.pid}/fd/*"))
@@ -163,7 +163,7 @@ def _holders(machine: Machine, others: List[Process]) -> Tuple[str, ...]:
 
 def _target(machine: Machine, link: str) -> str:
     try:
-        return os.readlink(machine.path(link))  # noqa: PTH115 - the node's own words, never followed
+        return os.readlink(machine.path(link))  # noqa: PTH115 - the node's own text, never followed
     except OSError:  # closed meanwhile, or another user's
         return ""
 

@@ -114,7 +114,7 @@ def parse_quota(text: str) -> Tuple[Quota, ...]:
 
 
 def try_to_write(machine: Machine, folder: str) -> str:
-    """Make a small file, and remove it; return the system's words for why that fails, or nothing."""
+    """Make a small file, and remove it; return the system's message why that fails, or nothing."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=".mlhpc-vet-", dir=machine.path(folder))
     except OSError as error:
@@ -201,7 +201,7 @@ def _judge_quota(exam: Examination, path: str) -> None:
 
 def _judge_temporary(exam: Examination) -> str:
     """Ask the file system of TMPDIR."""
-    path = exam.machine.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - where libraries write without being told
+    path = exam.machine.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - where libraries write by default
     try:
         found = space(exam.machine, path)
     except Absent:

@@ -28,7 +28,7 @@ DEFECT = -2
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call said: a value, or an error's code and words."""
+    """What a call said: a value, or an error's code and message."""
 
     value: Any = None
     code: int = 0

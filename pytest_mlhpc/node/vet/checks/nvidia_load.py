@@ -1,4 +1,4 @@
-"""NVIDIA GPUs under load: clocks that are held back, and PCIe links that are not at their best."""
+"""NVIDIA GPUs under load: clocks that are limited, and PCIe links that are not at their best."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class WatchedDevices:
-    """What a watch has seen: devices that answered before the load, samples under load, devices lost since, and NVML's refusals."""
+    """What a watch has read: devices that answered before the load, samples under load, devices lost since, and NVML's refusals."""
 
     before: FrozenSet[int] = frozenset()
     samples: Tuple[GpuSample, ...] = ()

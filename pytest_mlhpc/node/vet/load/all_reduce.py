@@ -33,7 +33,7 @@ QUICK_S, DEEP_S = 1.0, 20.0
 #: from 1 GiB); of cores, more than the sockets' buffers hold.
 DEVICE_BYTES, CORE_BYTES = 1 << 30, 16 << 20
 
-#: Most ranks on cores: this looks at memory and the kernel's loopback, not at the number of cores.
+#: Most ranks on cores: this measures memory and the kernel's loopback, not at the number of cores.
 MOST_RANKS = 4
 
 #: Longest wait of one gloo rank for the others, in seconds.

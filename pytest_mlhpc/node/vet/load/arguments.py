@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Mapping, Optional
 
-#: Said before anything that may hang; the words name it to the user.
+#: Said before anything that may hang; the text names it to the user.
 Begun = Callable[[str], None]
 
 

@@ -204,7 +204,7 @@ def on_all(
         try:
             devices[number].use()
             return work(devices[number], meet)
-        except Exception as error:  # noqa: BLE001 - told of this device, while the others go on
+        except Exception as error:  # noqa: BLE001 - reported for this device, while the others go on
             barrier.abort()
             return error
         finally:

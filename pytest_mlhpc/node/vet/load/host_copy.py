@@ -34,7 +34,7 @@ def run(node: LoadNode, arguments: Arguments, begun: Begun, exam: Examination) -
     devices.note_unused(exam, node)
     buffers: Dict[
         FrozenSet[int], Tensor
-    ] = {}  # kept: torch would hand a freed one on to a device far from it
+    ] = {}  # stays allocated: torch would hand a freed one on to a device far from it
     for device in node.devices:
         begun(f"host_copy {device.name}")
         near = near_cores(device, node.cores)

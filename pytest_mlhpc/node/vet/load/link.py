@@ -1,4 +1,4 @@
-"""A connection between two nodes: every wait ends, a dead peer is told from a slow one; and the exchange by TCP over it."""
+"""A connection between two nodes: every wait ends, a dead peer differs from a slow one; and the exchange by TCP over it."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def close_all(links: List[Link]) -> None:
 #: Connections: more than one, since each way of one is the work of one core; equal everywhere, as it is part of the key.
 STREAMS = 2
 
-#: Most bytes of one call, so that progress is seen.
+#: Most bytes of one call, so that progress is noticed.
 PIECE = 1 << 20
 
 #: Who made no progress for so long when time is over hangs; who did is slow. In seconds.

@@ -93,7 +93,7 @@ def _options(argv: List[str]) -> Optional[Dict[str, Any]]:
 
 
 def _open(answers: Answers, accelerator: str) -> Any:
-    """Import torch and open the devices; None, with the reason told, where that fails."""
+    """Import torch and open the devices; None, with the reason reported, where that fails."""
     forget_shares(os.environ)
     prepare(os.environ)
     warnings.simplefilter("ignore")  # torch's; nobody reads them here
@@ -119,7 +119,7 @@ def prepare(environ: Any) -> None:
 
     ``CUDA_DEVICE_ORDER``: devices have the numbers that the driver's tools give them. ``CUBLAS_WORKSPACE_CONFIG``: products
     are the same bit by bit each time (cuBLAS, "Results reproducibility"). The last: torch's watchdogs (two names of one, by release)
-    would end this process where we wait no longer than we were told to anyway.
+    would end this process where we wait no longer than we were asked to anyway.
     """
     for name in _OTHER_ARITHMETIC:
         environ.pop(name, None)

@@ -123,7 +123,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-#: The process's one log; set by :func:`prepare` in the environment, where NCCL itself looks for it.
+#: The process's one log; set by :func:`prepare` in the environment, where NCCL itself reads it.
 FILE, LEVEL, SUBSYSTEMS = "NCCL_DEBUG_FILE", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS"
 
 #: Most bytes of the log that are read.

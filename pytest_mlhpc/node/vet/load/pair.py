@@ -2,7 +2,7 @@
 
 Arguments: ``address`` and ``port`` of the first; ``first`` says which of both this is; ``bytes`` that each sends; ``rounds`` at least to
 measure; ``timeout_s`` for all of it. Optional: ``secret``, a text that only both know; ``backend`` auto, socket, gloo or nccl.
-The outcome's one reading is bytes / seconds of all rounds but the first, which warms up (:func:`told.median_rate`), in B/s: what one
+The outcome's one reading is bytes / seconds of all rounds but the first, which warms up (:func:`devices.median_rate`), in B/s: what one
 direction carries while both are busy. It is the same on both sides, as the slower side's clock counts.
 
 Errors have a ``why``: *dead* (the partner's process has ended), *hung* (nothing comes), *absent* (it never came), *slow*, *name*,
@@ -10,7 +10,7 @@ Errors have a ``why``: *dead* (the partner's process has ended), *hung* (nothing
 
 A sum over two ranks sends every byte to the other once and receives as many, so size / time is what one direction carries (the
 bus bandwidth of nccl-tests for two ranks). All devices are busy at once, and with them all network ports. Gloo has one rank
-a node. The library may hang: its calls are made by other threads, and the partner's end is seen by the control link.
+a node. The library may hang: its calls are made by other threads, and the control link notices the partner's end.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def agree(mine: Dict[str, Any], other: Dict[str, Any]) -> str:
     """Return by what both can exchange; the first decides.
 
     Raises:
-        Failed: they were told different things.
+        Failed: they received different orders.
     """
     for name in ("size", "backend"):
         if mine[name] != other.get(name):
@@ -290,7 +290,7 @@ class Groups:
             raise hung(self._control.partner, self._deadline, "did not exchange")
 
     def _named(self, error: BaseException) -> BaseException:
-        """Return what a library's error means: their words for a partner that has gone, and for one that does not answer."""
+        """Return what a library's error means: their message for a partner that has gone, and for one that does not answer."""
         text = str(error).lower()
         if "closed by peer" in text or "reset by peer" in text or "remote process exited" in text:
             return dead(self._control.partner)
