@@ -42,14 +42,14 @@ def test_kernel(run):
     pass
 """
 
-#: It says where it has begun, and waits there if it is told so; its figure varies by its number.
+#: It says that it has begun, and waits from the run on whose number the file ``wait`` has; its figure varies by its number.
 KERNEL = """
 import math, os, pathlib, time
 at = pathlib.Path(os.environ["FOLDER"])
 with open(at / "runs", "a") as runs:
     print(file=runs, flush=True)
     number = runs.tell()
-if (at / "wait").exists():
+if (at / "wait").exists() and number >= int((at / "wait").read_text()):
     (at / "begun").touch()
     time.sleep(600)
 @MORE@
@@ -347,15 +347,13 @@ def test_a_budget_that_is_spent_says_what_would_do_and_is_gone_on_with(world, ml
 
 def test_a_bisection_that_is_killed_leaves_no_process_and_goes_on_from_what_was_measured(slowed, mlhpc):
     world, culprit = slowed
+    (world.folder / "wait").write_text("5")  # after the first comparison
     with world.process() as process:
-        wait_for(lambda: list(world.state.glob("bisect/*.json")))  # the first comparison is written down
-        before = world.runs()
-        (world.folder / "wait").touch()
         wait_for((world.folder / "begun").exists)
         process.send_signal(signal.SIGKILL)
     wait_for(lambda: not world.checkout.worktrees() and not list(world.state.glob("ledger/*.jsonl")))
     (world.folder / "wait").unlink()
-    assert before == 4
+    assert world.runs() == 5
     wait_for(lambda: not _running(world))
     printed = mlhpc("history", "bisect", "test_kernel")
     assert "going on after 1 comparison of before" in printed.err
@@ -365,7 +363,7 @@ def test_a_bisection_that_is_killed_leaves_no_process_and_goes_on_from_what_was_
 
 def test_a_second_bisection_of_the_same_loss_is_refused(slowed, mlhpc):
     world, _ = slowed
-    (world.folder / "wait").touch()
+    (world.folder / "wait").write_text("1")
     with world.process() as process:
         wait_for((world.folder / "begun").exists)
         err = mlhpc("history", "bisect", "test_kernel", code=4).err
@@ -391,12 +389,12 @@ def _running(world) -> list[str]:
 
 def test_a_damaged_file_of_answers_is_said_and_all_is_measured_again(slowed, mlhpc):
     world, culprit = slowed
-    (world.state / "bisect").mkdir(parents=True)
-    mlhpc("history", "bisect", "test_kernel", "--dry-run")
+    (world.folder / "wait").write_text("5")  # after the first comparison
     with world.process() as process:
-        wait_for(lambda: list(world.state.glob("bisect/*.json")))
+        wait_for((world.folder / "begun").exists)
         process.send_signal(signal.SIGINT)
         process.wait(300)
+    (world.folder / "wait").unlink()
     (path,) = world.state.glob("bisect/*.json")
     path.write_text('{"answers": [{"against": "rev=x"')
     printed = mlhpc("history", "bisect", "test_kernel")
@@ -443,7 +441,7 @@ def refused_without_runs(world, mlhpc, *words, code=2):
     [
         (["test_kernal"], "did you mean 'test_kernel'?"),
         (["test_kernel", "--metric", "speed"], "no metric 'speed'; --metric takes rate"),
-        (["test_kernel", "--environment", "new"], "0 nights of it are watched, and a level change needs 4: 4 nights missing"),
+        (["test_kernel", "--environment", "new"], "0 nights of it are watched, and a level change needs 6: 6 nights missing"),
         (["test_kernel", "--since", "1d"], "its level changed, but not for the worse since then"),
         (["test_kernel", "--try", "rev=main"], "--try rev=main: give the range of commits as --good and --bad"),
         (["test_kernel", "--try", "enviroment=a"], "did you mean environment=...?"),
@@ -463,7 +461,7 @@ def test_what_cannot_be_asked_is_refused_with_what_would_do(slowed, mlhpc, words
     ("figures", "why"),
     [
         ([*quiet(5, GOOD), 0.0, 0.0, 0.0, 0.0, 0.0], "a level of 0 has no ratio to another"),
-        ([100.0, 90.0, 90.0], "3 nights of it are watched, and a level change needs 4: 1 night missing"),
+        ([100.0, 90.0, 90.0], "3 nights of it are watched, and a level change needs 6: 3 nights missing"),
         (quiet(10), "its level has not changed in 10 nights"),
         ([*quiet(5, BAD), *quiet(5, GOOD, 2)], "its level changed, but not for the worse"),
     ],

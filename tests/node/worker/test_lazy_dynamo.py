@@ -134,7 +134,7 @@ print("trained")
     assert run(body) == ["trained"]
 
 
-def test_at_the_end_what_others_registered_runs_and_torch_s_operators_stay():
+def test_at_the_end_what_others_registered_runs_and_torch_s_operators_stay(run):
     body = """
 import atexit, weakref
 
