@@ -82,7 +82,7 @@ class SentMessage:
 
 @dataclass
 class FaultNights:
-    """What became of one fault, or of none: why its session did not run, its records by night, and what was told."""
+    """What became of one fault, or of none: why its session did not run, its records by night, and what was announced."""
 
     name: str
     trouble: str = ""
@@ -187,12 +187,12 @@ class _Drill:
             return found
         found.nights.append(measured)
         now_ns = max(began_ns, *(one.created_ns for one in measured)) + _AFTER_NS
-        self._told(found, state, now_ns)
+        self._announce(found, state, now_ns)
         source = LocalSource(state)
         try:
             for number in range(2, self.request.nights + 1):
                 found.nights.append(self.later.make(measured, number, state, source))
-                self._told(found, state, now_ns + (number - 1) * DAY_NS)
+                self._announce(found, state, now_ns + (number - 1) * DAY_NS)
         finally:
             source.close()
         return found
@@ -203,10 +203,12 @@ class _Drill:
         last_ns = max(one.created_ns for one in control.nights[0])
         for number in range(1, self.request.nights + 1):
             found.nights.append([])
-            self._told(found, state, last_ns + self._config([]).stale_ns + (number - 1) * DAY_NS + _AFTER_NS)
+            self._announce(
+                found, state, last_ns + self._config([]).stale_ns + (number - 1) * DAY_NS + _AFTER_NS
+            )
         return found
 
-    def _told(self, found: FaultNights, state: Path, now_ns: int) -> None:
+    def _announce(self, found: FaultNights, state: Path, now_ns: int) -> None:
         """Run `mlhpc alert send --expect nightly` as if it were then; nothing is opened but the recording channels."""
         channels: list[RecordingChannel] = []
         plain = self._tell_night(state, self._config(channels), now_ns)
@@ -250,7 +252,7 @@ class _Drill:
             )  # fmt: skip
         try:
             code = process.wait()
-        except BaseException:  # Ctrl-C; the session is told once, and cancels its jobs
+        except BaseException:  # Ctrl-C; the session is signalled once, and cancels its jobs
             process.send_signal(signal.SIGINT)
             process.wait()
             raise
@@ -341,7 +343,7 @@ class DrillReport:
         """Return table, messages and reasons; code 0: all was noticed, 1: something was not, 75: a session was lost."""
         control, *faults = self.found
         judged = [self._judged(one) for one in faults]
-        rows: list[tuple[str, ...]] = [("fault", "planted in", "tests fail", "alert", "told")]
+        rows: list[tuple[str, ...]] = [("fault", "planted in", "tests fail", "alert", "notified")]
         rows += [self._row(fault, one) for fault, one in zip(faults, judged, strict=True)]
         failing, sent = len(control.failing(1)), len(control.sent)
         without = ("not run", "-") if control.trouble else (str(failing), count(sent, "message"))
@@ -397,9 +399,9 @@ class DrillReport:
         if not planted:
             return fault.name, "no test", "-", "-", "-"
         failing = f"{len(tests)}, {_when(min(tests.values()))}" if tests else "none"
-        told = sorted({name for one in alerts for name in one["channels"]}) or ["nobody"]
+        notified = sorted({name for one in alerts for name in one["channels"]}) or ["nobody"]
         alert = f"{alerts[0]['kind']}, {_when(alerts[0]['night'])}" if alerts else "none"
-        return fault.name, count(len(planted), "test"), failing, alert, ", ".join(told)
+        return fault.name, count(len(planted), "test"), failing, alert, ", ".join(notified)
 
     def _messages(self, faults: Sequence[FaultNights], judged: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         """Yield each message: night, channels, owners, and how it begins."""

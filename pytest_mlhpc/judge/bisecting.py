@@ -143,17 +143,17 @@ def next_comparison(now: Posterior, possible: Mapping[str, frozenset[int]]) -> s
 
 
 def ending(now: Posterior, possible: Mapping[str, frozenset[int]]) -> str:
-    """Return how it ends: ``named``, ``none``, ``untold`` (nothing that is possible can tell what is left apart); empty while it goes on."""
+    """Return how it ends: ``named``, ``none``, ``undecided`` (nothing that is possible can tell what is left apart); empty while it goes on."""
     if not possible:
-        return "untold"
+        return "undecided"
     many = len(now.candidates)
     best = most_probable(now, possible)
-    told = frozenset[int]().union(*possible.values())
-    if best[0] in told and math.fsum(now.candidates[number] for number in best) >= SURE:
+    comparable = frozenset[int]().union(*possible.values())
+    if best[0] in comparable and math.fsum(now.candidates[number] for number in best) >= SURE:
         return "named"
-    hidden = [number for number in range(many) if number not in told]
+    hidden = [number for number in range(many) if number not in comparable]
     if now.none + math.fsum(now.candidates[number] for number in hidden) >= SURE:
-        return "untold" if hidden else "none"
+        return "undecided" if hidden else "none"
     return ""
 
 

@@ -310,7 +310,7 @@ def state_file(state_dir: Path, key: SeriesKey, candidates: Candidates) -> Path:
 
 
 def read_answers(file: Path, candidates: Candidates) -> tuple[MeasuredComparison, ...]:
-    """Return what was measured before; nothing, which is told, where the file is damaged."""
+    """Return what was measured before; nothing, which is reported, where the file is damaged."""
     try:
         content = read_json(file.read_bytes())
         answers = tuple(MeasuredComparison(**one) for one in content["answers"])

@@ -90,8 +90,8 @@ def test_candidates_that_no_comparison_tells_apart_are_named_together():
 
 
 def test_candidates_that_nothing_compares_are_not_told_from_the_machine():
-    assert ending(Posterior((0.5, 0.1), 0.4, LOSS), {}) == "untold"
-    assert ending(Posterior((0.5, 0.02), 0.48, LOSS), {"1": frozenset({1})}) == "untold"
+    assert ending(Posterior((0.5, 0.1), 0.4, LOSS), {}) == "undecided"
+    assert ending(Posterior((0.5, 0.02), 0.48, LOSS), {"1": frozenset({1})}) == "undecided"
 
 
 @pytest.mark.parametrize(

@@ -389,7 +389,7 @@ def _progress(plan: Bisection, answer: MeasuredComparison) -> str:
 def _report(plan: Bisection, how: str) -> CommandReport:
     """Return the answer. A bisection that ends has no state; one whose budget is spent goes on with a larger one."""
     now = plan.now
-    lines = {"named": _named, "none": _none, "untold": _untold, "budget": _budget}[how](plan, now)
+    lines = {"named": _named, "none": _none, "undecided": _undecided, "budget": _budget}[how](plan, now)
     skipped: dict[str, list[str]] = {one.skipped: [] for one in plan.answers if one.skipped}
     for one in plan.answers:
         if one.skipped:
@@ -398,7 +398,7 @@ def _report(plan: Bisection, how: str) -> CommandReport:
     if how != "budget":
         for suffix in (".json", ".log"):
             plan.file.with_suffix(suffix).unlink(missing_ok=True)
-    code = {"named": 0, "none": NONE_NAMED, "untold": NONE_NAMED, "budget": UNKNOWN}[how]
+    code = {"named": 0, "none": NONE_NAMED, "undecided": NONE_NAMED, "budget": UNKNOWN}[how]
     return CommandReport("".join(map(rendering.line, lines)), _json(plan, how), code)
 
 
@@ -441,7 +441,7 @@ def _none(plan: Bisection, now: Posterior) -> list[str]:
     return [*lines, *_unsettable(plan.candidates)]
 
 
-def _untold(plan: Bisection, now: Posterior) -> list[str]:
+def _undecided(plan: Bisection, now: Posterior) -> list[str]:
     hidden = [
         one for number, one in enumerate(plan.candidates.every)
         if not any(number in culprits for culprits in plan.possible.values())
