@@ -114,7 +114,7 @@ def killed_at_each_change(suite: Suite, owner: str, step: str, *options: str) ->
 
     Args:
         suite: Where the sessions run.
-        owner: ``reaping`` or ``Ledger``, which has the step.
+        owner: ``ledger`` (the module) or ``Ledger``, which has the step.
         step: Its function.
         options: Of pytest.
     """
@@ -139,7 +139,7 @@ def killed_at_every_step_of_the_ledger(suite: Suite) -> None:
     Assert that each gave its result once, and that nothing is left in the ledger.
     """
     suite.begin_gated("one", "two").kill()
-    assert killed_at_each_change(suite, "reaping", "adopt") > 8
+    assert killed_at_each_change(suite, "ledger", "adopt") > 8
     assert killed_at_each_change(suite, "Ledger", "detach", "--mlhpc-wait=0") > 4
     suite.go()
     assert killed_at_each_change(suite, "Ledger", "ended", "--mlhpc-resume", "-k", "one") >= 1

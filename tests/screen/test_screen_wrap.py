@@ -106,7 +106,7 @@ AS_NOBODY = """
 import os, sys
 from pytest_mlhpc import cli
 from pytest_mlhpc.node import processes
-from pytest_mlhpc.screen import run, screening, usage
+from pytest_mlhpc.screen import run, usage
 if os.getuid() == 0: os.setresuid(65534, 65534, 65534)
 sys.exit(cli.main(["screen", *sys.argv[1:]]))
 """

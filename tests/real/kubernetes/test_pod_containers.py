@@ -49,7 +49,7 @@ BROKEN = """
     @program("sh -c 'echo its last word >&2; exit 3'", RATE)
     def test_exit(run): pass
 
-    @program("sh -c 'sleep 9 & kill -9 $!; wait $!'", RATE)
+    @program("sh -c 'echo its last step; sleep 9 & kill -9 $!; wait $!'", RATE)
     def test_killed(run): pass
 
     @program("nosuch", RATE)
@@ -107,7 +107,7 @@ def test_how_a_program_without_agent_ends_is_what_its_container_says(bare_suite)
     result.expect(
         1,
         "worker_exit: the program ended with exit code 3; its last lines: its last word",
-        "worker_killed: the program was killed by SIGKILL (the kernel does that when memory runs out); its last lines: Killed",
+        "worker_killed: the program was killed by SIGKILL (the kernel does that when memory runs out); its last lines: its last step",
         "command_not_found",
         "time_limit: the program did not end within 5 s",
         "metric_missing: the program's output has no metric rate",
