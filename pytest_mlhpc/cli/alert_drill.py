@@ -410,7 +410,8 @@ class DrillReport:
                 channels = ", ".join(alert["channels"]) or "no channel takes it"
                 owner = owners_text(alert["owners"]) or "nobody"
                 yield f"{fault.name}, night {alert['night']}: {channels}; owner {owner}\n"
-                said = str(alert["text"]).partition("\nnext:")[0]  # commands would act on the drill's own incident
+                # Without what to type next: commands would act on the drill's own incident.
+                said = str(alert["text"]).partition("\nnext:")[0]
                 lines = [line for line in said.splitlines() if line.strip()]
                 yield "".join(f"  {clean(line)}\n" for line in lines[:_FIRST])
 
