@@ -58,7 +58,7 @@ class Cluster:
             self._start(self.settings(), programs)
             return
         self.down()  # whatever is left of one that died
-        with ports.free_range(PORTS, first=wish.port) as port:
+        with ports.free_range(PORTS, self.directory, first=wish.port) as port:
             asked = {key.name: getattr(wish, key.name) for key in fields(wish)}
             given = {key: value for key, value in asked.items() if value is not None and key != "port"}
             settings = Settings(port=port, network=network_of(port, ports.FIRST, ports.STRIDE), **given)

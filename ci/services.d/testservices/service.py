@@ -153,7 +153,7 @@ def _up(
             _start(service, known["options"], known["first_port"], start)
         else:
             options = dict(word.split("=", 1) for word in arguments.option)
-            with port_ranges.free_range(ports, first=arguments.port) as first:
+            with port_ranges.free_range(ports, service.directory, first=arguments.port) as first:
                 _start(service, options, first, start)
     sys.stderr.write(
         f"ci/services {service.name}: up in {time.monotonic() - began:.1f} s: {service.directory}\n"

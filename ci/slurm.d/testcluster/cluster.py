@@ -55,7 +55,7 @@ class Cluster:
             self._start(self.settings())
             return
         self.down()  # whatever is left of one that died
-        with ports.free_range(configuration.PORTS, first=wish.port) as port:
+        with ports.free_range(configuration.PORTS, self.directory, first=wish.port) as port:
             try:
                 self._make(wish, port)
             except BaseException:

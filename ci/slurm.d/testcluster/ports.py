@@ -17,23 +17,29 @@ FIRST, LAST, STRIDE = 17000, 31000, 16
 
 
 @contextlib.contextmanager
-def free_range(count: int, *, first: int | None = None) -> Iterator[int]:
-    """Yield the first of ``count`` free ports in a row. Until the end of the block no other ``up`` is given them.
+def free_range(count: int, owner: Path, *, first: int | None = None) -> Iterator[int]:
+    """Yield the first of ``count`` free ports in a row. While *owner* exists no other ``up`` is given them.
+
+    A daemon that was stopped for a test leaves its port free, and finds it free when it is started again.
 
     Args:
         count: How many.
+        owner: The directory of what takes them.
         first: Take these and no others; None: the first free range.
 
     Raises:
         ClusterError: They are taken, or no range is free.
     """
+    owner = owner.absolute()
     candidates = [first] if first is not None else list(range(FIRST, LAST, STRIDE))
     for port in candidates:
         claim = _claim(port)
         if claim is None:
             continue
         try:
-            if all(_is_free(port + offset) for offset in range(count)):
+            if _is_unowned(claim, owner) and all(_is_free(port + offset) for offset in range(count)):
+                os.pwrite(claim, bytes(owner), 0)
+                os.truncate(claim, len(bytes(owner)))
                 yield port
                 return
         finally:
@@ -58,6 +64,12 @@ def _claim(port: int) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def _is_unowned(claim: int, owner: Path) -> bool:
+    """Whether the directory for which a range was taken last is gone, or is *owner*."""
+    taken = Path(os.fsdecode(os.pread(claim, 4096, 0)))
+    return taken == owner or not taken.name or not taken.exists()
 
 
 def _is_free(port: int) -> bool:
