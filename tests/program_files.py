@@ -84,6 +84,11 @@ def test_a_program_that_is_built(run, tool, number):
     assert "built" in run.output
 
 
+@program("sh -c 'exec $TOOL'", STARTS, env={"TOOL": "{tool}/tool"}, ranks_per_node=RANKS)
+def test_a_variable_names_a_build(run, tool):
+    assert run["starts"].value == RANKS
+
+
 @program("{broken}/tool", STARTS)
 def test_a_build_that_fails(run, broken): pass
 
@@ -138,7 +143,7 @@ echo all is well
 """
 
 #: How many tests the suite has.
-TESTS = 12
+TESTS = 13
 
 #: What a session says of those that fail, and of those whose needs do: two of them need the same run.
 FAILS = ("below_reference",)

@@ -65,11 +65,15 @@ def builds_folder(plan: Plan, *, pod: bool) -> Path:
 
 
 def with_builds(run: RunPlan, root: Path) -> RunPlan:
-    """Return *run* with the folders of its builds in its arguments, where these name them."""
-    argv = run.argv
-    for build in run.builds:
-        argv = tuple(word.replace(f"{{{build.name}}}", str(root / build.key)) for word in argv)
-    return replace(run, argv=argv)
+    """Return *run* with the folders of its builds in its arguments and variables, where these name them."""
+
+    def filled(text: str) -> str:
+        for build in run.builds:
+            text = text.replace(f"{{{build.name}}}", str(root / build.key))
+        return text
+
+    variables = {name: filled(text) for name, text in run.variables.items()}
+    return replace(run, argv=tuple(map(filled, run.argv)), variables=variables)
 
 
 def build_all(
