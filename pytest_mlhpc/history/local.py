@@ -80,18 +80,12 @@ class LocalSource:
     def _of_benchmark(self, values: dict[str, Any]) -> Iterator[Series]:
         same = " AND ".join(f"{name} = :{name}" for name in _KEY)
         which = f"WHERE {same} AND created_ns >= :since AND created_ns < :until AND {_OF_NIGHTS}"
-        nights = {
-            row[0]: self._night(row) for row in self._index.ask(f"{_NIGHTS} {which}", values, values["since"])
-        }
-        points = self._index.ask(
-            f"SELECT metric, record, value, unit, better FROM records JOIN points ON record = id {which} ORDER BY metric",  # noqa: S608 - constants of this module
-            values,
-            values["since"],
-        )
+        of_points = f"SELECT metric, record, value, unit, better FROM records JOIN points ON record = id {which} ORDER BY metric"  # noqa: S608 - constants of this module
+        rows, points = self._index.ask_at_once([f"{_NIGHTS} {which}", of_points], values, values["since"])
+        nights = {row[0]: self._night(row) for row in rows}
         metrics: dict[str, list[NightFigure]] = {}
         for metric, row, value, unit, better in points:
-            if row in nights:  # else it was appended between the two questions
-                metrics.setdefault(metric, []).append(NightFigure(nights[row], value, unit, better))
+            metrics.setdefault(metric, []).append(NightFigure(nights[row], value, unit, better))
         for metric, figures in metrics.items():
             yield assemble(SeriesKey(**{name: values[name] for name in _KEY}, metric=metric), figures)
 

@@ -250,7 +250,7 @@ class Index:
             "since": since_ns,
             "branch": default_branch,
         }
-        rows = self._ask(query, {**values, "limit": limit}, since_ns)
+        rows = self.ask(query, {**values, "limit": limit}, since_ns)
         return [_corrected(value, unit, rate, calibration_reference) for value, unit, rate in reversed(rows)]
 
     def newest_epoch(self, key: SeriesKey) -> Epoch | None:
@@ -273,7 +273,7 @@ class Index:
 
     def benchmarks(self) -> list[str]:
         """Return the identities of all tests that were recorded, by name."""
-        return [row[0] for row in self._ask("SELECT DISTINCT benchmark FROM records ORDER BY benchmark", {})]
+        return [row[0] for row in self.ask("SELECT DISTINCT benchmark FROM records ORDER BY benchmark", {})]
 
     def identities_of(self, node_id: str) -> list[str]:
         """Return the identities of the tests whose node id is *node_id* but for the brackets at its end, by name."""
@@ -281,7 +281,7 @@ class Index:
             "SELECT DISTINCT benchmark FROM records WHERE substr(node_id, 1, :n) = :text ORDER BY benchmark"
         )
         text = f"{node_id}["
-        return [row[0] for row in self._ask(query, {"n": len(text), "text": text})]
+        return [row[0] for row in self.ask(query, {"n": len(text), "text": text})]
 
     def newest(
         self, *, session: str = "", test: str = "", limit: int = 50, compared: bool = True
@@ -297,18 +297,18 @@ class Index:
         )
         values = {"session": session, "test": test, "limit": limit, "compared": compared, "against": AGAINST}
         if session:
-            return list(self._read(self._ask(query, values, FOREVER_NS, session)))
+            return list(self._read(self.ask(query, values, FOREVER_NS, session)))
         return list(self._read(self._ask_newest(query, values, limit)))
 
     def find(self, text: str) -> Sequence[Record]:
         """Return records whose id starts with *text*, newest first, at most 10."""
         query = f"SELECT {_LINE} FROM records WHERE substr(record_id, 1, :n) = :text ORDER BY created_ns DESC LIMIT 10"  # noqa: S608 - constants of this module
-        return list(self._read(self._ask(query, {"text": text, "n": len(text)}, _made_ns(text))))
+        return list(self._read(self.ask(query, {"text": text, "n": len(text)}, _made_ns(text))))
 
     def has(self, record_id: str) -> bool:
         """Return whether a record with exactly this id is stored."""
         query = "SELECT 1 FROM records WHERE record_id = :id LIMIT 1"
-        return bool(self._ask(query, {"id": record_id}, _made_ns(record_id)))
+        return bool(self.ask(query, {"id": record_id}, _made_ns(record_id)))
 
     def newest_of(self, key: SeriesKey) -> Record | None:
         """Return the newest first attempt of the benchmark of *key* (metric aside), whatever its verdict, or None."""
@@ -321,39 +321,24 @@ class Index:
     def since(self, moment_ns: int) -> Sequence[Record]:
         """Return all records made since *moment_ns*, newest first."""
         query = f"SELECT {_LINE} FROM records WHERE created_ns >= :since ORDER BY created_ns DESC, id DESC"  # noqa: S608 - constants of this module
-        return list(self._read(self._ask(query, {"since": moment_ns}, moment_ns)))
+        return list(self._read(self.ask(query, {"since": moment_ns}, moment_ns)))
 
-    def ask(self, query: str, values: Mapping[str, Any], since_ns: int = 0) -> list[Any]:
-        """Return the rows of a SELECT over the tables above, for questions that are one caller's own.
+    def ask(self, query: str, values: Mapping[str, Any], since_ns: int = 0, session: str = "") -> list[Any]:
+        """Return the rows of a SELECT over the tables above.
 
-        It asks for nothing that was made before *since_ns*: a larger one may spare reading old files.
+        It asks for nothing made before *since_ns*, or for *session* alone: either may spare reading old files.
 
         Raises:
             StoreError: the record files cannot be read.
         """
-        return self._ask(query, dict(values), since_ns)
+        return self.ask_at_once([query], values, since_ns, session)[0]
 
-    def read(self, lines: Iterable[tuple[str, int, str]]) -> Iterator[Record]:
-        """Yield the records at (path, start, record_id), as the table has them; what cannot be read is reported and left out."""
-        return self._read(lines)
+    def ask_at_once(
+        self, queries: Sequence[str], values: Mapping[str, Any], since_ns: int = 0, session: str = ""
+    ) -> list[list[Any]]:
+        """Return the rows of several such SELECTs as of one moment: between two questions another process may take in a file anew.
 
-    def rebuild(self) -> int:
-        """Forget everything, take in all record files again, and return the number of records."""
-        self.close()
-        self._remove()
-        return int(self._ask("SELECT count(*) FROM records", {})[0][0])
-
-    def close(self) -> None:
-        """Close the database. Idempotent."""
-        if self._database is not None:
-            self._database.close()
-            self._database = None
-        self._taken_at, self._taken_since_ns = -math.inf, FOREVER_NS
-
-    def _ask(self, query: str, values: dict[str, Any], since_ns: int = 0, session: str = "") -> list[Any]:
-        """Return the rows; a damaged index is made anew, one that cannot be used is replaced by one in memory.
-
-        They are of records made since *since_ns*, or of *session*, whose own file is taken in whenever it was made.
+        A damaged index is made anew, one that cannot be used is replaced by one in memory.
         """
         for _ in range(3):
             try:
@@ -364,20 +349,38 @@ class Index:
                     self._taken_since_ns = min(since_ns, self._taken_since_ns if fresh else since_ns)
                     self._taken_at = time.monotonic()
                 asked = {name: storable(value) for name, value in values.items()}
-                return database.execute(query, asked).fetchall()
+                with _transaction(database, "DEFERRED"):
+                    return [database.execute(query, asked).fetchall() for query in queries]
             except sqlite3.DatabaseError as error:
                 self._recover(error)
         raise StoreError(f"{self._path}: no index can be made of {self._records}")
 
+    def read(self, lines: Iterable[tuple[str, int, str]]) -> Iterator[Record]:
+        """Yield the records at (path, start, record_id), as the table has them; what cannot be read is reported and left out."""
+        return self._read(lines)
+
+    def rebuild(self) -> int:
+        """Forget everything, take in all record files again, and return the number of records."""
+        self.close()
+        self._remove()
+        return int(self.ask("SELECT count(*) FROM records", {})[0][0])
+
+    def close(self) -> None:
+        """Close the database. Idempotent."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+        self._taken_at, self._taken_since_ns = -math.inf, FOREVER_NS
+
     def _ask_newest(self, query: str, values: dict[str, Any], enough: int = 1) -> list[Any]:
         """Return the rows of a query for the newest *enough* records, whose rows end with ``created_ns``."""
         newest = "SELECT max(ns) FROM (SELECT max(created_ns) AS ns FROM records UNION ALL SELECT max(last_ns) FROM waiting)"
-        latest = self._ask(newest, {}, FOREVER_NS)[0][0] or 0
+        latest = self.ask(newest, {}, FOREVER_NS)[0][0] or 0
         for reach_ns in _REACHES_NS:
-            rows = self._ask(query, values, latest - reach_ns)
+            rows = self.ask(query, values, latest - reach_ns)
             if len(rows) >= enough and rows[enough - 1][-1] >= latest - reach_ns:
                 return rows
-        return self._ask(query, values)
+        return self.ask(query, values)
 
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
@@ -445,9 +448,12 @@ class Index:
                 _forget(database, name)
 
     def _take_in_file(self, database: sqlite3.Connection, name: str, info: os.stat_result) -> None:
-        row = database.execute("SELECT inode, size, taken FROM files WHERE path = ?", (name,)).fetchone()
-        grown = row is not None and row[0] == info.st_ino and info.st_size > row[1]
-        start, path = row[2] if grown else 0, self._records / name
+        query = "SELECT inode, mtime_ns, size, taken FROM files WHERE path = ?"
+        row = database.execute(query, (name,)).fetchone()
+        if row is not None and row[:3] == (info.st_ino, info.st_mtime_ns, info.st_size):
+            return  # another process was first
+        grown = row is not None and row[0] == info.st_ino and info.st_size > row[2]
+        start, path = row[3] if grown else 0, self._records / name
         if not grown:
             _forget(database, name)
         try:
@@ -507,8 +513,8 @@ def _series(key: SeriesKey) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    database.execute("BEGIN IMMEDIATE")
+def _transaction(database: sqlite3.Connection, lock: str = "IMMEDIATE") -> Iterator[None]:
+    database.execute(f"BEGIN {lock}")
     try:
         yield
     except BaseException:

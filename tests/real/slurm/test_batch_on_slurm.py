@@ -135,19 +135,22 @@ def test_scancel_ends_everything_and_nothing_is_made_up(slurm, tmp_path, launche
 
 
 def test_what_happens_to_a_step_ends_its_run_and_what_happens_to_the_batch_ends_all(slurm, tmp_path):
-    runs = [
-        *(tiny(name, workload="command", argv=("sleep", "600")) for name in ("killed", "cancelled")),
-        broken("ended", "hang", ignore_sigterm=True),
+    # A program's run is said to have started before srun has its step: each rank says itself that it is there.
+    steps = [
+        tiny(
+            name,
+            workload="command",
+            argv=("sh", "-c", f"touch {tmp_path}/{name}-$SLURM_PROCID; exec sleep 600"),
+        )
+        for name in ("killed", "cancelled")
     ]
-    batch = submit(slurm, tmp_path, *runs)
-    batch.await_line("killed", "started")
+    batch = submit(slurm, tmp_path, *steps, broken("ended", "hang", ignore_sigterm=True))
+    wait_until(lambda: len([*tmp_path.glob("killed-*")]) == 4, "four ranks", batch)
     for pid in wait_until(lambda: srun_of(batch.job), "an srun", batch):
         with contextlib.suppress(ProcessLookupError):  # srun's second process ends with the first
             os.kill(pid, signal.SIGKILL)
-    batch.await_line("cancelled", "started")
+    wait_until(lambda: len([*tmp_path.glob("cancelled-*")]) == 4, "four ranks", batch)
     assert batch.failure("killed")[0] == "worker_killed"
-    # A program's run is said to have started before srun has its step: what is cancelled earlier is no step yet.
-    wait_until(lambda: f"{batch.job}.1" in batch.steps(), "second step", batch)
     slurm.run("scancel", f"{batch.job}.1")
     batch.await_line("ended", "started")
     assert batch.failure("cancelled")[0] == "cancelled_outside"
