@@ -69,9 +69,10 @@ def mlhpc_schedulers() -> Mapping[str, type[Any] | None]:
 def mlhpc_preview(partition: Partition, environment: Environment) -> Preview | None:
     """Show job scripts of Slurm and manifests of Kubernetes; nothing is written down for `local`."""
     if partition.scheduler == "slurm":
-        from pytest_mlhpc.provision.slurm.script import preview_script
+        from pytest_mlhpc.provision.scheduler.script import preview_script
+        from pytest_mlhpc.provision.slurm.script import SLURM
 
-        return Preview("sh", preview_script(partition, environment))
+        return Preview("sh", preview_script(partition, environment, SLURM))
     if partition.scheduler == "kubernetes":
         from pytest_mlhpc.provision.kubernetes.manifest import preview as preview_manifests
 

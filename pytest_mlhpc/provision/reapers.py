@@ -15,7 +15,8 @@ from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.ledger import NotYet, Prepare, Reaper, prepared
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, same_cluster, user_name
 from pytest_mlhpc.node.processes import copy_of
-from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmJob
+from pytest_mlhpc.provision.scheduler.client import SchedulerJob
+from pytest_mlhpc.provision.slurm.client import SlurmClient
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.kubernetes.reap import ClusterLocation, OverdueDeletion
@@ -65,7 +66,7 @@ def ssh_reaper(cluster: str, environ: Mapping[str, str], entries: Sequence[Ledge
     """Cancel jobs of a cluster that is reached by ssh, and remove their folders there.
 
     Raises:
-        SlurmError: there is no connection, or Slurm does not answer.
+        SchedulerError: there is no connection, or Slurm does not answer.
     """
     from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns, RemoteSlurmClient
     from pytest_mlhpc.provision.ssh import host_of
@@ -109,7 +110,7 @@ def ask_cluster_name(environ: Mapping[str, str]) -> str:
     """Return the name that the configuration of Slurm gives to the cluster that *environ* leads to.
 
     Raises:
-        SlurmError: it does not tell.
+        SchedulerError: it does not tell.
     """
     # What pytest changes from test to test leads nowhere.
     return _cluster_name(
@@ -180,7 +181,7 @@ def slurm_reaper(
     only where an entry has one.
 
     Raises:
-        SlurmError: Slurm does not answer, or refuses.
+        SchedulerError: Slurm does not answer, or refuses.
     """
     here = cluster() if any(entry.cluster for entry in entries) else ""
     names = {entry.job_name for entry in entries if entry.job_name and entry.cluster in {"", here}}
@@ -204,11 +205,11 @@ def slurm_reaper(
     return reaper
 
 
-def _known(client: SlurmClient, names: Collection[str]) -> dict[str, list[SlurmJob]]:
+def _known(client: SlurmClient, names: Collection[str]) -> dict[str, list[SchedulerJob]]:
     """Return this user's jobs of these names, by name."""
     uid = str(os.getuid())
     ours = {uid, user_name()}
-    found: dict[str, list[SlurmJob]] = defaultdict(list)
+    found: dict[str, list[SchedulerJob]] = defaultdict(list)
     for job in client.jobs(names=names, user=uid) if names else ():
         if job.name in names and job.user in ours:
             found[job.name].append(job)

@@ -175,7 +175,7 @@ def _build_here(
 ) -> Failure | None:
     """Make one build; return why it failed."""
     from pytest_mlhpc.provision.local import LocalProvisioner
-    from pytest_mlhpc.provision.slurm.script import with_software
+    from pytest_mlhpc.provision.scheduler.script import with_software
 
     argv = tuple(with_software(build.argv, spec.target.environment))
     provisioner = LocalProvisioner(state_dir=root, session_id=session_id)
@@ -236,7 +236,7 @@ def _refuse_unusable_slurm(specs: Sequence[JobSpec], settings: Settings) -> list
     slurm = [spec for spec in specs if spec.target.partition.scheduler == "slurm"]
     if not slurm:
         return []
-    from pytest_mlhpc.provision.slurm.client import SlurmUnreachable, SlurmUnusable
+    from pytest_mlhpc.provision.scheduler.client import SchedulerUnreachable, SchedulerUnusable
     from pytest_mlhpc.provision.slurm.preflight import (
         CONNECTION_PAUSES_S,
         refuse_unreachable,
@@ -253,9 +253,9 @@ def _refuse_unusable_slurm(specs: Sequence[JobSpec], settings: Settings) -> list
                 refuse_unusable(os.environ)
             else:
                 refuse_unreachable(client_of(by_ssh[name]))
-        except SlurmUnusable as error:
+        except SchedulerUnusable as error:
             raise UsageError(f"{name}: {error}; nothing was submitted") from error
-        except SlurmUnreachable as error:
+        except SchedulerUnreachable as error:
             attempts = len(CONNECTION_PAUSES_S) + 1
             pytest.exit(
                 f"infra: {name}: no connection in {attempts} attempts: {error}; nothing was submitted",
@@ -323,12 +323,12 @@ def _announced(
             if one.end_ns > now_ns
         ]
     if partition.scheduler == "slurm":
-        from pytest_mlhpc.provision.slurm.client import SlurmUnusable
+        from pytest_mlhpc.provision.scheduler.client import SchedulerUnusable
         from pytest_mlhpc.provision.slurm.preflight import maintenances
 
         try:
             reservations = maintenances(specs, client_of, now_ns, until_ns)
-        except SlurmUnusable as error:
+        except SchedulerUnusable as error:
             raise UsageError(f"{partition.id}: {error}; nothing was submitted") from error
         found += [
             planned(*place, f"reservation {one.name}", one.start_ns, one.end_ns, by="Slurm")

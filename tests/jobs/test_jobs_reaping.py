@@ -24,7 +24,7 @@ from pytest_mlhpc.provision.reapers import (
     reachable_with,
     slurm_reaper,
 )
-from pytest_mlhpc.provision.slurm.client import SlurmJob, SlurmState, SlurmUnavailable
+from pytest_mlhpc.provision.scheduler.client import SchedulerJob, SchedulerState, SchedulerUnavailable
 from pytest_mlhpc.provision.ssh import host_of
 
 HOST, ME = os.uname().nodename, user_name()
@@ -41,7 +41,7 @@ class Slurm:
     def jobs(self, *, ids=(), names=(), user=""):
         self.asked.append((frozenset(names), user))
         if self.down:
-            raise SlurmUnavailable(self.down)
+            raise SchedulerUnavailable(self.down)
         return [job for job in self.known if job.name in names]
 
 
@@ -66,8 +66,8 @@ def entry(tmp_path):
     return make
 
 
-def job(name, number="12", state=SlurmState.RUNNING, user=ME):
-    return SlurmJob(number, f"mlhpc-{name}", user, state)
+def job(name, number="12", state=SchedulerState.RUNNING, user=ME):
+    return SchedulerJob(number, f"mlhpc-{name}", user, state)
 
 
 def reapers(slurm, **options):
@@ -89,7 +89,7 @@ def reaped(state, slurm, name="me"):
 
 def test_an_expired_job_is_cancelled_by_its_name_and_user_in_one_query(state, entry):
     left_behind(state, "s1", entry("a"), entry("b", native_id="13"))
-    slurm = Slurm(job("a"), job("b", "99", SlurmState.PENDING))
+    slurm = Slurm(job("a"), job("b", "99", SchedulerState.PENDING))
     why = f"on sys:part: its session on {HOST} (process {os.getpid()}) ended without detaching"
     assert reaped(state, slurm) == [
         f"mlhpc-a (job 12) {why}: cancelled job 12 (RUNNING)",
@@ -104,7 +104,7 @@ def test_an_expired_job_is_cancelled_by_its_name_and_user_in_one_query(state, en
     ("jobs", "says"),
     [
         ([job("a", user="somebody-else"), job("other")], "Slurm knows no job of this name any more"),
-        ([job("a", state=SlurmState.TIMEOUT)], "job 12 has ended (TIMEOUT)"),
+        ([job("a", state=SchedulerState.TIMEOUT)], "job 12 has ended (TIMEOUT)"),
     ],
     ids=["the name is another user's and the id another job's", "it has ended"],
 )
@@ -155,7 +155,7 @@ def test_a_job_of_another_cluster_with_the_same_home_is_left_to_that_cluster(ent
 
 def test_a_cluster_whose_name_cannot_be_asked_reaps_nothing(state, entry):
     left_behind(state, "s1", entry("a", cluster="cirrus"))
-    (one,) = reap(state, Slurm(), cluster=Mock(side_effect=SlurmUnavailable("scontrol: no answer")))
+    (one,) = reap(state, Slurm(), cluster=Mock(side_effect=SchedulerUnavailable("scontrol: no answer")))
     assert (one.ended, one.later, one.done.endswith("scontrol: no answer")) == (False, False, True)
 
 
