@@ -138,6 +138,7 @@ def check(specs: Sequence[JobSpec], settings: Settings) -> Spending:
     """
     _refuse_state_dir(settings)
     _refuse_detaching(specs, settings)
+    _refuse_missing_commands(specs)
     unused = _refuse_unusable_slurm(specs, settings)
     if specs and not settings.here and settings.resume is None:
         _refuse_maintenance(specs, settings)
@@ -229,6 +230,19 @@ def _refuse_detaching(specs: Sequence[JobSpec], settings: Settings) -> None:
         raise UsageError(
             f"--mlhpc-wait: nothing outlives pytest on {local.target.partition.id}, which is this machine"
         )
+
+
+def _refuse_missing_commands(specs: Sequence[JobSpec]) -> None:
+    """Refuse to submit by commands that are not on this machine."""
+    for partition in {one.id: one for one in map(_partition, specs) if one.scheduler == "commands"}.values():
+        from pytest_mlhpc.provision.scheduler.commands import definition_of, missing_commands
+
+        if missing := missing_commands(partition, os.environ):
+            title = definition_of(partition).title
+            text = f"the definition of {title} runs {', '.join(missing)}, not found on PATH"
+            raise UsageError(
+                f"{partition.id}: {text}; start pytest where {title}'s commands are; nothing was submitted"
+            )
 
 
 def _refuse_unusable_slurm(specs: Sequence[JobSpec], settings: Settings) -> list[str]:

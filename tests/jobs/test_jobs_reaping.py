@@ -20,9 +20,9 @@ from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, user_name
 from pytest_mlhpc.provision.reapers import (
     UNDER_WAY_S,
     cluster_name,
+    job_reaper,
     our_reapers,
     reachable_with,
-    slurm_reaper,
 )
 from pytest_mlhpc.provision.scheduler.client import SchedulerJob, SchedulerState, SchedulerUnavailable
 from pytest_mlhpc.provision.ssh import host_of
@@ -71,7 +71,7 @@ def job(name, number="12", state=SchedulerState.RUNNING, user=ME):
 
 
 def reapers(slurm, **options):
-    return {"slurm": lambda entries: slurm_reaper(slurm, entries, **options)}
+    return {"slurm": lambda entries: job_reaper(slurm, entries, **options)}
 
 
 def reap(state, slurm, name="me", **options):
@@ -131,21 +131,21 @@ def test_a_submission_that_may_be_under_way_is_not_called_gone(entry):
     now_ns = time.time_ns()
     young = entry("a", native_id="", submitted_ns=now_ns - 10**9)
     with pytest.raises(NotYet, match="its submission may be under way; try again in 300 s"):
-        slurm_reaper(Slurm(), [young])(young)
-    later = slurm_reaper(Slurm(), [young], lambda: now_ns + int(UNDER_WAY_S * 1e9))
+        job_reaper(Slurm(), [young])(young)
+    later = job_reaper(Slurm(), [young], lambda: now_ns + int(UNDER_WAY_S * 1e9))
     assert later(young).startswith("nothing to cancel")
 
 
 def test_a_job_whose_directory_is_not_found_may_be_another_clusters(entry):
     elsewhere = entry("a", directory="/lustre/of/another/cluster/a")
     with pytest.raises(MlhpcError, match="is it a job of another cluster\\?"):
-        slurm_reaper(Slurm(), [elsewhere])(elsewhere)
+        job_reaper(Slurm(), [elsewhere])(elsewhere)
 
 
 def test_a_job_of_another_cluster_with_the_same_home_is_left_to_that_cluster(entry):
     theirs, ours, old = entry("a", cluster="archer2"), entry("b", cluster="cirrus"), entry("c")
     slurm = Slurm(job("a"), job("b"))
-    reaper = slurm_reaper(slurm, [theirs, ours, old], cluster=lambda: "cirrus")
+    reaper = job_reaper(slurm, [theirs, ours, old], cluster=lambda: "cirrus")
     with pytest.raises(NotYet, match="it is a job of the cluster archer2; run `mlhpc reap` there"):
         reaper(theirs)
     assert reaper(ours) == "cancelled job 12 (RUNNING)"
@@ -175,11 +175,11 @@ def test_a_session_that_was_killed_before_it_made_the_directory_is_written_off(t
     folder = tmp_path / "runs" / "s1"
     one = entry("a", native_id="", session="s1", directory=str(folder / "a"))
     with pytest.raises(MlhpcError, match="is it a job of another cluster\\?"):
-        slurm_reaper(Slurm(), [one])(one)  # nothing of the session can be seen here
+        job_reaper(Slurm(), [one])(one)  # nothing of the session can be seen here
     folder.mkdir()
-    assert slurm_reaper(Slurm(), [one])(one).startswith("nothing to cancel")
+    assert job_reaper(Slurm(), [one])(one).startswith("nothing to cancel")
     elsewhere = entry("b", native_id="", session="s1", directory="/lustre/b", cluster="cirrus")
-    there = slurm_reaper(Slurm(), [elsewhere], cluster=lambda: "cirrus")
+    there = job_reaper(Slurm(), [elsewhere], cluster=lambda: "cirrus")
     assert there(elsewhere).startswith("nothing to cancel")
 
 

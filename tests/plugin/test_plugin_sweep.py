@@ -21,11 +21,12 @@ from pytest_mlhpc.provision.scheduler.client import (
     SchedulerState,
     SchedulerUnavailable,
 )
+from pytest_mlhpc.provision.scheduler.script import render_script
 from pytest_mlhpc.provision.slurm import inside_job
 from pytest_mlhpc.provision.slurm.client import PartitionLimits, Reservation
 from pytest_mlhpc.provision.slurm.commands import expand_or_refuse
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
-from pytest_mlhpc.provision.slurm.script import render_script
+from pytest_mlhpc.provision.slurm.script import SLURM
 from pytest_mlhpc.session.bench import outliving
 from pytest_mlhpc.session.each_node import (
     NothingToMeasureError,
@@ -232,7 +233,7 @@ def test_the_job_script_asks_for_the_node_and_for_nothing_else(tmp_path):
     place = replace(target(), node="node17")
     plan = plan_of([(spec(place), 1)], tmp_path, "", ["node17", "node3"])
     script = render_script(
-        plan, place.partition, place.environment, name="mlhpc-x", lines_dir="/l", payload=None
+        plan, place.partition, place.environment, SLURM, name="mlhpc-x", lines_dir="/l", payload=None
     )
     assert "#SBATCH --nodelist=node17\n" in script
     assert "--exclude" not in script  # a re-run of a sweep goes to the same node

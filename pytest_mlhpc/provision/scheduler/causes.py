@@ -83,7 +83,7 @@ def never_scheduled_error(
     why = f"job {job.id} is {state}: {job.reason or 'no reason given'}"
     if nodes:
         why += f" ({_describe_nodes(nodes)})"
-    if never_starts(job.state, job.reason):
+    if job.stuck or never_starts(job.state, job.reason):
         return ProvisionError("never_scheduled", f"{why}; waiting does not help, so it was cancelled")
     hint = hint_for(job.reason)
     return ProvisionError(

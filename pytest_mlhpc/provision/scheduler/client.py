@@ -126,7 +126,8 @@ class SchedulerJob:
     name: str
     user: str
     state: SchedulerState
-    reason: str = ""  #: squeue's %r: why it waits or ended; "None" becomes ""
+    reason: str = ""  #: why it waits or ended, in Slurm squeue's %r; "None" becomes ""
+    stuck: bool = False  #: pending, and waiting does not end it
     partition: str = ""
     account: str = ""
     nodes: tuple[str, ...] = ()

@@ -305,7 +305,7 @@ class JobQuery:
     def limit_of(self, allocation: JobAllocation) -> float:
         """Return how long a pending job may wait by its reason, in seconds."""
         job = allocation.job
-        if job and never_starts(job.state, job.reason):
+        if job and (job.stuck or never_starts(job.state, job.reason)):
             return min(self.pending_limit_s, NEVER_STARTING_LIMIT_S)
         return self.pending_limit_s
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from pytest_mlhpc.config.model import Environment, Partition
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.files import EXIT_UNSAFE
-from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
+from pytest_mlhpc.node.protocol.plan import JobRules, Plan, RunPlan
 
 #: Exit code of the job -> the step of its set-up that failed before the batch began. The batch itself has 74, 78 and 143.
 FAILED_STEPS: Final = {
@@ -58,13 +58,15 @@ class ScriptRules:
     ``output`` is the file of the job's own output, in the plan's directory. ``directives`` returns the lines for the scheduler of
     a job with the given plan, partition, environment and unique name. ``launcher_options`` returns further arguments of the
     launcher, given partition, environment, folders that containers must see, launcher and ranks on a node. ``prologue`` are lines
-    of bash before the set-up of the software.
+    of bash before the set-up of the software. ``batch`` is the module that the script starts, ``job`` tells it of its nodes.
     """
 
     output: str
     directives: Callable[[Plan, Partition, Environment, str], Sequence[str]]
     launcher_options: Callable[..., tuple[str, ...]]
     prologue: tuple[str, ...] = ()
+    batch: str = "pytest_mlhpc.node.batch.main"
+    job: JobRules | None = None
 
 
 def render_script(
@@ -91,7 +93,11 @@ def render_script(
     directives = rules.directives(plan, partition, environment, name)
     lines = ["#!/bin/bash", *directives, "", *_prologue(), *rules.prologue, *_software_setup(environment)]
     lines += _start_batch(
-        plan, batch_python(partition, environment), lines_dir, payload, key=partition.scheduler
+        plan,
+        [batch_python(partition, environment), "-m", rules.batch],
+        lines_dir,
+        payload,
+        key=partition.scheduler,
     )
     return "\n".join(lines) + "\n"
 
@@ -164,9 +170,11 @@ def without_software(environment: Environment) -> Environment:
     return replace(environment, modules=(), extra=extra, python=environment.python if alone else "python3")
 
 
-def _start_batch(plan: Plan, python: str, lines_dir: str, payload: str | None, *, key: str) -> Iterator[str]:
+def _start_batch(
+    plan: Plan, batch: Sequence[str], lines_dir: str, payload: str | None, *, key: str
+) -> Iterator[str]:
     """Yield the lines that start the batch, after checks that it can run."""
-    file = str(PurePosixPath(plan.directory, "plan.json"))
+    python, file = batch[0], str(PurePosixPath(plan.directory, "plan.json"))
     required: Sequence[str] = [file, *([payload] if payload else [])]
     yield ""
     for path in required:
@@ -179,7 +187,7 @@ def _start_batch(plan: Plan, python: str, lines_dir: str, payload: str | None, *
     yield _or_fail(f"command -v {quote(python)} >/dev/null", 76, f"there is no interpreter {python}")
     older = f"{python} does not run or is older than Python 3.9; see batch_python under {key}:"
     yield _or_fail(f"{quote(python)} -c {quote(_PYTHON_CHECK)}", 76, older)
-    argv = [python, "-m", "pytest_mlhpc.node.batch.main", "--lines", lines_dir, file]
+    argv = [*batch, "--lines", lines_dir, file]
     yield f"exec {' '.join(map(quote, argv))}"
 
 

@@ -88,7 +88,7 @@ def write_job(
     if runs is not None:
         plan = runs.plan(plan)
         payload = Path(runs.there(payload)) if payload else None
-    plan = with_launch_options(plan, partition, payload, rules)
+    plan = replace(with_launch_options(plan, partition, payload, rules), job=rules.job)
     if differing_software(plan, partition):
         environment = without_software(environment)  # each run has its own
     script = render_script(
