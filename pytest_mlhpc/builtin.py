@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +39,7 @@ def channel_types() -> dict[str, str]:
 
 @hookimpl
 def mlhpc_provisioner(partition: Partition, state_dir: Path, session_id: str) -> Provisioner | None:
-    """Serve ``scheduler: local``, ``scheduler: slurm`` and ``scheduler: kubernetes``."""
+    """Serve ``scheduler: local``, ``slurm``, ``commands`` and ``kubernetes``."""
     if partition.scheduler == "local":
         from pytest_mlhpc.provision.local import LocalProvisioner
 
@@ -47,6 +48,11 @@ def mlhpc_provisioner(partition: Partition, state_dir: Path, session_id: str) ->
         from pytest_mlhpc.provision.slurm import make_provisioner
 
         return make_provisioner(partition, state_dir, session_id)
+    if partition.scheduler == "commands":
+        from pytest_mlhpc.provision.payload import payload_of
+        from pytest_mlhpc.provision.scheduler.commands import make_provisioner as make_defined_provisioner
+
+        return make_defined_provisioner(partition, payload_of(state_dir), os.environ)
     if partition.scheduler == "kubernetes":
         from pytest_mlhpc.provision.kubernetes.provisioner import (
             make_provisioner as make_kubernetes_provisioner,
@@ -60,18 +66,30 @@ def mlhpc_provisioner(partition: Partition, state_dir: Path, session_id: str) ->
 def mlhpc_schedulers() -> Mapping[str, type[Any] | None]:
     """``local`` has no options of its own; the file is being checked, so that pydantic is there."""
     from pytest_mlhpc.provision.kubernetes.schema import KubernetesOptions
+    from pytest_mlhpc.provision.scheduler.definition import CommandsOptions
     from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 
-    return {"local": None, "slurm": SlurmOptions, "kubernetes": KubernetesOptions}
+    return {
+        "local": None,
+        "slurm": SlurmOptions,
+        "kubernetes": KubernetesOptions,
+        "commands": CommandsOptions,
+    }
 
 
 @hookimpl
 def mlhpc_preview(partition: Partition, environment: Environment) -> Preview | None:
-    """Show job scripts of Slurm and manifests of Kubernetes; nothing is written down for `local`."""
+    """Show job scripts and manifests of Kubernetes; nothing is written down for `local`."""
     if partition.scheduler == "slurm":
-        from pytest_mlhpc.provision.slurm.script import preview_script
+        from pytest_mlhpc.provision.scheduler.script import preview_script
+        from pytest_mlhpc.provision.slurm.script import SLURM
 
-        return Preview("sh", preview_script(partition, environment))
+        return Preview("sh", preview_script(partition, environment, SLURM))
+    if partition.scheduler == "commands":
+        from pytest_mlhpc.provision.scheduler.commands import script_rules
+        from pytest_mlhpc.provision.scheduler.script import preview_script
+
+        return Preview("sh", preview_script(partition, environment, script_rules(partition)))
     if partition.scheduler == "kubernetes":
         from pytest_mlhpc.provision.kubernetes.manifest import preview as preview_manifests
 

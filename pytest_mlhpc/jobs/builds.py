@@ -188,7 +188,7 @@ def _wrong_place(place: object, target: Target) -> str:
         )
     if place == "node" or target.partition.scheduler == "local":
         return ""
-    if target.partition.scheduler != "slurm" or target.partition.apart:
+    if target.partition.scheduler not in {"slurm", "commands"} or target.partition.apart:
         return f"where='login': nodes of {target.partition.id} see no folder of this machine; leave where out"
     if inside := [name for name in ("container", "uenv") if target.environment.extra.get(name)]:
         return f"where='login': the {inside[0]} of environment {target.environment.name} is on nodes; leave where out"

@@ -462,7 +462,7 @@ def _launcher(partition: Partition, values: Mapping[str, Any], *, command: bool)
     if command and partition.launcher in {"", "auto", "plain"}:
         if partition.scheduler == "slurm":
             return "srun"
-        several = "podrun" if partition.scheduler == "kubernetes" else "torchrun"
+        several = "podrun" if partition.scheduler in {"kubernetes", "commands"} else "torchrun"
         return several if values["nodes"] > 1 else "spawn"
     if partition.launcher not in {"", "auto", "plain", "torchrun"}:
         return partition.launcher

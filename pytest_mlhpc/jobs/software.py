@@ -70,7 +70,7 @@ def target_with(target: Target, environment: str, modules: Sequence[str], image:
     """
     partition = target.partition
     chosen = _environment(partition, environment) if environment else target.environment
-    if modules and partition.scheduler != "slurm":
+    if modules and partition.scheduler not in {"slurm", "commands"}:
         text = f"are loaded by a job script, and {partition.id} ({partition.scheduler}) has none"
         raise SoftwareError("modules", text)
     if bad := [name for name in modules if not _MODULE.match(name)]:

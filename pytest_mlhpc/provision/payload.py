@@ -8,12 +8,13 @@ import io
 import os
 import stat
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pytest_mlhpc.config.model import Environment, Partition
 from pytest_mlhpc.errors import ProvisionError, UsageError
+from pytest_mlhpc.jobs.spec import FROM_SOURCE
 from pytest_mlhpc.node.files import (
     NO_ROOM,
     PRIVATE_FILE,
@@ -210,3 +211,8 @@ def no_room(error: OSError, path: Path) -> str:
         return f"{error.filename}: {error.strerror}"
     hint = "; free space, or choose another state directory" if error.errno in NO_ROOM else ""
     return f"cannot write {error.filename or path}: {error.strerror}{hint}"
+
+
+def payload_of(root: Path) -> Callable[[str], Path | None]:
+    """Return what finds the zip of a hash below *root*; it finds None where a plan needs none."""
+    return lambda sha: None if sha == FROM_SOURCE else payload_path(root, sha)

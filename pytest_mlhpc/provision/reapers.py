@@ -15,7 +15,7 @@ from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.ledger import NotYet, Prepare, Reaper, prepared
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, same_cluster, user_name
 from pytest_mlhpc.node.processes import copy_of
-from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmJob
+from pytest_mlhpc.provision.scheduler.client import SchedulerClient, SchedulerJob
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.kubernetes.reap import ClusterLocation, OverdueDeletion
@@ -35,7 +35,7 @@ def our_reapers(environ: Mapping[str, str]) -> dict[str, Prepare]:
         from pytest_mlhpc.provision.slurm.commands import CliClient
 
         client = CliClient(environ)
-        return slurm_reaper(client, entries, cluster=client.cluster)
+        return job_reaper(client, entries, cluster=client.cluster)
 
     def slurm(entries: Sequence[LedgerEntry]) -> Reaper:
         clusters = sorted({_way(entry) for entry in entries})
@@ -53,7 +53,32 @@ def our_reapers(environ: Mapping[str, str]) -> dict[str, Prepare]:
 
         return kubernetes_reaper(location_connector(environ))
 
-    return {"local": local_reaper, "slurm": slurm, "kubernetes": kubernetes}
+    def commands(_entries: Sequence[LedgerEntry]) -> Reaper:
+        return functools.partial(reap_defined, environ)
+
+    return {"local": local_reaper, "slurm": slurm, "kubernetes": kubernetes, "commands": commands}
+
+
+def reap_defined(environ: Mapping[str, str], entry: LedgerEntry) -> str:
+    """End the job of an allocation whose folder has the definition of its scheduler; return what was done.
+
+    Raises:
+        MlhpcError: the scheduler does not answer, or the folder does not say how it is asked.
+    """
+    from pytest_mlhpc.provision.scheduler.commands import client_of_allocation
+
+    folder = Path(entry.directory)
+    try:
+        client = client_of_allocation(folder, environ)
+    except FileNotFoundError:
+        if folder.parent.is_dir() and not entry.native_id:
+            return "nothing to cancel: it was never submitted"
+        raise MlhpcError(
+            f"{folder} does not say how its scheduler is asked: is it on another file system? Run `mlhpc reap` there"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise MlhpcError(f"{folder} does not say how its scheduler is asked: {error}") from error
+    return job_reaper(client, [entry])(entry)
 
 
 def _way(entry: LedgerEntry) -> str:
@@ -65,14 +90,14 @@ def ssh_reaper(cluster: str, environ: Mapping[str, str], entries: Sequence[Ledge
     """Cancel jobs of a cluster that is reached by ssh, and remove their folders there.
 
     Raises:
-        SlurmError: there is no connection, or Slurm does not answer.
+        SchedulerError: there is no connection, or Slurm does not answer.
     """
     from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns, RemoteSlurmClient
     from pytest_mlhpc.provision.ssh import host_of
 
     destination, _, shared = cluster.removeprefix(BY_SSH).rpartition(":")
     host = host_of(destination, environ)
-    cancel = slurm_reaper(RemoteSlurmClient(host), entries, cluster=lambda: cluster)
+    cancel = job_reaper(RemoteSlurmClient(host), entries, cluster=lambda: cluster)
 
     def reaper(entry: LedgerEntry) -> str:
         done = cancel(entry)
@@ -109,7 +134,7 @@ def ask_cluster_name(environ: Mapping[str, str]) -> str:
     """Return the name that the configuration of Slurm gives to the cluster that *environ* leads to.
 
     Raises:
-        SlurmError: it does not tell.
+        SchedulerError: it does not tell.
     """
     # What pytest changes from test to test leads nowhere.
     return _cluster_name(
@@ -167,20 +192,20 @@ def local_reaper(entries: Sequence[LedgerEntry]) -> Reaper:
     return reaper
 
 
-def slurm_reaper(
-    client: SlurmClient,
+def job_reaper(
+    client: SchedulerClient,
     entries: Sequence[LedgerEntry],
     now_ns: Callable[[], int] = time.time_ns,
     cluster: Callable[[], str] = str,
 ) -> Reaper:
     """Cancel the jobs of *entries* by one query and one call. A job is known by its unique name and this user's uid.
 
-    Ids are not asked for: Slurm uses them again. A name that Slurm does not know means that nothing is left, unless its
+    Ids are not asked for: schedulers use them again. A name that is not known means that nothing is left, unless its
     submission may be under way, or it may be a job of another cluster. *cluster* returns this one's name; it is asked
     only where an entry has one.
 
     Raises:
-        SlurmError: Slurm does not answer, or refuses.
+        SchedulerError: the scheduler does not answer, or refuses.
     """
     here = cluster() if any(entry.cluster for entry in entries) else ""
     names = {entry.job_name for entry in entries if entry.job_name and entry.cluster in {"", here}}
@@ -194,8 +219,8 @@ def slurm_reaper(
             raise NotYet(f"it is a job of the cluster {entry.cluster}; run `mlhpc reap` there")
         jobs = found.get(entry.job_name, [])
         if not jobs:
-            _surely_ended(entry, now_ns())
-            return "nothing to cancel: Slurm knows no job of this name any more"
+            _surely_ended(entry, now_ns(), client.title)
+            return f"nothing to cancel: {client.title} knows no job of this name any more"
         cancelled = [job for job in jobs if not job.state.ended]
         if not cancelled:
             return f"nothing to cancel: job {jobs[-1].id} has ended ({jobs[-1].state.value})"
@@ -204,28 +229,28 @@ def slurm_reaper(
     return reaper
 
 
-def _known(client: SlurmClient, names: Collection[str]) -> dict[str, list[SlurmJob]]:
+def _known(client: SchedulerClient, names: Collection[str]) -> dict[str, list[SchedulerJob]]:
     """Return this user's jobs of these names, by name."""
     uid = str(os.getuid())
     ours = {uid, user_name()}
-    found: dict[str, list[SlurmJob]] = defaultdict(list)
+    found: dict[str, list[SchedulerJob]] = defaultdict(list)
     for job in client.jobs(names=names, user=uid) if names else ():
         if job.name in names and job.user in ours:
             found[job.name].append(job)
     return found
 
 
-def _surely_ended(entry: LedgerEntry, now_ns: int) -> None:
+def _surely_ended(entry: LedgerEntry, now_ns: int, title: str) -> None:
     if not entry.job_name:
-        raise MlhpcError("it has no name by which Slurm could know it")
+        raise MlhpcError(f"it has no name by which {title} could know it")
     # A clock that was set back since must not keep it for ever.
     if not entry.native_id and abs(now_ns - entry.submitted_ns) < UNDER_WAY_S * 1e9:
         raise NotYet(
-            f"Slurm knows no job of this name, but its submission may be under way; try again in {UNDER_WAY_S:.0f} s"
+            f"{title} knows no job of this name, but its submission may be under way; try again in {UNDER_WAY_S:.0f} s"
         )
     if not entry.cluster and _on_another_cluster(entry):
         raise MlhpcError(
-            f"Slurm knows no job of this name, and {entry.directory} is not visible here: is it a job of another cluster? "
+            f"{title} knows no job of this name, and {entry.directory} is not visible here: is it a job of another cluster? "
             f"Run `mlhpc reap` there, or make the directory if it was removed"
         )
 

@@ -23,8 +23,8 @@ from pytest_mlhpc.node.processes import die_with_parent
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
 from pytest_mlhpc.node.telemetry.sampler import MARK
 from pytest_mlhpc.node.telemetry.samples import Sample
+from pytest_mlhpc.provision.scheduler.client import SchedulerError, SchedulerUnusable
 from pytest_mlhpc.provision.slurm import commands
-from pytest_mlhpc.provision.slurm.client import SlurmError, SlurmUnusable
 from pytest_mlhpc.screen.usage import MOST_PROCESSES, SampleBuffer
 
 #: Longest answer of squeue, in seconds.
@@ -76,9 +76,9 @@ def slurm_argv(job: str, python: str) -> list[str]:
         unknown = "Invalid job id" in asked.err
         if asked.code != 0 and not unknown:
             raise commands.command_error(argv, asked)
-    except SlurmUnusable as error:
+    except SchedulerUnusable as error:
         raise UsageError(f"{error}: run it on a login node, with SLURM_CONF as jobs are submitted") from error
-    except SlurmError as error:
+    except SchedulerError as error:
         raise InfrastructureError("scheduler_error", f"Slurm does not answer: {error}") from error
     lines = asked.out.split()
     if unknown or not lines:

@@ -254,7 +254,7 @@ def _placed(targets: tuple[Target, ...], settings: Settings) -> tuple[tuple[Targ
     """
     if settings.each_node is None and not settings.here:
         return targets, None
-    from pytest_mlhpc.provision.slurm.client import SlurmError, SlurmRefused, SlurmUnusable
+    from pytest_mlhpc.provision.scheduler.client import SchedulerError, SchedulerRefused, SchedulerUnusable
     from pytest_mlhpc.session import each_node
 
     each_node.refuse(settings)
@@ -267,7 +267,7 @@ def _placed(targets: tuple[Target, ...], settings: Settings) -> tuple[tuple[Targ
             )
             return own, None
         return each_node.expand(targets, str(settings.each_node), each_node.client_of)
-    except (SlurmRefused, SlurmUnusable) as error:
+    except (SchedulerRefused, SchedulerUnusable) as error:
         raise UsageError(str(error)) from error
-    except (SlurmError, each_node.NothingToMeasureError) as error:
+    except (SchedulerError, each_node.NothingToMeasureError) as error:
         pytest.exit(f"infra: {error}; nothing was submitted", returncode=settings.infra_exit_code)

@@ -22,7 +22,8 @@ from pytest_mlhpc.store.locations import make_directories
 from pytest_mlhpc.store.text import figure, one_line, quantity, table
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.provision.slurm.client import PartitionLimits, Reservation, SlurmClient, SlurmNode
+    from pytest_mlhpc.provision.scheduler.client import SchedulerNode
+    from pytest_mlhpc.provision.slurm.client import PartitionLimits, Reservation, SlurmClient
 
 
 #: Values of --mlhpc-each-node= that are no names.
@@ -68,7 +69,7 @@ def expand(
 
     Raises:
         UsageError: *which* means nothing here, or a target is not Slurm's. NothingToMeasureError: no node is fit now.
-        SlurmError: Slurm does not answer.
+        SchedulerError: Slurm does not answer.
     """
     found: list[Target] = []
     choices: dict[str, tuple[Partition, NodeChoice]] = {}
@@ -138,7 +139,7 @@ def _choose_in(
 def choose(
     which: str,
     limits: PartitionLimits,
-    nodes: Sequence[SlurmNode],
+    nodes: Sequence[SchedulerNode],
     reservations: Sequence[Reservation],
     *,
     expand: Callable[[str], Sequence[str]],
@@ -195,13 +196,13 @@ def _named(
     reservations: Sequence[Reservation],
     expand: Callable[[str], Sequence[str]],
 ) -> Sequence[str]:
-    from pytest_mlhpc.provision.slurm.client import SlurmError
+    from pytest_mlhpc.provision.scheduler.client import SchedulerError
 
     known = list(by_name)
     there = [IDLE, ALL, *(one.name for one in reservations)]
     try:
         names = expand(which)
-    except SlurmError as error:
+    except SchedulerError as error:
         raise UsageError(f"--mlhpc-each-node={which}: {error}") from error
     unknown = [name for name in names if name not in known]
     if unknown or not names:
@@ -214,7 +215,7 @@ def _named(
     return names
 
 
-def _unfit(node: SlurmNode, *, mine: bool, idle: bool) -> str:
+def _unfit(node: SchedulerNode, *, mine: bool, idle: bool) -> str:
     """Return why a job cannot start on *node*, by Slurm's own reason; *mine*: our reservation has it."""
     usable = replace(node, flags=node.flags - {"maintenance", "reserved"}) if mine else node
     base = "idle" if mine and node.state in {"maint", "reserved", "resv"} else node.state

@@ -260,7 +260,10 @@ class LedgerWriter:
         if local and alone and spec.workload == "command" and spec.launcher == "plain" and not spec.builds:
             return ""
         ours = all(has_this_package(one.target.environment) for one in specs)
-        if spec.target.partition.scheduler == "slurm" and not spec.target.partition.apart and ours:
+        shares_files = (
+            spec.target.partition.scheduler in {"slurm", "commands"} and not spec.target.partition.apart
+        )
+        if shares_files and ours:
             return FROM_SOURCE  # pods have a file system of their own
         foreign = () if spec.launcher in OURS else (spec.launcher,)
         extra = (*self._workloads[spec.workload].extra_modules, *foreign)

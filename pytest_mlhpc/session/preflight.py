@@ -138,6 +138,7 @@ def check(specs: Sequence[JobSpec], settings: Settings) -> Spending:
     """
     _refuse_state_dir(settings)
     _refuse_detaching(specs, settings)
+    _refuse_missing_commands(specs)
     unused = _refuse_unusable_slurm(specs, settings)
     if specs and not settings.here and settings.resume is None:
         _refuse_maintenance(specs, settings)
@@ -175,7 +176,7 @@ def _build_here(
 ) -> Failure | None:
     """Make one build; return why it failed."""
     from pytest_mlhpc.provision.local import LocalProvisioner
-    from pytest_mlhpc.provision.slurm.script import with_software
+    from pytest_mlhpc.provision.scheduler.script import with_software
 
     argv = tuple(with_software(build.argv, spec.target.environment))
     provisioner = LocalProvisioner(state_dir=root, session_id=session_id)
@@ -231,12 +232,25 @@ def _refuse_detaching(specs: Sequence[JobSpec], settings: Settings) -> None:
         )
 
 
+def _refuse_missing_commands(specs: Sequence[JobSpec]) -> None:
+    """Refuse to submit by commands that are not on this machine."""
+    for partition in {one.id: one for one in map(_partition, specs) if one.scheduler == "commands"}.values():
+        from pytest_mlhpc.provision.scheduler.commands import definition_of, missing_commands
+
+        if missing := missing_commands(partition, os.environ):
+            title = definition_of(partition).title
+            text = f"the definition of {title} runs {', '.join(missing)}, not found on PATH"
+            raise UsageError(
+                f"{partition.id}: {text}; start pytest where {title}'s commands are; nothing was submitted"
+            )
+
+
 def _refuse_unusable_slurm(specs: Sequence[JobSpec], settings: Settings) -> list[str]:
     """Ask Slurm whether jobs would end well; return what to say of the user's environment."""
     slurm = [spec for spec in specs if spec.target.partition.scheduler == "slurm"]
     if not slurm:
         return []
-    from pytest_mlhpc.provision.slurm.client import SlurmUnreachable, SlurmUnusable
+    from pytest_mlhpc.provision.scheduler.client import SchedulerUnreachable, SchedulerUnusable
     from pytest_mlhpc.provision.slurm.preflight import (
         CONNECTION_PAUSES_S,
         refuse_unreachable,
@@ -253,9 +267,9 @@ def _refuse_unusable_slurm(specs: Sequence[JobSpec], settings: Settings) -> list
                 refuse_unusable(os.environ)
             else:
                 refuse_unreachable(client_of(by_ssh[name]))
-        except SlurmUnusable as error:
+        except SchedulerUnusable as error:
             raise UsageError(f"{name}: {error}; nothing was submitted") from error
-        except SlurmUnreachable as error:
+        except SchedulerUnreachable as error:
             attempts = len(CONNECTION_PAUSES_S) + 1
             pytest.exit(
                 f"infra: {name}: no connection in {attempts} attempts: {error}; nothing was submitted",
@@ -323,12 +337,12 @@ def _announced(
             if one.end_ns > now_ns
         ]
     if partition.scheduler == "slurm":
-        from pytest_mlhpc.provision.slurm.client import SlurmUnusable
+        from pytest_mlhpc.provision.scheduler.client import SchedulerUnusable
         from pytest_mlhpc.provision.slurm.preflight import maintenances
 
         try:
             reservations = maintenances(specs, client_of, now_ns, until_ns)
-        except SlurmUnusable as error:
+        except SchedulerUnusable as error:
             raise UsageError(f"{partition.id}: {error}; nothing was submitted") from error
         found += [
             planned(*place, f"reservation {one.name}", one.start_ns, one.end_ns, by="Slurm")

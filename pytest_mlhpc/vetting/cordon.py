@@ -21,7 +21,8 @@ from pytest_mlhpc.node.vet.verdict_files import FilesError, node_name, read
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import Conflict, KubernetesError, NotFound
 from pytest_mlhpc.provision.kubernetes.objects import NODE, Manifest, ObjectRef, metadata_of
-from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmError, SlurmNode
+from pytest_mlhpc.provision.scheduler.client import SchedulerError, SchedulerNode
+from pytest_mlhpc.provision.slurm.client import SlurmClient
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ class SlurmNodes:
             node = self._node(host)
             if node is None or "drain" not in node.flags or node.reason != reason:
                 return failed(host, f"was drained, but now is {_shown(node) if node else 'gone'}")
-        except SlurmError as error:
+        except SchedulerError as error:
             return failed(host, str(error))
         return changed(host, f"drained: {reason}")
 
@@ -253,7 +254,7 @@ class SlurmNodes:
             node = self._node(host)
             if node is not None and "drain" in node.flags:
                 return failed(host, f"was resumed, but still is {_shown(node)}")
-        except SlurmError as error:
+        except SchedulerError as error:
             return failed(host, str(error))
         return changed(host, "resumed")
 
@@ -261,19 +262,19 @@ class SlurmNodes:
         """Return the nodes that bear our reason.
 
         Raises:
-            SlurmError: Slurm does not answer.
+            SchedulerError: Slurm does not answer.
         """
         return [node.name for node in self._client.nodes() if is_ours(node.name, node.reason)]
 
-    def _node(self, host: str) -> SlurmNode | None:
+    def _node(self, host: str) -> SchedulerNode | None:
         return next((node for node in self._client.nodes([host]) if node.name == host), None)
 
 
-def _out(node: SlurmNode) -> bool:
+def _out(node: SchedulerNode) -> bool:
     return bool(node.flags & {"drain", "fail"}) or node.state in {"down", "error"}
 
 
-def _not_ours(node: SlurmNode) -> str:
+def _not_ours(node: SchedulerNode) -> str:
     """Return why a node is not to be resumed; empty if it is drained by us and nothing else."""
     if "drain" not in node.flags:
         return "not drained, but "
@@ -284,7 +285,7 @@ def _not_ours(node: SlurmNode) -> str:
     return ""
 
 
-def _shown(node: SlurmNode) -> str:
+def _shown(node: SchedulerNode) -> str:
     state = "+".join([node.state, *sorted(node.flags)])
     return f"{state}: {node.reason}" if node.reason else state
 

@@ -20,11 +20,11 @@ from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, user_name
 from pytest_mlhpc.provision.reapers import (
     UNDER_WAY_S,
     cluster_name,
+    job_reaper,
     our_reapers,
     reachable_with,
-    slurm_reaper,
 )
-from pytest_mlhpc.provision.slurm.client import SlurmJob, SlurmState, SlurmUnavailable
+from pytest_mlhpc.provision.scheduler.client import SchedulerJob, SchedulerState, SchedulerUnavailable
 from pytest_mlhpc.provision.ssh import host_of
 
 HOST, ME = os.uname().nodename, user_name()
@@ -41,7 +41,7 @@ class Slurm:
     def jobs(self, *, ids=(), names=(), user=""):
         self.asked.append((frozenset(names), user))
         if self.down:
-            raise SlurmUnavailable(self.down)
+            raise SchedulerUnavailable(self.down)
         return [job for job in self.known if job.name in names]
 
 
@@ -66,12 +66,12 @@ def entry(tmp_path):
     return make
 
 
-def job(name, number="12", state=SlurmState.RUNNING, user=ME):
-    return SlurmJob(number, f"mlhpc-{name}", user, state)
+def job(name, number="12", state=SchedulerState.RUNNING, user=ME):
+    return SchedulerJob(number, f"mlhpc-{name}", user, state)
 
 
 def reapers(slurm, **options):
-    return {"slurm": lambda entries: slurm_reaper(slurm, entries, **options)}
+    return {"slurm": lambda entries: job_reaper(slurm, entries, **options)}
 
 
 def reap(state, slurm, name="me", **options):
@@ -89,7 +89,7 @@ def reaped(state, slurm, name="me"):
 
 def test_an_expired_job_is_cancelled_by_its_name_and_user_in_one_query(state, entry):
     left_behind(state, "s1", entry("a"), entry("b", native_id="13"))
-    slurm = Slurm(job("a"), job("b", "99", SlurmState.PENDING))
+    slurm = Slurm(job("a"), job("b", "99", SchedulerState.PENDING))
     why = f"on sys:part: its session on {HOST} (process {os.getpid()}) ended without detaching"
     assert reaped(state, slurm) == [
         f"mlhpc-a (job 12) {why}: cancelled job 12 (RUNNING)",
@@ -104,7 +104,7 @@ def test_an_expired_job_is_cancelled_by_its_name_and_user_in_one_query(state, en
     ("jobs", "says"),
     [
         ([job("a", user="somebody-else"), job("other")], "Slurm knows no job of this name any more"),
-        ([job("a", state=SlurmState.TIMEOUT)], "job 12 has ended (TIMEOUT)"),
+        ([job("a", state=SchedulerState.TIMEOUT)], "job 12 has ended (TIMEOUT)"),
     ],
     ids=["the name is another user's and the id another job's", "it has ended"],
 )
@@ -131,21 +131,21 @@ def test_a_submission_that_may_be_under_way_is_not_called_gone(entry):
     now_ns = time.time_ns()
     young = entry("a", native_id="", submitted_ns=now_ns - 10**9)
     with pytest.raises(NotYet, match="its submission may be under way; try again in 300 s"):
-        slurm_reaper(Slurm(), [young])(young)
-    later = slurm_reaper(Slurm(), [young], lambda: now_ns + int(UNDER_WAY_S * 1e9))
+        job_reaper(Slurm(), [young])(young)
+    later = job_reaper(Slurm(), [young], lambda: now_ns + int(UNDER_WAY_S * 1e9))
     assert later(young).startswith("nothing to cancel")
 
 
 def test_a_job_whose_directory_is_not_found_may_be_another_clusters(entry):
     elsewhere = entry("a", directory="/lustre/of/another/cluster/a")
     with pytest.raises(MlhpcError, match="is it a job of another cluster\\?"):
-        slurm_reaper(Slurm(), [elsewhere])(elsewhere)
+        job_reaper(Slurm(), [elsewhere])(elsewhere)
 
 
 def test_a_job_of_another_cluster_with_the_same_home_is_left_to_that_cluster(entry):
     theirs, ours, old = entry("a", cluster="archer2"), entry("b", cluster="cirrus"), entry("c")
     slurm = Slurm(job("a"), job("b"))
-    reaper = slurm_reaper(slurm, [theirs, ours, old], cluster=lambda: "cirrus")
+    reaper = job_reaper(slurm, [theirs, ours, old], cluster=lambda: "cirrus")
     with pytest.raises(NotYet, match="it is a job of the cluster archer2; run `mlhpc reap` there"):
         reaper(theirs)
     assert reaper(ours) == "cancelled job 12 (RUNNING)"
@@ -155,7 +155,7 @@ def test_a_job_of_another_cluster_with_the_same_home_is_left_to_that_cluster(ent
 
 def test_a_cluster_whose_name_cannot_be_asked_reaps_nothing(state, entry):
     left_behind(state, "s1", entry("a", cluster="cirrus"))
-    (one,) = reap(state, Slurm(), cluster=Mock(side_effect=SlurmUnavailable("scontrol: no answer")))
+    (one,) = reap(state, Slurm(), cluster=Mock(side_effect=SchedulerUnavailable("scontrol: no answer")))
     assert (one.ended, one.later, one.done.endswith("scontrol: no answer")) == (False, False, True)
 
 
@@ -175,11 +175,11 @@ def test_a_session_that_was_killed_before_it_made_the_directory_is_written_off(t
     folder = tmp_path / "runs" / "s1"
     one = entry("a", native_id="", session="s1", directory=str(folder / "a"))
     with pytest.raises(MlhpcError, match="is it a job of another cluster\\?"):
-        slurm_reaper(Slurm(), [one])(one)  # nothing of the session can be seen here
+        job_reaper(Slurm(), [one])(one)  # nothing of the session can be seen here
     folder.mkdir()
-    assert slurm_reaper(Slurm(), [one])(one).startswith("nothing to cancel")
+    assert job_reaper(Slurm(), [one])(one).startswith("nothing to cancel")
     elsewhere = entry("b", native_id="", session="s1", directory="/lustre/b", cluster="cirrus")
-    there = slurm_reaper(Slurm(), [elsewhere], cluster=lambda: "cirrus")
+    there = job_reaper(Slurm(), [elsewhere], cluster=lambda: "cirrus")
     assert there(elsewhere).startswith("nothing to cancel")
 
 

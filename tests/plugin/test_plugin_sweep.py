@@ -15,18 +15,18 @@ from pytest_mlhpc.jobs.job import Attempt, Job, Outcome
 from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.spec import JobSpec, same_needs
 from pytest_mlhpc.options import Settings
-from pytest_mlhpc.provision.slurm import inside_job
-from pytest_mlhpc.provision.slurm.client import (
-    PartitionLimits,
-    Reservation,
-    SlurmJob,
-    SlurmNode,
-    SlurmState,
-    SlurmUnavailable,
+from pytest_mlhpc.provision.scheduler.client import (
+    SchedulerJob,
+    SchedulerNode,
+    SchedulerState,
+    SchedulerUnavailable,
 )
+from pytest_mlhpc.provision.scheduler.script import render_script
+from pytest_mlhpc.provision.slurm import inside_job
+from pytest_mlhpc.provision.slurm.client import PartitionLimits, Reservation
 from pytest_mlhpc.provision.slurm.commands import expand_or_refuse
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
-from pytest_mlhpc.provision.slurm.script import render_script
+from pytest_mlhpc.provision.slurm.script import SLURM
 from pytest_mlhpc.session.bench import outliving
 from pytest_mlhpc.session.each_node import (
     NothingToMeasureError,
@@ -71,7 +71,7 @@ class MadeUpSlurm:
     """What the client protocol shows of a cluster of five nodes."""
 
     def __init__(self, nodes=None, reservations=(), jobs=(), limits=LIMITS) -> None:
-        self._nodes = nodes or [SlurmNode(name, "idle") for name in NAMES]
+        self._nodes = nodes or [SchedulerNode(name, "idle") for name in NAMES]
         self._reservations, self._jobs, self._limits = list(reservations), list(jobs), limits
 
     def nodes(self, names=()):
@@ -95,18 +95,18 @@ class MadeUpSlurm:
 
 def chosen(which: str, nodes=None, reservations=(), **options):
     return choose(
-        which, LIMITS, nodes or [SlurmNode(name, "idle") for name in NAMES], reservations,
+        which, LIMITS, nodes or [SchedulerNode(name, "idle") for name in NAMES], reservations,
         expand=expand_or_refuse, now_ns=NOW, longest_s=660.0, **options,
     )  # fmt: skip
 
 
 def test_idle_means_free_now_and_all_means_in_service():
     nodes = [
-        SlurmNode("node1", "idle"),
-        SlurmNode("node2", "allocated"),
-        SlurmNode("node3", "idle", frozenset({"drain"}), reason="bad memory"),
-        SlurmNode("node4", "down", reason="not responding"),
-        SlurmNode("node5", "mixed", frozenset({"completing"})),
+        SchedulerNode("node1", "idle"),
+        SchedulerNode("node2", "allocated"),
+        SchedulerNode("node3", "idle", frozenset({"drain"}), reason="bad memory"),
+        SchedulerNode("node4", "down", reason="not responding"),
+        SchedulerNode("node5", "mixed", frozenset({"completing"})),
     ]
     idle = chosen("idle", nodes)
     assert idle.nodes == ("node1",)
@@ -118,7 +118,7 @@ def test_idle_means_free_now_and_all_means_in_service():
 
 
 def test_a_host_list_is_taken_as_it_is_written_and_nodes_of_other_partitions_are_named():
-    nodes = [*(SlurmNode(name, "idle") for name in NAMES), SlurmNode("gpu1", "idle")]
+    nodes = [*(SchedulerNode(name, "idle") for name in NAMES), SchedulerNode("gpu1", "idle")]
     found = chosen("node[2-3],gpu1", nodes)
     assert found.nodes == ("node2", "node3")
     assert found.left_out == (("gpu1", "not in Slurm's partition cpu"),)
@@ -151,7 +151,9 @@ def test_nodes_that_go_into_maintenance_before_their_job_would_end_are_left_out(
 
 def test_a_reservation_names_its_nodes_though_they_are_in_maintenance():
     flags = frozenset({"maintenance"})
-    nodes = [SlurmNode(name, "idle", flags if name in {"node1", "node2"} else frozenset()) for name in NAMES]
+    nodes = [
+        SchedulerNode(name, "idle", flags if name in {"node1", "node2"} else frozenset()) for name in NAMES
+    ]
     found = chosen("maint42", nodes, [maint(starts_h=-1, nodes=("node1", "node2"))])
     assert (found.nodes, found.reservation) == (("node1", "node2"), "maint42")
     assert chosen("all", nodes, [maint(starts_h=-1, nodes=("node1", "node2"))]).nodes == NAMES[2:]
@@ -181,7 +183,7 @@ def test_a_swept_reservation_becomes_the_jobs_own():
 
 def test_without_a_node_there_is_nothing_to_do():
     with pytest.raises(NothingToMeasureError, match="no node can be measured now: node1: down"):
-        expand([target()], "all", lambda _: MadeUpSlurm([SlurmNode(name, "down") for name in NAMES]))
+        expand([target()], "all", lambda _: MadeUpSlurm([SchedulerNode(name, "down") for name in NAMES]))
 
 
 LOCAL = Target(
@@ -231,7 +233,7 @@ def test_the_job_script_asks_for_the_node_and_for_nothing_else(tmp_path):
     place = replace(target(), node="node17")
     plan = plan_of([(spec(place), 1)], tmp_path, "", ["node17", "node3"])
     script = render_script(
-        plan, place.partition, place.environment, name="mlhpc-x", lines_dir="/l", payload=None
+        plan, place.partition, place.environment, SLURM, name="mlhpc-x", lines_dir="/l", payload=None
     )
     assert "#SBATCH --nodelist=node17\n" in script
     assert "--exclude" not in script  # a re-run of a sweep goes to the same node
@@ -422,7 +424,7 @@ def test_who_is_in_the_reservation_need_not_wait_for_it():
 def test_a_slurm_that_does_not_answer_holds_nobody_up():
     class Silent(MadeUpSlurm):
         def reservations(self):
-            raise SlurmUnavailable("no answer")
+            raise SchedulerUnavailable("no answer")
 
     assert maintenance_delay([spec()], lambda _: Silent(), NOW) == ("", [])
 
@@ -464,10 +466,10 @@ def test_a_maintenance_of_the_systems_file_holds_up_nights_alone(
 
 
 ON_TWO = {"partition": "cpu", "nodes": ("node1", "node2"), "node_count": 2}
-RUNNING = SlurmJob("12", "salloc", "me", SlurmState.RUNNING, end_ns=NOW + HOUR, **ON_TWO)
+RUNNING = SchedulerJob("12", "salloc", "me", SchedulerState.RUNNING, end_ns=NOW + HOUR, **ON_TWO)
 
 
-def placed(job: SlurmJob | None = RUNNING, place: Target | None = None, environ=None, **settings: Any):
+def placed(job: SchedulerJob | None = RUNNING, place: Target | None = None, environ=None, **settings: Any):
     asked = replace(SETTINGS, here=True, **settings)
     return inside_job.select_own_partition(
         [place or target()],
@@ -489,7 +491,7 @@ def test_the_job_around_us_becomes_part_of_the_partition():
     [
         ({"environ": {}}, "SLURM_JOB_ID is not set"),
         ({"job": None}, "job 12 (SLURM_JOB_ID) is unknown to Slurm; it has to be running"),
-        ({"job": replace(RUNNING, state=SlurmState.COMPLETED)}, "is completed; it has to be running"),
+        ({"job": replace(RUNNING, state=SchedulerState.COMPLETED)}, "is completed; it has to be running"),
         ({"place": target(partition="gpu")}, "job 12 is in Slurm's partition 'cpu', but s:p is 'gpu'"),
         ({"wait_s": 0.0}, "mlhpc_here and --mlhpc-wait"),
         ({"wait_s": 5.0}, "mlhpc_here and --mlhpc-wait"),

@@ -9,7 +9,7 @@ from local_allocations import HANG_S, Local, python_path
 
 from pytest_mlhpc.provision import command
 from pytest_mlhpc.provision.local_process import LocalProcess
-from pytest_mlhpc.provision.slurm import script
+from pytest_mlhpc.provision.scheduler import script
 
 
 @pytest.fixture(autouse=True)

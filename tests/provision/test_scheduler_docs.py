@@ -12,9 +12,9 @@ from pytest_mlhpc.provision import ssh
 from pytest_mlhpc.provision.kubernetes import schema
 from pytest_mlhpc.provision.kubernetes.schema import CustomKind
 from pytest_mlhpc.provision.kubernetes.settings import PATIENCE, builtin_kinds
+from pytest_mlhpc.provision.scheduler.script import FAILED_STEPS
 from pytest_mlhpc.provision.slurm import over_ssh
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
-from pytest_mlhpc.provision.slurm.script import FAILED_STEPS
 
 SLURM, KUBERNETES, SSH = Page("systems.md"), Page("kubernetes.md"), Page("ssh.md")
 

@@ -7,7 +7,8 @@ from services import Slurm, wait_until
 
 from pytest_mlhpc.config.model import Environment, NodeType, Partition
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
-from pytest_mlhpc.provision.slurm.script import render_script
+from pytest_mlhpc.provision.scheduler.script import render_script
+from pytest_mlhpc.provision.slurm.script import SLURM
 
 HOSTILE = [
     "a b", " lead and trail ", "it's", 'say "hi"', "ünï 日本", "100% %j %% %x %", "back\\slash \\\\ two", "trail\\",
@@ -42,7 +43,9 @@ def submit(slurm: Slurm, folder: Path, name: str, **options: object) -> str:
         scheduler_options={"partition": "cpu", **options},
     )
     lines = str(folder / "lines")
-    text = render_script(plan, partition, environment, name=name, lines_dir=lines, payload=str(payload))
+    text = render_script(
+        plan, partition, environment, SLURM, name=name, lines_dir=lines, payload=str(payload)
+    )
     (folder / "job.sh").write_text(text)
     done = slurm.run("sbatch", "--parsable", folder / "job.sh")
     assert done.returncode == 0, done.stderr

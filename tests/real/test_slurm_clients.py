@@ -11,7 +11,12 @@ from collections.abc import Callable
 import pytest
 from services import wait_until
 
-from pytest_mlhpc.provision.slurm.client import SlurmRefused, SlurmState, SlurmSubmission, SlurmUnavailable
+from pytest_mlhpc.provision.scheduler.client import (
+    JobSubmission,
+    SchedulerRefused,
+    SchedulerState,
+    SchedulerUnavailable,
+)
 from pytest_mlhpc.provision.slurm.commands import CliClient
 from pytest_mlhpc.provision.slurm.pyslurm import check_pyslurm, choose_client
 
@@ -32,14 +37,14 @@ def client(request, slurm):
 
 
 @pytest.fixture
-def script(tmp_path) -> Callable[..., SlurmSubmission]:
-    def write(*lines: str, options: str = "--partition=cpu", name: str = "") -> SlurmSubmission:
+def script(tmp_path) -> Callable[..., JobSubmission]:
+    def write(*lines: str, options: str = "--partition=cpu", name: str = "") -> JobSubmission:
         name = name or f"mlhpc-{uuid.uuid4()}"
         path = tmp_path / f"{uuid.uuid4()}.sh"
         said = [f"#SBATCH {option}" for option in shlex.split(options)]
         head = ["#!/bin/bash", f'#SBATCH --job-name="{name}"', f"#SBATCH --output={path}.out", *said]
         path.write_text("\n".join([*head, "unset SLURM_EXPORT_ENV", *lines, ""]), encoding="utf-8")
-        return SlurmSubmission(name, path, tmp_path)
+        return JobSubmission(name, path, tmp_path)
 
     return write
 
@@ -59,7 +64,7 @@ def running(client, job, step=""):
     def look():
         (it,) = client.jobs(ids=[job])
         steps = [one.id for one in client.steps([job]).get(job, ())]
-        return it if it.state is SlurmState.RUNNING and (not step or step in steps) else None
+        return it if it.state is SchedulerState.RUNNING and (not step or step in steps) else None
 
     return until(look)
 
@@ -67,7 +72,12 @@ def running(client, job, step=""):
 def test_a_job_that_completes_says_where_and_when(client, script):
     submission = script("exit 0", options="--partition=cpu --nodes=2 --time=3")
     job = ended(client, client.submit(submission))
-    assert (job.state, job.exit_code, job.signal, job.name) == (SlurmState.COMPLETED, 0, 0, submission.name)
+    assert (job.state, job.exit_code, job.signal, job.name) == (
+        SchedulerState.COMPLETED,
+        0,
+        0,
+        submission.name,
+    )
     assert (job.partition, job.node_count, len(job.nodes), job.time_limit_s) == ("cpu", 2, 2, 180.0)
     assert job.submit_ns <= job.start_ns <= job.end_ns
     assert abs(job.submit_ns / 1e9 - time.time()) < 600
@@ -76,28 +86,28 @@ def test_a_job_that_completes_says_where_and_when(client, script):
 @pytest.mark.parametrize(("line", "code", "signal"), [("exit 7", 7, 0), ("kill -9 $$", 0, 9)])
 def test_a_job_that_fails_says_its_exit_code_or_signal(client, script, line, code, signal):
     job = ended(client, client.submit(script(line)))
-    assert (job.state, job.exit_code, job.signal) == (SlurmState.FAILED, code, signal)
+    assert (job.state, job.exit_code, job.signal) == (SchedulerState.FAILED, code, signal)
 
 
 def test_a_running_job_can_be_cancelled(client, script):
     job = client.submit(script("sleep 300"))
     running(client, job)
     client.cancel([job])
-    assert ended(client, job).state is SlurmState.CANCELLED
+    assert ended(client, job).state is SchedulerState.CANCELLED
 
 
 def test_a_held_job_waits_with_its_reason_and_can_be_cancelled(client, script):
     job = client.submit(script("true", options="--partition=cpu --hold"))
     held = until(lambda: next((it for it in client.jobs(ids=[job]) if it.reason), None))
     assert (held.state, held.state.pending, held.reason, held.nodes) == (
-        SlurmState.PENDING,
+        SchedulerState.PENDING,
         True,
         "JobHeldUser",
         (),
     )
     assert job in {it.id for it in client.queue("cpu")}
     client.cancel([job])
-    assert ended(client, job).state is SlurmState.CANCELLED
+    assert ended(client, job).state is SchedulerState.CANCELLED
 
 
 def test_cancelling_what_has_ended_or_never_was_is_no_error(client, script):
@@ -128,7 +138,7 @@ def test_running_steps_have_names_and_nodes(client, script):
     assert (steps["0"].name, steps["0"].nodes, steps["0"].state) == (
         "one | two",
         it.nodes,
-        SlurmState.RUNNING,
+        SchedulerState.RUNNING,
     )
     assert steps["batch"].nodes == it.nodes[:1]
     client.cancel([job])
@@ -147,9 +157,9 @@ def test_the_accounting_has_the_job_and_each_step(client, script):
 
     found = until(look)
     steps = {step.id: step for step in found.steps}
-    assert (found.state, found.exit_code, len(found.nodes)) == (SlurmState.FAILED, 6, 1)
-    assert (steps["0"].name, steps["0"].state) == ("good", SlurmState.COMPLETED)
-    assert (steps["1"].name, steps["1"].state, steps["1"].exit_code) == ("bad", SlurmState.FAILED, 5)
+    assert (found.state, found.exit_code, len(found.nodes)) == (SchedulerState.FAILED, 6, 1)
+    assert (steps["0"].name, steps["0"].state) == ("good", SchedulerState.COMPLETED)
+    assert (steps["1"].name, steps["1"].state, steps["1"].exit_code) == ("bad", SchedulerState.FAILED, 5)
     assert steps["1"].energy_j is None  # no plug-in of this cluster measures any
 
 
@@ -213,7 +223,7 @@ def test_a_job_is_found_by_an_odd_name(client, script, name):
     ],
 )
 def test_a_refused_submission_has_slurms_message(client, script, options, words):
-    with pytest.raises(SlurmRefused) as caught:
+    with pytest.raises(SchedulerRefused) as caught:
         client.submit(script("true", options=options))
     assert words in str(caught.value).lower()
 
@@ -225,7 +235,7 @@ def test_environment_variables_of_the_user_change_nothing(slurm, script):
     }  # fmt: skip
     client = CliClient(environ)
     job = ended(client, client.submit(script("env", options="--partition=cpu")))
-    assert (job.state, job.partition) == (SlurmState.COMPLETED, "cpu")
+    assert (job.state, job.partition) == (SchedulerState.COMPLETED, "cpu")
 
 
 def test_a_job_inherits_nothing_of_our_environment(slurm, script):
@@ -263,7 +273,7 @@ def test_partitions_have_their_limits(client):
     cpu = client.partition("cpu")
     assert (cpu.up, cpu.total_nodes, cpu.nodes) == (True, 4, ("node1", "node2", "node3", "node4"))
     assert cpu.max_time_s is None or cpu.max_time_s > 0
-    with pytest.raises(SlurmRefused, match="nope"):
+    with pytest.raises(SchedulerRefused, match="nope"):
         client.partition("nope")
 
 
@@ -296,22 +306,22 @@ def test_without_slurmdbd_the_completed_jobs_are_accounted(own_slurm, script):
     job = client.submit(script("exit 7"))
     ended(client, job)
     (found,) = until(lambda: client.accounting([job]))
-    assert (found.id, found.state, found.nodes != ()) == (job, SlurmState.FAILED, True)
+    assert (found.id, found.state, found.nodes != ()) == (job, SchedulerState.FAILED, True)
     assert client.qos("normal") is None
 
 
 def test_without_any_accounting_that_is_said(start_own_slurm, script):
     start_own_slurm("--accounting", "none")
-    with pytest.raises(SlurmUnavailable, match="accounting storage is disabled"):
+    with pytest.raises(SchedulerUnavailable, match="accounting storage is disabled"):
         CliClient().accounting(["1"])
 
 
 def test_with_the_controller_down_nobody_answers(own_slurm, script):
     own_slurm.stop_controller()
     client = CliClient()
-    with pytest.raises(SlurmUnavailable, match=r"(?i)unable to contact slurm controller"):
+    with pytest.raises(SchedulerUnavailable, match=r"(?i)unable to contact slurm controller"):
         client.submit(script("true"))
-    with pytest.raises(SlurmUnavailable, match=r"(?i)unable to contact slurm controller"):
+    with pytest.raises(SchedulerUnavailable, match=r"(?i)unable to contact slurm controller"):
         client.jobs(ids=["1"])
     own_slurm.start_controller()
     assert client.nodes()
@@ -321,4 +331,4 @@ def test_with_the_controller_down_nobody_answers(own_slurm, script):
 def test_a_job_beyond_its_time_limit_says_so(client, script):
     job = client.submit(script("sleep 300", options="--partition=cpu --time=1"))
     found = until(lambda: next((it for it in client.jobs(ids=[job]) if it.state.ended), None))
-    assert (found.state, found.reason) == (SlurmState.TIMEOUT, "TimeLimit")
+    assert (found.state, found.reason) == (SchedulerState.TIMEOUT, "TimeLimit")

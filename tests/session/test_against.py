@@ -13,7 +13,7 @@ from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.software import SoftwareError
 from pytest_mlhpc.judge.paired import PairedResult, PairedVerdict
 from pytest_mlhpc.node.protocol.plan import BuildPlan
-from pytest_mlhpc.provision.slurm.submit import differing_software, with_launch_options
+from pytest_mlhpc.provision.scheduler.submit import differing_software, with_launch_options
 from pytest_mlhpc.session.against import over_all, second_side
 
 _PATH = Path("/tmp/none")

@@ -3,7 +3,7 @@
 Without ``--lines`` it serves this node alone: worker lines go to standard output, and standard input is the lifeline:
 when it closes, or on SIGTERM, everything ends at once. With ``--more`` the controller may send the paths of further plans there, a line
 each, once all runs of the plan before have ended: what was imported for the runs of one serves those of the next
-(``node/batch/warm.py``). With ``--lines`` it is the first node's part of a Slurm job: lines
+(``node/batch/warm.py``). With ``--lines`` it is the first node's part of a Slurm job (of other schedulers: ``job_nodes.py``): lines
 go to files in FOLDER (``node/batch/output.py``), ranks may be on all nodes of the job, and nobody holds a pipe. Everything else
 goes to standard error.
 
@@ -21,7 +21,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Tuple, Union
+from typing import Any, List, Mapping, Optional, Protocol, Tuple, Union
 
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.batch import output
@@ -70,11 +70,11 @@ class BatchSignals:
 def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> int:
     """Do all runs of the plan and return the exit code."""
     more = arguments[:1] == ["--more"]
-    folder, path = _arguments(arguments[more:])
+    folder, path = paths_of(arguments[more:])
     if path is None:
         say("usage: python -m pytest_mlhpc.node.batch.main [--lines FOLDER | --more] PLAN")
         return EXIT_PLAN
-    plan = _plan(path)
+    plan = load_plan(path)
     if isinstance(plan, int):
         return plan
     signals = BatchSignals()
@@ -117,7 +117,7 @@ def do_more(output: int, signals: BatchSignals, site: Site) -> int:
         except OSError as error:
             say(f"cannot begin in {path.parent}: {error.strerror}")
             return EXIT_CANNOT_WRITE
-        plan = _plan(path)
+        plan = load_plan(path)
         code = plan if isinstance(plan, int) else do_all(plan, path, Relay(output), signals, site)
         if code:
             return code
@@ -145,7 +145,7 @@ def _drain(signals: BatchSignals, site: Site) -> None:
         site.warm.note_exits(ended)
 
 
-def _plan(path: Path) -> Union[Plan, int]:
+def load_plan(path: Path) -> Union[Plan, int]:
     """Return the plan, or the exit code where it cannot be used."""
     try:
         return read_plan(path)
@@ -157,8 +157,33 @@ def _plan(path: Path) -> Union[Plan, int]:
         return EXIT_PLAN
 
 
-def in_job(plan: Plan, path: Path, folder: Path, signals: BatchSignals, environ: Mapping[str, str]) -> int:
-    """Do all runs on the nodes of the job around us, with lines in *folder*; return the exit code."""
+class Job(Protocol):
+    """The job around a batch, where a definition tells of its scheduler (``node/batch/job_nodes.py``)."""
+
+    @property
+    def id(self) -> str:
+        """The scheduler's id of it, empty where that is not known."""
+
+    def hosts(self) -> Tuple[str, ...]:
+        """Return its hosts, this one first.
+
+        Raises:
+            NodesUnknown: the scheduler does not tell.
+        """
+
+    def do_all(self, relay: Lines) -> int:
+        """Do the plan's runs on them; return the exit code."""
+
+
+def in_job(  # noqa: PLR0917 - from the plan to what tells of the job
+    plan: Plan,
+    path: Path,
+    folder: Path,
+    signals: BatchSignals,
+    environ: Mapping[str, str],
+    job: Optional[Job] = None,
+) -> int:
+    """Do all runs on the nodes of the job around us, Slurm's without *job*, with lines in *folder*; return the exit code."""
     try:
         lines = output.LinesFolder(folder, plan.allocation_id)
     except ValueError as error:
@@ -170,10 +195,13 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: BatchSignals, environ:
     code = EXIT_BUG
     try:
         try:
-            found = nodes.allocated(environ)
-            site = Site(found, nodes.own_node(environ), slurm="SLURM_JOB_ID" in environ, lifeline=False)
-            relay = Relay(lines.open(found, environ))
-            code = do_all(plan, path, relay, signals, site)
+            found = nodes.allocated(environ) if job is None else job.hosts()
+            relay = Relay(lines.open(found, environ.get("SLURM_JOB_ID", "") if job is None else job.id))
+            if job is None:
+                site = Site(found, nodes.own_node(environ), slurm="SLURM_JOB_ID" in environ, lifeline=False)
+                code = do_all(plan, path, relay, signals, site)
+            else:
+                code = job.do_all(relay)
         except nodes.NodesUnknown as error:
             code = EXIT_NODES
             say(f"the nodes of this allocation are not known: {error}")
@@ -227,7 +255,7 @@ def do_all(plan: Plan, path: Path, relay: Lines, signals: BatchSignals, site: Si
     return 0
 
 
-def _arguments(arguments: List[str]) -> Tuple[Optional[Path], Optional[Path]]:
+def paths_of(arguments: List[str]) -> Tuple[Optional[Path], Optional[Path]]:
     """Return the folder for lines, if there is to be one, and the plan's path; the latter is None for a wrong usage."""
     if len(arguments) == 3 and arguments[0] == "--lines":
         return Path(arguments[1]).absolute(), Path(arguments[2]).absolute()

@@ -65,14 +65,14 @@ class LinesFolder:
         except (ValueError, TypeError, KeyError):
             return ""
 
-    def open(self, nodes: Sequence[str], environ: Mapping[str, str]) -> int:
-        """Say that the batch runs, begin with the signs of life, and return the descriptor for worker lines.
+    def open(self, nodes: Sequence[str], job_id: str) -> int:
+        """Say that the batch of this job runs, begin with the signs of life, and return the descriptor for worker lines.
 
         Raises:
             Begun: another batch of this allocation was first.
         """
         up = {
-            "job_id": environ.get("SLURM_JOB_ID", ""),
+            "job_id": job_id,
             "nodes": list(nodes),
             "host": socket.gethostname(),
             "started_ns": time.time_ns(),

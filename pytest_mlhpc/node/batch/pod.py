@@ -1,5 +1,7 @@
 """A pod's agent: ``python -m pytest_mlhpc.node.batch.pod PLAN`` is the container's command.
 
+It is also the agent of the second and each further node of a job, where ``node/batch/job_nodes.py`` starts it.
+
 The first pod's agent is the batch: it does all runs of the plan and prints worker lines (``node/batch/pod_stream.py``). With several
 pods the others' agents connect to it (``node/batch/pod_hub.py``) and start what it asks for. Everything else goes to
 standard error.
@@ -36,16 +38,18 @@ from pytest_mlhpc.node.batch.main import (
     BatchSignals,
     do_all,
 )
-from pytest_mlhpc.node.batch.output import LOG_CAP
+from pytest_mlhpc.node.batch.output import LOG_CAP, Lines
 from pytest_mlhpc.node.batch.pod_hub import PodHub, own_variables, planned_variables
 from pytest_mlhpc.node.batch.pod_place import (
     EXIT_NOT_MET,
+    SHARED,
     FirstPodNotFound,
     PodPlace,
     meet,
     name_user,
     place_of,
     settle,
+    take_environment,
 )
 from pytest_mlhpc.node.batch.pod_stream import LogSource, PodRelay, PodStream, tags
 from pytest_mlhpc.node.batch.podrun import Share, Tasks
@@ -177,8 +181,9 @@ class PodAgent:
         share = Share(run.run_id, self._place.rank, *numbers, bool(message["ranks"]), tuple(message["argv"]))
         folder = self._place.work / run.run_id
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            link_files(run, self._place.work, folder)
+            if not self._place.shared:
+                folder.mkdir(parents=True, exist_ok=True)
+                link_files(run, self._place.work, folder)
             self._open_log(run, folder)
             reading, writing = os.pipe()
         except OSError as error:
@@ -280,7 +285,8 @@ def main(arguments: List[str], environ: MutableMapping[str, str]) -> int:
         return EXIT_PLAN
     path = Path(arguments[0]).absolute()
     try:
-        plan = read_plan(path, own_disk=True)
+        take_environment(environ)
+        plan = read_plan(path, own_disk=SHARED not in environ)
         place = place_of(environ, plan)
         plan = settle(plan, place)
         _refuse_test_nodes(plan)
@@ -293,7 +299,8 @@ def main(arguments: List[str], environ: MutableMapping[str, str]) -> int:
     if problem:
         say(f"orphaned processes cannot be adopted: {problem}")
     name_user(environ)
-    stream = PodStream(os.dup(1))
+    # What the processes of a job's node print goes to the first node alone.
+    stream = PodStream(os.open(os.devnull, os.O_WRONLY) if place.shared else os.dup(1))
     os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
     code = EXIT_BUG
     try:
@@ -322,7 +329,9 @@ def _do_part(  # noqa: PLR0917 - from the plan to the environment
         doing = "find" if error.errno == errno.ENOENT else "write"
         say(f"cannot {doing} {error.filename or place.work}: {error.strerror}")
         return EXIT_CANNOT_WRITE
-    environ.update(MLHPC_SOCKETS=sockets, MLHPC_PLAN=str(path), MLHPC_NODE=place.label, MLHPC_OWN_DISK="1")
+    environ.update(MLHPC_SOCKETS=sockets, MLHPC_PLAN=str(path), MLHPC_NODE=place.label)
+    if not place.shared:
+        environ["MLHPC_OWN_DISK"] = "1"
     try:
         relay = PodRelay(stream, plan)
         if place.pods == 1:
@@ -342,25 +351,26 @@ def _lead(plan: Plan, place: PodPlace, relay: PodRelay, signals: BatchSignals, s
         hub = PodHub(plan, place, sockets, os.environ)
     except OSError as error:
         text = f"the other pods cannot reach {place.label} at port {place.port}: {error.strerror or error}"
-        return _give_up(plan, relay, f"{text}; set MLHPC_PORT to a free one")
+        return give_up(plan, relay, f"{text}; set MLHPC_PORT to a free one")
     try:
         address = place.ip or reachable_as(os.uname().nodename)[0]
         hub.wait(place.meet_s, signals.stop)
         if signals.stop():
             code = EXIT_TERMINATED
         elif hub.missing:
-            code = _give_up(plan, relay, _missing(hub, place))
+            code = give_up(plan, relay, missing_pods(hub, place))
         else:
             site = Site(hub.labels, place.label, lifeline=False, hub=hub.path, address=address, pod=True)
             code = do_all(plan, path_of(place), relay, signals, site)
     except NodesUnknown as error:
-        code = _give_up(plan, relay, str(error))
+        code = give_up(plan, relay, str(error))
     finally:
         hub.close(code)
     return code
 
 
-def _missing(hub: PodHub, place: PodPlace) -> str:
+def missing_pods(hub: PodHub, place: PodPlace) -> str:
+    """Return which pods have not come to *hub*, and why some that came are gone."""
     missing = ", ".join(map(str, hub.missing))
     text = f"of {place.pods} pods these did not come to {place.label} within {place.meet_s:g} s: {missing}"
     gone = "; ".join(
@@ -369,7 +379,7 @@ def _missing(hub: PodHub, place: PodPlace) -> str:
     return f"{text}; {gone}" if gone else text
 
 
-def _give_up(plan: Plan, relay: PodRelay, text: str) -> int:
+def give_up(plan: Plan, relay: Lines, text: str) -> int:
     """Tell of every run that it could not begin; return the exit code."""
     say(text)
     for run in plan.runs:
@@ -390,8 +400,10 @@ def path_of(place: PodPlace) -> Path:
 
 def _prepare(plan: Plan, place: PodPlace, config: Path) -> Path:
     """Write the plan where ranks look for it, and beside it the files of its runs, which *config* has as archives."""
-    place.work.mkdir(parents=True, exist_ok=True)
     path = path_of(place)
+    if place.shared:
+        return path
+    place.work.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(to_json(plan)), encoding="utf-8")
     for name in packed_sets(plan):
         unpack(config / f"{name}.tar", place.work / name)
@@ -405,7 +417,7 @@ def _prepare(plan: Plan, place: PodPlace, config: Path) -> Path:
 
 def _sockets(place: PodPlace) -> str:
     """Return a new private folder with a path short enough for sockets: the root file system may be read-only."""
-    short = len(str(place.work)) < 60
+    short = len(str(place.work)) < 60 and not place.shared  # not every network disk holds sockets
     folder = tempfile.mkdtemp(prefix="mlhpc-", dir=str(place.work) if short else None)
     with contextlib.suppress(OSError):
         os.chmod(folder, 0o700)  # noqa: PTH101 - without the setgid bit that a volume's fsGroup hands down

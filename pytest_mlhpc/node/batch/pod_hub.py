@@ -54,6 +54,7 @@ class PodHub:
         self._over: Optional[int] = None
         self._runs: Dict[str, Tuple[int, ...]] = {}  #: runs under way -> their other pods
         tcp = listen([place.port])
+        self.port: int = tcp.getsockname()[1]
         self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._unix.bind(self.path)

@@ -14,6 +14,7 @@ from typing import Mapping, MutableMapping, Optional, Tuple
 from pytest_mlhpc.node.agents.hub import FirstNodeNotReached, FirstNodeRefuses, find_hub, greeting
 from pytest_mlhpc.node.agents.wire import Wire, address_of, key_of
 from pytest_mlhpc.node.batch.main import BatchSignals
+from pytest_mlhpc.node.files import read_json, read_private
 from pytest_mlhpc.node.protocol.plan import Plan
 
 #: Port of the first pod's hub unless MLHPC_PORT says otherwise; torchrun's own default, which nobody else uses in a pod.
@@ -30,6 +31,9 @@ SILENCE_S = 60.0
 #: The controller's annotation that tells the other pods where the first is.
 LEADER = "pytest-mlhpc/leader"
 
+#: Set for an agent on a node of a job: the file with the environment of the batch (``node/batch/job_nodes.py``).
+SHARED = "MLHPC_JOB_ENVIRONMENT"
+
 #: Where the pod's manifest mounts its annotations.
 INFO = "/mlhpc/info"
 
@@ -40,7 +44,10 @@ class PlaceUnknown(ValueError):  # noqa: N818 - named for what happened
 
 @dataclass(frozen=True)
 class PodPlace:
-    """One pod of an allocation. ``work`` is its own disk, ``info`` the folder with its annotations."""
+    """One pod of an allocation, or one node of a job: its ``work`` is then on a disk that all nodes share (``shared``).
+
+    ``work`` is a pod's own disk, ``info`` the folder with its annotations.
+    """
 
     pods: int
     rank: int
@@ -53,6 +60,7 @@ class PodPlace:
     port: int = PORT
     meet_s: float = MEET_S
     silence_s: float = SILENCE_S
+    shared: bool = False
 
     @property
     def label(self) -> str:
@@ -97,6 +105,7 @@ def place_of(environ: Mapping[str, str], plan: Plan) -> PodPlace:
         port=port,
         meet_s=float(_number(environ, "MLHPC_MEET_S", int(MEET_S))),
         silence_s=float(_number(environ, "MLHPC_SILENCE_S", int(SILENCE_S))),
+        shared=SHARED in environ,
     )
 
 
@@ -116,6 +125,27 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 9:
         raise PlaceUnknown(f"{name}={text!r:.80} is no number")
     return int(text)
+
+
+#: Variables that are a node's own; all others an agent takes from the batch.
+_OF_NODE = frozenset({"HOST", "HOSTNAME", "TMPDIR", "TMP", "PWD"})
+
+
+def take_environment(environ: MutableMapping[str, str]) -> None:
+    """Replace *environ* by that of the batch, if this is the agent of a job's node: whatever starts it there gives it another.
+
+    Raises:
+        OSError: the file cannot be read, or is not this user's alone.
+        ValueError: it holds no variables.
+    """
+    if SHARED not in environ:
+        return
+    found = read_json(read_private(Path(environ[SHARED])))
+    if not isinstance(found, dict):
+        raise PlaceUnknown(f"{environ[SHARED]} holds no variables")
+    own = {name: value for name, value in environ.items() if name in _OF_NODE or name.startswith("MLHPC_")}
+    environ.clear()
+    environ.update({**{str(name): str(value) for name, value in found.items()}, **own})
 
 
 def leader_address(place: PodPlace) -> Tuple[str, int]:

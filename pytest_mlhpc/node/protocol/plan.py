@@ -224,6 +224,23 @@ class RunPlan:
 
 
 @dataclass(frozen=True)
+class JobRules:
+    """How a batch learns of its job from a scheduler that a definition describes (``provision/scheduler/definition.py``).
+
+    ``id`` is the variable with the job's id. ``hosts`` is the variable with the job's hosts, or with ``in_file`` that with the name
+    of a file that has them; where it is not set, the job has this host alone. ``host`` is a pattern whose group of that name is a host.
+    ``start`` are the words before a program's arguments that start it on another host of the job, of which ``{host}`` is its name.
+    """
+
+    title: str
+    id: str
+    hosts: str
+    in_file: bool
+    host: str
+    start: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """What one allocation is to do: its runs in order, under one time limit.
 
@@ -248,6 +265,7 @@ class Plan:
     on_volume: Mapping[str, str] = field(
         default_factory=dict
     )  #: of a pod's plan: name of a set of files -> its folder on a volume
+    job: Optional[JobRules] = None  #: where a definition describes the scheduler
     protocol: int = PROTOCOL
     schema: int = SCHEMA
 

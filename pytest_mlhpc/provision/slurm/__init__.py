@@ -22,8 +22,7 @@ def make_provisioner(partition: Partition, root: Path, session_id: str) -> Slurm
     Raises:
         UsageError: ``client: pyslurm`` is configured, and pyslurm cannot be used here.
     """
-    from pytest_mlhpc.jobs.spec import FROM_SOURCE
-    from pytest_mlhpc.provision.payload import payload_path
+    from pytest_mlhpc.provision.payload import payload_of
     from pytest_mlhpc.provision.slurm.options import settings_of
 
     settings = settings_of(partition)
@@ -37,9 +36,7 @@ def make_provisioner(partition: Partition, root: Path, session_id: str) -> Slurm
     if note:
         logging.getLogger("pytest_mlhpc").info("%s: %s", partition.id, note)
 
-    def payload(sha: str) -> Path | None:
-        return None if sha == FROM_SOURCE else payload_path(root, sha)
-
+    payload = payload_of(root)
     if settings.here:
         from pytest_mlhpc.provision.slurm.inside_job import InsideJobProvisioner
 

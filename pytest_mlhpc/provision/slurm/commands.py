@@ -21,21 +21,19 @@ from pathlib import Path
 
 from pytest_mlhpc.node.agents.nodes import HostlistError, expand_hostlist
 from pytest_mlhpc.node.processes import copy_of, run_to_end
-from pytest_mlhpc.provision.slurm import parse
-from pytest_mlhpc.provision.slurm.client import (
+from pytest_mlhpc.provision.scheduler.client import (
     CALL_LIMIT_S,
-    PartitionLimits,
-    QosLimits,
-    Reservation,
-    SlurmError,
-    SlurmJob,
-    SlurmNode,
-    SlurmRefused,
-    SlurmStep,
-    SlurmSubmission,
-    SlurmUnavailable,
-    SlurmUnusable,
+    JobStep,
+    JobSubmission,
+    SchedulerError,
+    SchedulerJob,
+    SchedulerNode,
+    SchedulerRefused,
+    SchedulerUnavailable,
+    SchedulerUnusable,
 )
+from pytest_mlhpc.provision.slurm import parse
+from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits, Reservation
 
 #: Most of a command's own output that an error quotes, in characters.
 MAX_MESSAGE = 2000
@@ -127,13 +125,15 @@ _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)?\S*")
 _CLUSTER = re.compile(r"(?m)^ClusterName\s*=\s*(\S+)\s*$")
 
 
-class _UserUnknownError(SlurmUnavailable):
+class _UserUnknownError(SchedulerUnavailable):
     """This machine does not know the user, perhaps only at present."""
 
 
 class CliClient:
     """Queries Slurm by its commands on PATH. See SlurmClient for what each method returns and raises."""
 
+    title: str = "Slurm"
+    key: str = "slurm"
     name: str = "cli"
 
     def __init__(self, environ: Mapping[str, str] | None = None, limit_s: float = CALL_LIMIT_S) -> None:
@@ -146,7 +146,7 @@ class CliClient:
         answer = self._run("sinfo", "-V")
         found = _VERSION.search(answer)
         if found is None:
-            raise SlurmUnavailable(f"sinfo -V: {answer.strip()!r} holds no version")
+            raise SchedulerUnavailable(f"sinfo -V: {answer.strip()!r} holds no version")
         return found[0]
 
     def cluster(self) -> str:
@@ -154,7 +154,7 @@ class CliClient:
         found = _CLUSTER.search(self._run("scontrol", "show", "config"))
         return found[1] if found and found[1] != "(null)" else ""
 
-    def submit(self, submission: SlurmSubmission) -> str:
+    def submit(self, submission: JobSubmission) -> str:
         """Submit the script from its directory; the job's environment is the one of its own lines."""
         argv = ["sbatch", "--parsable", str(submission.script)]
         if not sets_export(submission.script):
@@ -167,12 +167,14 @@ class CliClient:
         lines = answer.out.strip().splitlines()  # a site's plug-in may greet before the id
         job = lines[-1].split(";")[0].strip() if lines else ""
         if not JOB_ID.fullmatch(job):
-            raise SlurmUnavailable(f"no job id in {answer.out.strip()[:200]!r} ({displayed_command(argv)})")
+            raise SchedulerUnavailable(
+                f"no job id in {answer.out.strip()[:200]!r} ({displayed_command(argv)})"
+            )
         return job
 
     def jobs(
         self, *, ids: Collection[str] = (), names: Collection[str] = (), user: str = ""
-    ) -> list[SlurmJob]:
+    ) -> list[SchedulerJob]:
         """Return jobs with one of *ids* or of *names* (all if neither is given) of *user*.
 
         Without *user* they are anybody's; only this user's if too many ids or names are given for a command line.
@@ -207,7 +209,7 @@ class CliClient:
             return found
         return [job for job in found if job.id in id_filter or job.name in name_filter]
 
-    def queue(self, partition: str) -> list[SlurmJob]:
+    def queue(self, partition: str) -> list[SchedulerJob]:
         """Return all users' pending jobs of *partition*, highest priority first."""
         mark = random_mark()
         return parse.parse_queue(
@@ -218,25 +220,25 @@ class CliClient:
             mark,
         )  # fmt: skip
 
-    def accounting(self, ids: Collection[str]) -> list[SlurmJob]:
+    def accounting(self, ids: Collection[str]) -> list[SchedulerJob]:
         """Return jobs with their steps from slurmdbd; without it from jobcomp, which knows no steps."""
-        found: list[SlurmJob] = []
+        found: list[SchedulerJob] = []
         for part in in_batches(validated(ids, JOB_ID, "job id")):
             try:
                 found.extend(self._sacct(part, parse.ACCOUNTING_FIELDS))
-            except SlurmUnavailable as error:
+            except SchedulerUnavailable as error:
                 if "accounting storage is disabled" not in str(error).lower():
                     raise
                 found.extend(self._completed(part, error))
         return found
 
-    def _completed(self, ids: Sequence[str], error: SlurmUnavailable) -> list[SlurmJob]:
+    def _completed(self, ids: Sequence[str], error: SchedulerUnavailable) -> list[SchedulerJob]:
         try:
             return self._sacct(ids, parse.COMPLETION_FIELDS, "--completion")
-        except SlurmError as second:
-            raise SlurmUnavailable(f"{error}; {second}") from second
+        except SchedulerError as second:
+            raise SchedulerUnavailable(f"{error}; {second}") from second
 
-    def _sacct(self, ids: Sequence[str], fields: Sequence[str], *more: str) -> list[SlurmJob]:
+    def _sacct(self, ids: Sequence[str], fields: Sequence[str], *more: str) -> list[SchedulerJob]:
         mark = random_mark()
         answer = self._run(
             "sacct", *more, "--noheader", "--parsable", f"--delimiter={mark}", f"--jobs={','.join(ids)}",
@@ -244,9 +246,9 @@ class CliClient:
         )  # fmt: skip
         return parse.parse_accounting(answer, fields, mark)
 
-    def steps(self, ids: Collection[str]) -> dict[str, tuple[SlurmStep, ...]]:
+    def steps(self, ids: Collection[str]) -> dict[str, tuple[JobStep, ...]]:
         """Return job id -> its running steps: slurmctld forgets ended ones."""
-        found: dict[str, tuple[SlurmStep, ...]] = {}
+        found: dict[str, tuple[JobStep, ...]] = {}
         for part in in_batches(validated(ids, JOB_ID, "job id")):
             mark = random_mark()
             columns = parse.squeue_format(parse.STEP_FIELDS, mark)
@@ -263,11 +265,11 @@ class CliClient:
             if answer.code != 0 and not (messages and all(means_ended(line) for line in messages)):
                 raise command_error(argv, answer)
 
-    def nodes(self, names: Collection[str] = ()) -> list[SlurmNode]:
+    def nodes(self, names: Collection[str] = ()) -> list[SchedulerNode]:
         """Return the named nodes, or all; names that Slurm does not know are not in the answer."""
         if not names:
             return parse.parse_nodes(self._run("scontrol", "--oneliner", "show", "node"))
-        found: list[SlurmNode] = []
+        found: list[SchedulerNode] = []
         for part in in_batches(validated(names, NAME, "node")):
             argv = ["scontrol", "--oneliner", "show", "node", ",".join(part)]
             answer = self._call(argv)
@@ -296,7 +298,7 @@ class CliClient:
         answer = self._run("scontrol", "--oneliner", "show", "partition", validated_name(name, "partition"))
         found = parse.parse_partition(answer)
         if found is None:
-            raise SlurmRefused(f"scontrol show partition {name}: {answer.strip()[:200]!r}")
+            raise SchedulerRefused(f"scontrol show partition {name}: {answer.strip()[:200]!r}")
         return found
 
     def qos(self, name: str) -> QosLimits | None:
@@ -306,7 +308,7 @@ class CliClient:
             answer = self._run(
                 "sacctmgr", "-nP", "show", "qos", f"name={validated_name(name, 'QoS')}", columns
             )
-        except SlurmError:
+        except SchedulerError:
             return None
         return parse.parse_qos(answer, name)
 
@@ -352,12 +354,12 @@ def expand_or_refuse(text: str) -> tuple[str, ...]:
     """Return the nodes of a host list.
 
     Raises:
-        SlurmRefused: *text* is no host list.
+        SchedulerRefused: *text* is no host list.
     """
     try:
         return expand_hostlist(text)
     except HostlistError as error:
-        raise SlurmRefused(str(error)) from error
+        raise SchedulerRefused(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -385,27 +387,27 @@ def run_command(
     """Run a command to its end, at most *limit_s* seconds, in *directory* if one is given; stdin is empty.
 
     Raises:
-        SlurmUnusable: the command does not exist, cannot be started, or finds no configuration.
-        SlurmUnavailable: it was killed, or did not end in time; none of its processes is left.
+        SchedulerUnusable: the command does not exist, cannot be started, or finds no configuration.
+        SchedulerUnavailable: it was killed, or did not end in time; none of its processes is left.
     """
     try:
         ended = run_to_end(_resolve_program(argv, environ), limit_s, env=environ, cwd=directory or None)
     except subprocess.TimeoutExpired as error:
         message = (error.stderr or b"").decode(errors="replace")
-        kind = SlurmUnusable if _contains_any(message, _NO_CONFIGURATION) else SlurmUnavailable
+        kind = SchedulerUnusable if _contains_any(message, _NO_CONFIGURATION) else SchedulerUnavailable
         quoted = f": {_one_line(message)}" if message.strip() else ""
         raise kind(
             f"no answer from {argv[0]} within {limit_s:g} s{quoted} ({displayed_command(argv)})"
         ) from None
     except OSError as error:
-        kind = SlurmUnusable if error.errno in _NO_PROGRAM else SlurmUnavailable
+        kind = SchedulerUnusable if error.errno in _NO_PROGRAM else SchedulerUnavailable
         raise kind(f"{argv[0]} cannot be started: {error}") from error
     answer = CommandResult(
         ended.returncode, ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace")
     )
     if answer.code < 0:
         killed = f"{argv[0]} was killed by {_signal_name(-answer.code)}: {_one_line(answer.err)}"
-        raise SlurmUnavailable(f"{killed} ({displayed_command(argv)})")
+        raise SchedulerUnavailable(f"{killed} ({displayed_command(argv)})")
     return answer
 
 
@@ -415,12 +417,12 @@ def displayed_command(argv: Sequence[str]) -> str:
     return line if len(line) <= MAX_DISPLAYED else f"{line[:MAX_DISPLAYED]} ..."
 
 
-def command_error(argv: Sequence[str], answer: CommandResult) -> SlurmError:
-    """Return the error of a failed command: SlurmUnusable or SlurmUnavailable by its message, else SlurmRefused."""
+def command_error(argv: Sequence[str], answer: CommandResult) -> SchedulerError:
+    """Return the error of a failed command: SchedulerUnusable or SchedulerUnavailable by its message, else SchedulerRefused."""
     message = answer.err.strip() or answer.out.strip()
-    kind: type[SlurmError] = SlurmUnavailable if means_no_answer(message) else SlurmRefused
+    kind: type[SchedulerError] = SchedulerUnavailable if means_no_answer(message) else SchedulerRefused
     if _contains_any(message, _NO_CONFIGURATION):
-        kind = SlurmUnusable
+        kind = SchedulerUnusable
     key = next((key for phrase, key in _KEY_OF if phrase in message.lower()), "")
     advice = f"; check `{key}` under `slurm:` of the partition in systems.yaml" if key else ""
     return kind(f"{_one_line(message)}{advice} (exit code {answer.code} of {displayed_command(argv)})")
@@ -440,7 +442,7 @@ def _resolve_program(argv: Sequence[str], environ: Mapping[str, str]) -> list[st
     """Return *argv* with the command's own path: the PATH of *environ* counts, not this process's."""
     path = shutil.which(argv[0], path=environ.get("PATH", os.defpath))
     if path is None:
-        raise SlurmUnusable(f"the command {argv[0]!r} is not on PATH ({environ.get('PATH', os.defpath)})")
+        raise SchedulerUnusable(f"the command {argv[0]!r} is not on PATH ({environ.get('PATH', os.defpath)})")
     return [path, *argv[1:]]
 
 
@@ -480,11 +482,11 @@ def validated(arguments: Collection[str], form: re.Pattern[str], what: str) -> l
     """Return the arguments without duplicates; none can be read as an option or as several arguments.
 
     Raises:
-        SlurmRefused: an argument is no *what*.
+        SchedulerRefused: an argument is no *what*.
     """
     for argument in arguments:
         if not form.fullmatch(argument):
-            raise SlurmRefused(f"{argument!r} is no {what}")
+            raise SchedulerRefused(f"{argument!r} is no {what}")
     return list(dict.fromkeys(arguments))
 
 

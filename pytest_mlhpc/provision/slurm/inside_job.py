@@ -26,15 +26,15 @@ from pytest_mlhpc.node.files import read_json, read_private
 from pytest_mlhpc.node.processes import copy_of, start_in_new_session
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.guardian import detach, end_processes, wait_for_harness
-from pytest_mlhpc.provision.slurm.client import (
-    SlurmClient,
-    SlurmError,
-    SlurmJob,
-    SlurmRefused,
-    SlurmState,
-    SlurmStep,
-    SlurmSubmission,
+from pytest_mlhpc.provision.scheduler.client import (
+    JobStep,
+    JobSubmission,
+    SchedulerError,
+    SchedulerJob,
+    SchedulerRefused,
+    SchedulerState,
 )
+from pytest_mlhpc.provision.slurm.client import SlurmClient
 from pytest_mlhpc.provision.slurm.commands import CliClient
 from pytest_mlhpc.provision.slurm.options import settings_of
 from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner
@@ -59,7 +59,7 @@ def select_own_partition(
 
     Raises:
         UsageError: this process runs in no job, or the job is in another partition than the selected one.
-        SlurmError: Slurm does not answer.
+        SchedulerError: Slurm does not answer.
     """
     if outliving:
         raise UsageError(
@@ -96,7 +96,7 @@ def select_own_partition(
     return tuple(replace(one, partition=with_job(one.partition, job)) for one in ours)
 
 
-def with_job(partition: Partition, job: SlurmJob) -> Partition:
+def with_job(partition: Partition, job: SchedulerJob) -> Partition:
     """Return *partition* with the option ``here``, by which its provisioner runs all plans in *job*."""
     until_ns = job.end_ns or (job.start_ns + int(job.time_limit_s * 1e9) if job.time_limit_s else 0)
     here = {"job": job.id, "nodes": list(job.nodes), "until_ns": until_ns}
@@ -170,12 +170,12 @@ class InsideJobProvisioner(SlurmProvisioner):
 class _Child:
     """A started plan: the process of its job script, which becomes its batch."""
 
-    submission: SlurmSubmission
+    submission: JobSubmission
     allocation_id: str
     process: subprocess.Popen[bytes]
     deadline: float
     started_ns: int
-    ended: SlurmJob | None = None
+    ended: SchedulerJob | None = None
     cancelled: bool = False
     late: bool = False
 
@@ -207,7 +207,8 @@ class InsideJobClient:
         self._runs_dir = runs_dir
         self._children: dict[str, _Child] = {}  #: by unique name, in the order of their start
         self._guardian: subprocess.Popen[bytes] | None = None
-        self.name, self.calls, self.version, self.expand = real.name, real.calls, real.version, real.expand
+        self.title, self.name, self.calls, self.version = real.title, real.name, real.calls, real.version
+        self.key, self.expand = real.key, real.expand
         self.nodes, self.drain, self.resume, self.reservations = (
             real.nodes,
             real.drain,
@@ -216,11 +217,11 @@ class InsideJobClient:
         )
         self.partition, self.qos = real.partition, real.qos
 
-    def submit(self, submission: SlurmSubmission) -> str:
+    def submit(self, submission: JobSubmission) -> str:
         """Start the job script and return the id of the surrounding job.
 
         Raises:
-            SlurmRefused: it cannot be started.
+            SchedulerRefused: it cannot be started.
         """
         self._guard()
         allocation_id = submission.name.removeprefix("mlhpc-")
@@ -241,14 +242,14 @@ class InsideJobClient:
                     stderr=subprocess.STDOUT,
                 )
         except OSError as error:
-            raise SlurmRefused(f"bash {submission.script}: {error.strerror}") from error
+            raise SchedulerRefused(f"bash {submission.script}: {error.strerror}") from error
         deadline = time.monotonic() + float(plan["time_limit_s"]) + OVERTIME_S
         self._children[submission.name] = _Child(submission, allocation_id, process, deadline, time.time_ns())
         return self._job
 
     def jobs(
         self, *, ids: Collection[str] = (), names: Collection[str] = (), user: str = ""
-    ) -> list[SlurmJob]:
+    ) -> list[SchedulerJob]:
         """Return children by *names*; by *ids* the last one, as all of them have the surrounding job's id."""
         del user
         children = list(self._children.values())
@@ -258,12 +259,12 @@ class InsideJobClient:
             selected = children[-1:] if self._job in ids else []
         return [self._as_observed(child) for child in selected]
 
-    def queue(self, partition: str) -> list[SlurmJob]:
+    def queue(self, partition: str) -> list[SchedulerJob]:
         """Return no jobs: none waits here."""
         del partition
         return []
 
-    def accounting(self, ids: Collection[str]) -> list[SlurmJob]:
+    def accounting(self, ids: Collection[str]) -> list[SchedulerJob]:
         """Return the last child with its own steps from the accounting."""
         found = [job for job in self._real.accounting(ids) if self._children and job.id == self._job]
         child = next(reversed(self._children.values()), None)
@@ -272,7 +273,7 @@ class InsideJobClient:
         steps = tuple(step for step in found[0].steps if step.name in child.run_ids)
         return [replace(self._as_observed(child), steps=steps)]
 
-    def steps(self, ids: Collection[str]) -> dict[str, tuple[SlurmStep, ...]]:
+    def steps(self, ids: Collection[str]) -> dict[str, tuple[JobStep, ...]]:
         """Return the running steps of the last child."""
         child = next(reversed(self._children.values()), None)
         if child is None or self._job not in ids:
@@ -316,9 +317,9 @@ class InsideJobClient:
                 bufsize=0,
             )
         except OSError as error:
-            raise SlurmRefused(f"cannot start the guardian: {error}") from error
+            raise SchedulerRefused(f"cannot start the guardian: {error}") from error
 
-    def _as_observed(self, child: _Child) -> SlurmJob:
+    def _as_observed(self, child: _Child) -> SchedulerJob:
         """Return *child* as a job; the first call after its end ends the processes that outlived it."""
         code = child.process.poll()
         if child.ended is None and code is None and time.monotonic() > child.deadline:
@@ -328,23 +329,23 @@ class InsideJobClient:
         if code is not None and child.ended is None:
             end_processes("MLHPC_ALLOCATION", child.allocation_id, 0.5)
             child.ended = self._as_job(child, self._end_state(child, code), code)
-        return child.ended or self._as_job(child, SlurmState.RUNNING, None)
+        return child.ended or self._as_job(child, SchedulerState.RUNNING, None)
 
-    def _end_state(self, child: _Child, code: int) -> SlurmState:
+    def _end_state(self, child: _Child, code: int) -> SchedulerState:
         if child.cancelled:
-            return SlurmState.CANCELLED
+            return SchedulerState.CANCELLED
         if child.late:
-            return SlurmState.TIMEOUT
+            return SchedulerState.TIMEOUT
         if code == 0:
-            return SlurmState.COMPLETED
-        with contextlib.suppress(SlurmError):  # the surrounding job may have ended
+            return SchedulerState.COMPLETED
+        with contextlib.suppress(SchedulerError):  # the surrounding job may have ended
             for job in self._real.jobs(ids=[self._job]):
                 if job.state.ended:
                     return job.state
-        return SlurmState.FAILED
+        return SchedulerState.FAILED
 
-    def _as_job(self, child: _Child, state: SlurmState, code: int | None) -> SlurmJob:
-        return SlurmJob(
+    def _as_job(self, child: _Child, state: SchedulerState, code: int | None) -> SchedulerJob:
+        return SchedulerJob(
             id=self._job,
             name=child.submission.name,
             user=str(os.getuid()),
@@ -369,7 +370,7 @@ class InsideJobClient:
         if child.process.poll() is None:
             child.process.kill()
         child.process.wait()
-        with contextlib.suppress(SlurmError):
+        with contextlib.suppress(SchedulerError):
             left = self._real.steps([self._job]).get(self._job, ())
             mine = [f"{self._job}.{step.id}" for step in left if step.name in child.run_ids]
             if mine:
@@ -408,7 +409,7 @@ def end_steps(client: SlurmClient, job_id: str, runs_dir: Path) -> bool:
             if not left:
                 return True
             client.cancel([f"{job_id}.{step}" for step in left], "KILL")
-        except SlurmError:
+        except SchedulerError:
             pass  # the next query may be answered
         time.sleep(CHECK_INTERVAL_S)  # only another query shows a step's end
     return False

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pytest_mlhpc.config.model import Partition
-from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.provision.scheduler.provisioner import beyond
 from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits
 
 #: A job that waits longer than a day for its nodes is given up, unless the partition says otherwise.
@@ -84,10 +85,7 @@ def beyond_limits(
     qos: QosLimits | None,
 ) -> str:
     """Return why *spec* can never run there, or an empty string."""
-    time_s = allocation_time_s([spec])
-    most_nodes: list[tuple[int | None, str]] = [
-        (partition.nodes.max, f"systems.yaml: {partition.id}: nodes.max")
-    ]
+    most_nodes: list[tuple[int | None, str]] = []
     most_time: list[tuple[float | None, str]] = [
         (settings.max_time_s, f"systems.yaml: {partition.id}: slurm.max_time")
     ]
@@ -100,13 +98,7 @@ def beyond_limits(
     if qos is not None:
         most_nodes.append((qos.max_nodes, f"the limit of QoS {qos.name}"))
         most_time.append((qos.max_time_s, f"MaxWall of QoS {qos.name}"))
-    for most, what in most_nodes:
-        if most is not None and spec.nodes > most:
-            return f"{spec.nodes} nodes are wanted, but {what} is {most}"
-    for limit, what in most_time:
-        if limit is not None and time_s > limit:
-            return f"{time_s:.0f} s are needed (time_limit and margin), but {what} is {limit:.0f} s"
-    return _beyond_units(spec, partition)
+    return beyond(spec, partition, most_nodes, most_time)
 
 
 def longest_allocation_s(
@@ -115,12 +107,3 @@ def longest_allocation_s(
     """Return the longest allocation that is given, in seconds; None: no limit is known."""
     known = [settings.max_time_s, limits.max_time_s if limits else None, qos.max_time_s if qos else None]
     return min((limit for limit in known if limit is not None), default=None)
-
-
-def _beyond_units(spec: JobSpec, partition: Partition) -> str:
-    per_node = -(-spec.ranks // spec.nodes)
-    units = partition.nodes.devices or partition.nodes.cores
-    what = "devices" if partition.nodes.devices else "cores"
-    if spec.workload != "command" and per_node > units:
-        return f"{per_node} ranks on each node are wanted, which has {units} {what}"
-    return ""

@@ -28,15 +28,15 @@ from pytest_mlhpc.node.files import (
 )
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.run_files import matching, safe
-from pytest_mlhpc.provision.slurm.allocation import BatchFiles, BatchUpdate
-from pytest_mlhpc.provision.slurm.client import (
+from pytest_mlhpc.provision.scheduler.allocation import BatchFiles, BatchUpdate
+from pytest_mlhpc.provision.scheduler.client import (
     CALL_LIMIT_S,
-    SlurmError,
-    SlurmJob,
-    SlurmSubmission,
-    SlurmUnavailable,
-    SlurmUnreachable,
-    SlurmUnusable,
+    JobSubmission,
+    SchedulerError,
+    SchedulerJob,
+    SchedulerUnavailable,
+    SchedulerUnreachable,
+    SchedulerUnusable,
 )
 from pytest_mlhpc.provision.slurm.commands import (
     DROPPED_PREFIXES,
@@ -90,20 +90,20 @@ class RemoteSlurmClient(CliClient):
         self._host = host
         self._runs = runs
 
-    def submit(self, submission: SlurmSubmission) -> str:
+    def submit(self, submission: JobSubmission) -> str:
         """Send what the job needs, and submit it."""
         assert self._runs is not None  # noqa: S101 - who submits has them
         try:
             self._runs.send(submission.directory)
         except RemoteUnavailable as error:
-            raise SlurmUnusable(str(error)) from error  # nothing was submitted
+            raise SchedulerUnusable(str(error)) from error  # nothing was submitted
         there = self._runs.there(submission.directory)
         script = f"{there}/{submission.script.name}"
         return super().submit(replace(submission, script=Path(script), directory=Path(there)))
 
     def jobs(
         self, *, ids: Collection[str] = (), names: Collection[str] = (), user: str = ""
-    ) -> list[SlurmJob]:
+    ) -> list[SchedulerJob]:
         """Return jobs as CliClient does."""
         here, there = super()._own_uid(), self._own_uid()
         own = {there, self._login().user}
@@ -133,23 +133,23 @@ class RemoteSlurmClient(CliClient):
                 keep=sorted(PRESERVED_VARIABLES), drop=list(DROPPED_PREFIXES), set=dict(wanted),
             )  # fmt: skip
         except RemoteRefused as error:
-            kind = SlurmUnusable if error.number == errno.ENOENT else SlurmUnavailable
+            kind = SchedulerUnusable if error.number == errno.ENOENT else SchedulerUnavailable
             raise kind(f"{error} ({displayed_command(argv)})") from error
         except RemoteUnavailable as error:
             raise _slurm_error(error) from error
         code, out = answer.get("code"), answer.get("out")
         if not isinstance(code, int) or not isinstance(out, int):
-            raise SlurmUnavailable(f"{self._host.destination} does not say how {argv[0]} ended")
+            raise SchedulerUnavailable(f"{self._host.destination} does not say how {argv[0]} ended")
         if code < 0:
             killed = f"{argv[0]} was killed by signal {-code}"
-            raise SlurmUnavailable(f"{self._host.destination}: {killed} ({displayed_command(argv)})")
+            raise SchedulerUnavailable(f"{self._host.destination}: {killed} ({displayed_command(argv)})")
         return CommandResult(
             code, output[:out].decode(errors="replace"), output[out:].decode(errors="replace")
         )
 
 
-def _slurm_error(error: RemoteUnavailable) -> SlurmError:
-    return (SlurmUnusable if isinstance(error, RemoteUnusable) else SlurmUnreachable)(str(error))
+def _slurm_error(error: RemoteUnavailable) -> SchedulerError:
+    return (SchedulerUnusable if isinstance(error, RemoteUnusable) else SchedulerUnreachable)(str(error))
 
 
 class RemoteRuns:

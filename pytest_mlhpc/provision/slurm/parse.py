@@ -10,15 +10,8 @@ import re
 from collections.abc import Sequence
 
 from pytest_mlhpc.node.agents.nodes import HostlistError, expand_hostlist
-from pytest_mlhpc.provision.slurm.client import (
-    PartitionLimits,
-    QosLimits,
-    Reservation,
-    SlurmJob,
-    SlurmNode,
-    SlurmState,
-    SlurmStep,
-)
+from pytest_mlhpc.provision.scheduler.client import JobStep, SchedulerJob, SchedulerNode, SchedulerState
+from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits, Reservation
 
 NS = 1_000_000_000
 
@@ -43,7 +36,7 @@ ACCOUNTING_FIELDS = (
 #: Fields that jobcomp/filetxt has too, for sacct --completion.
 COMPLETION_FIELDS = ("JobID", "JobName", "State", "Partition", "Start", "End", "NodeList")
 
-_STATES = {state.value: state for state in SlurmState}
+_STATES = {state.value: state for state in SchedulerState}
 _DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 
 
@@ -62,14 +55,14 @@ def split_records(text: str, fields: Sequence[str], mark: str) -> list[dict[str,
     return rows
 
 
-def parse_jobs(text: str, mark: str) -> list[SlurmJob]:
+def parse_jobs(text: str, mark: str) -> list[SchedulerJob]:
     """Return the jobs that squeue printed with JOB_FIELDS."""
     return [_queued_job(row) for row in split_records(text, JOB_FIELDS, mark)]
 
 
-def _queued_job(row: dict[str, str]) -> SlurmJob:
+def _queued_job(row: dict[str, str]) -> SchedulerJob:
     exit_code, signal = parse_wait_status(row["exit_code"])
-    return SlurmJob(
+    return SchedulerJob(
         id=row["JobID"],
         name=row["Name"],
         user=row["UserName"],
@@ -93,16 +86,16 @@ def _queued_job(row: dict[str, str]) -> SlurmJob:
 def _job_reason(state_text: str, reason: str) -> str:
     """Return why a job waits or ended; for an unknown state with Slurm's name of it."""
     text = value_or_empty(reason)
-    if parse_state(state_text) is not SlurmState.UNKNOWN:
+    if parse_state(state_text) is not SchedulerState.UNKNOWN:
         return text
     return f"state {state_text.strip() or '(none)'}" + (f", {text}" if text else "")
 
 
-def parse_queue(text: str, mark: str) -> list[SlurmJob]:
+def parse_queue(text: str, mark: str) -> list[SchedulerJob]:
     """Return the waiting jobs that squeue printed with QUEUE_FIELDS, highest priority first."""
     jobs = [
-        SlurmJob(
-            id=row["JobID"], name="", user=row["UserName"], state=SlurmState.PENDING,
+        SchedulerJob(
+            id=row["JobID"], name="", user=row["UserName"], state=SchedulerState.PENDING,
             priority=parse_integer(row["PriorityLong"]), node_count=parse_integer(row["NumNodes"]),
         )
         for row in split_records(text, QUEUE_FIELDS, mark)
@@ -110,13 +103,13 @@ def parse_queue(text: str, mark: str) -> list[SlurmJob]:
     return sorted(jobs, key=lambda job: -job.priority)  # stable: squeue's own order among equals
 
 
-def parse_steps(text: str, mark: str) -> dict[str, tuple[SlurmStep, ...]]:
+def parse_steps(text: str, mark: str) -> dict[str, tuple[JobStep, ...]]:
     """Return job id -> its steps, as squeue --steps printed them with STEP_FIELDS."""
-    steps: dict[str, tuple[SlurmStep, ...]] = {}
+    steps: dict[str, tuple[JobStep, ...]] = {}
     for row in split_records(text, STEP_FIELDS, mark):
         job, _, step = row["StepID"].partition(".")
         if step:
-            found = SlurmStep(
+            found = JobStep(
                 id=step, name=row["StepName"], state=parse_state(row["StepState"]), nodes=nodes_of(row["Nodes"]),
                 start_ns=parse_time_ns(row["StartTime"]),
             )  # fmt: skip
@@ -124,7 +117,7 @@ def parse_steps(text: str, mark: str) -> dict[str, tuple[SlurmStep, ...]]:
     return steps
 
 
-def parse_accounting(text: str, fields: Sequence[str], mark: str) -> list[SlurmJob]:
+def parse_accounting(text: str, fields: Sequence[str], mark: str) -> list[SchedulerJob]:
     """Return jobs with their steps from ``sacct --noheader --parsable --delimiter=mark --format=fields``.
 
     Of a job that was requeued the last row counts. A step without a row of its job is left out.
@@ -135,7 +128,7 @@ def parse_accounting(text: str, fields: Sequence[str], mark: str) -> list[SlurmJ
         for at in range(0, len(values) - len(fields) + 1, len(fields))
     ]
     jobs: dict[str, dict[str, str]] = {}
-    steps: dict[str, dict[str, SlurmStep]] = {}
+    steps: dict[str, dict[str, JobStep]] = {}
     for row in rows:
         job, _, step = row["JobID"].partition(".")
         if step:
@@ -146,10 +139,10 @@ def parse_accounting(text: str, fields: Sequence[str], mark: str) -> list[SlurmJ
     return [_accounted_job(row, tuple(steps[job].values())) for job, row in jobs.items()]
 
 
-def _accounted_job(row: dict[str, str], steps: tuple[SlurmStep, ...]) -> SlurmJob:
+def _accounted_job(row: dict[str, str], steps: tuple[JobStep, ...]) -> SchedulerJob:
     exit_code, signal = parse_exit_pair(row.get("ExitCode", ""))
     limit = row.get("TimelimitRaw", "")
-    return SlurmJob(
+    return SchedulerJob(
         id=row["JobID"],
         name=row["JobName"],
         user=row.get("User", ""),
@@ -170,9 +163,9 @@ def _accounted_job(row: dict[str, str], steps: tuple[SlurmStep, ...]) -> SlurmJo
     )
 
 
-def _accounted_step(step: str, row: dict[str, str]) -> SlurmStep:
+def _accounted_step(step: str, row: dict[str, str]) -> JobStep:
     exit_code, signal = parse_exit_pair(row.get("ExitCode", ""))
-    return SlurmStep(
+    return JobStep(
         id=step,
         name=row["JobName"],
         state=parse_state(row["State"]),
@@ -185,10 +178,10 @@ def _accounted_step(step: str, row: dict[str, str]) -> SlurmStep:
     )
 
 
-def parse_state(text: str) -> SlurmState:
+def parse_state(text: str) -> SchedulerState:
     """Return the state of ``CANCELLED by 0``, ``RUNNING`` ...; UNKNOWN for other names."""
     first = text.split(maxsplit=1)[0] if text.strip() else ""
-    return _STATES.get(first.rstrip("+"), SlurmState.UNKNOWN)
+    return _STATES.get(first.rstrip("+"), SchedulerState.UNKNOWN)
 
 
 def value_or_empty(text: str) -> str:
@@ -299,16 +292,16 @@ def _parse_records(text: str, first: str) -> list[dict[str, str]]:
     ]
 
 
-def parse_nodes(text: str) -> list[SlurmNode]:
+def parse_nodes(text: str) -> list[SchedulerNode]:
     """Return the nodes of ``scontrol -o show node``."""
     return [_parse_node(record) for record in _parse_records(text, "NodeName")]
 
 
-def _parse_node(record: dict[str, str]) -> SlurmNode:
+def _parse_node(record: dict[str, str]) -> SchedulerNode:
     base, flags = parse_node_state(record.get("State", ""))
     reason = record.get("Reason", "")
     signed = _SIGNED.fullmatch(reason)
-    return SlurmNode(
+    return SchedulerNode(
         name=record["NodeName"],
         state=base,
         flags=flags,

@@ -13,14 +13,8 @@ from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.provision.reapers import ask_cluster_name
-from pytest_mlhpc.provision.slurm.client import (
-    PartitionLimits,
-    Reservation,
-    SlurmClient,
-    SlurmError,
-    SlurmUnreachable,
-    SlurmUnusable,
-)
+from pytest_mlhpc.provision.scheduler.client import SchedulerError, SchedulerUnreachable, SchedulerUnusable
+from pytest_mlhpc.provision.slurm.client import PartitionLimits, Reservation, SlurmClient
 from pytest_mlhpc.provision.slurm.commands import PRESERVED_VARIABLES
 from pytest_mlhpc.provision.slurm.options import OTHER_CLUSTER, settings_of
 from pytest_mlhpc.store.locations import page
@@ -37,12 +31,12 @@ def refuse_unusable(environ: Mapping[str, str]) -> None:
     """Refuse a Slurm that can never be used from here. One that does not answer at present is not refused.
 
     Raises:
-        SlurmUnusable: a program or the configuration is missing.
+        SchedulerUnusable: a program or the configuration is missing.
         UsageError: the environment names another cluster than slurm.conf.
     """
     path = environ.get("PATH", os.defpath)
     if missing := [name for name in _PROGRAMS if shutil.which(name, path=path) is None]:
-        raise SlurmUnusable(
+        raise SchedulerUnusable(
             f"Slurm's {', '.join(missing)} cannot be found on PATH ({path}); load Slurm's module, or start pytest on a "
             "login node"
         )
@@ -51,7 +45,7 @@ def refuse_unusable(environ: Mapping[str, str]) -> None:
             with Path(file).open("rb"):
                 pass
         except OSError as error:
-            raise SlurmUnusable(
+            raise SchedulerUnusable(
                 f"Slurm's configuration {file} (SLURM_CONF) cannot be read: {error.strerror}; set SLURM_CONF to the "
                 "cluster's slurm.conf, or unset it"
             ) from error
@@ -65,19 +59,19 @@ def refuse_unreachable(client: SlurmClient, sleep: Callable[[float], None] = tim
     """Refuse a login node that cannot be reached or used. A Slurm behind it that does not answer at present is not refused.
 
     Raises:
-        SlurmUnusable: ssh is refused, or a program is missing there.
-        SlurmUnreachable: there was no connection in any of the attempts.
+        SchedulerUnusable: ssh is refused, or a program is missing there.
+        SchedulerUnreachable: there was no connection in any of the attempts.
     """
     for pause_s in (*CONNECTION_PAUSES_S, None):
         try:
             client.version()
-        except SlurmUnusable:
+        except SchedulerUnusable:
             raise
-        except SlurmUnreachable:
+        except SchedulerUnreachable:
             if pause_s is None:
                 raise
             sleep(pause_s)
-        except SlurmError:
+        except SchedulerError:
             return
         else:
             return
@@ -87,12 +81,12 @@ def _cluster_name(environ: Mapping[str, str]) -> str:
     """Return the name of the cluster, empty without an answer."""
     try:
         return ask_cluster_name(environ)
-    except SlurmUnusable as error:
-        raise SlurmUnusable(
+    except SchedulerUnusable as error:
+        raise SchedulerUnusable(
             f"{error}; Slurm's programs find no configuration that they can use: set SLURM_CONF to the cluster's "
             "slurm.conf, or start pytest on a login node"
         ) from error
-    except SlurmError:
+    except SchedulerError:
         return ""
 
 
@@ -117,7 +111,7 @@ def maintenances(
     maintenance is announced. Where Slurm does not answer there are none: the submission reports that.
 
     Raises:
-        SlurmUnusable: a program or the configuration of Slurm is missing here.
+        SchedulerUnusable: a program or the configuration of Slurm is missing here.
     """
     partition = specs[0].target.partition
     settings = settings_of(partition)
@@ -127,9 +121,9 @@ def maintenances(
         if not announced or not settings.partition:
             return []
         limits, nodes = client.partition(settings.partition), max(one.nodes for one in specs)
-    except SlurmUnusable:
+    except SchedulerUnusable:
         raise
-    except SlurmError:
+    except SchedulerError:
         return []
     near = blocking_maintenance([one for one in announced if one.start_ns < until_ns], limits, nodes)
     return [one for one in announced if one is near or blocking_maintenance([one], limits, nodes) is not None]

@@ -1,60 +1,31 @@
-"""Provisioner `slurm`: one job for each allocation, followed by files, and one poll for all jobs of a partition."""
+"""Provisioner `slurm`: jobs as of any scheduler, within the limits that Slurm's partition and QoS set."""
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_mlhpc.config.model import Partition
-from pytest_mlhpc.errors import ProvisionError
-from pytest_mlhpc.jobs.ledger_entry import job_name
-from pytest_mlhpc.jobs.provisioner import AllocationEnded, Event, Handle, MonotonicClock, StateChanged
-from pytest_mlhpc.jobs.spec import JobSpec, JobState
-from pytest_mlhpc.node.protocol.plan import Plan
-from pytest_mlhpc.provision.conversation import Conversation
-from pytest_mlhpc.provision.payload import cannot_write, make_session_directory
-from pytest_mlhpc.provision.slurm.allocation import (
-    READ_INTERVAL_S,
-    BatchFiles,
-    SlurmAllocation,
-    list_batch_files,
-)
-from pytest_mlhpc.provision.slurm.causes import damaged_error
-from pytest_mlhpc.provision.slurm.client import (
-    PartitionLimits,
-    QosLimits,
-    SlurmClient,
-)
+from pytest_mlhpc.jobs.provisioner import MonotonicClock
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.provision.scheduler.client import SchedulerError, SchedulerUnavailable
+from pytest_mlhpc.provision.scheduler.provisioner import JobProvisioner
+from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits, SlurmClient
 from pytest_mlhpc.provision.slurm.options import (
     SlurmSettings,
     beyond_limits,
     longest_allocation_s,
     settings_of,
 )
-from pytest_mlhpc.provision.slurm.poll import ActiveAllocations, Backoff, Diagnosis, JobQuery, Poller
-from pytest_mlhpc.provision.slurm.submit import (
-    UNANSWERED_LIMIT_S,
-    Canceller,
-    Submitter,
-    cancel_jobs,
-    confirm_ended,
-    lines_directory,
-    write_job,
-)
-from pytest_mlhpc.provision.ssh import RemoteError
+from pytest_mlhpc.provision.slurm.script import SLURM
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns
 
-#: Shortest pause of :meth:`SlurmProvisioner.events`, in seconds.
-ROUND_S = 0.05
 
-
-class SlurmProvisioner:
-    """Runs plans in Slurm jobs. Jobs outlive this object: :meth:`cancel` ends them, :meth:`adopt` takes them over.
+class SlurmProvisioner(JobProvisioner):
+    """Runs plans in Slurm jobs.
 
     Args:
         partition: the partition of systems.yaml.
@@ -71,26 +42,19 @@ class SlurmProvisioner:
         clock: MonotonicClock | None = None,
         runs: RemoteRuns | None = None,
     ) -> None:
-        self._partition = partition
-        self._runs = runs
-        self._over: set[Path] = set()  #: folders of allocations of which nothing is left
         self._settings: SlurmSettings = settings_of(partition)
-        self._client = client
-        self._payload = payload
-        self._clock = clock or MonotonicClock()
-        self._active = ActiveAllocations(self._now)
-        self._unsure: dict[str, SlurmAllocation] = {}  #: cancelled, and perhaps not gone
-        self._awake = threading.Event()
+        super().__init__(
+            partition,
+            client,
+            payload,
+            rules=SLURM,
+            pending_limit_s=self._settings.pending_limit_s,
+            energy=self._settings.energy,
+            clock=clock,
+            runs=runs,
+        )
+        self._slurm = client
         self._limits: dict[str, tuple[PartitionLimits | None, QosLimits | None] | None] = {}  #: by QoS
-        self._backoff = Backoff(self._now)
-        self._diagnosis = Diagnosis(client, self._backoff)
-        self._canceller = Canceller(client, self._backoff, self._now)
-        self._submitter = Submitter(client, self._backoff, self._now)
-        query = JobQuery(client, self._backoff, self._diagnosis, self._settings.pending_limit_s)
-        self._poller = Poller(self._active, query, self._diagnosis, self._backoff, self._awake)
-
-    def _now(self) -> float:
-        return self._clock.monotonic()
 
     def validate(self, spec: JobSpec) -> str:
         """Return why *spec* is beyond the limits of systems.yaml, the partition or its QoS, or an empty string."""
@@ -103,163 +67,21 @@ class SlurmProvisioner:
 
     def _known_limits(self, qos: str) -> tuple[PartitionLimits | None, QosLimits | None]:
         if self._limits.get(qos) is None:
-            self._limits[qos] = self._diagnosis.limits(self._settings.partition, qos)
+            self._limits[qos] = self._ask_limits(self._settings.partition, qos)
         return self._limits[qos] or (None, None)
 
-    def submit(self, plan: Plan) -> Handle:
-        """Write the job script and submit it; without an answer :meth:`events` tries again.
+    def _ask_limits(self, partition: str, qos: str) -> tuple[PartitionLimits | None, QosLimits | None] | None:
+        """Return the limits of partition and QoS; none where Slurm refuses; None where it does not answer.
 
-        Raises:
-            ProvisionError: ``rejected`` with Slurm's own message, or ``disk_full``.
+        In both cases the submission itself is refused by Slurm where it is beyond a limit.
         """
-        allocation = self._follow(plan, "")
-        self._write(plan)
-        self._active.events += self._submitter.submit(allocation)
-        self._active.allocations[plan.allocation_id] = allocation
-        return allocation.handle
-
-    def _write(self, plan: Plan) -> None:
-        payload = self._payload(plan.payload_sha256)
-        if payload is not None and self._runs is not None:
-            session = Path(plan.directory).parent
-            try:
-                make_session_directory(session)
-                payload = self._runs.copy_payload(payload, session)
-            except OSError as error:
-                raise cannot_write(error, session) from error
-        write_job(plan, self._partition, payload, self._runs)
-
-    def adopt(self, plan: Plan, native_id: str) -> Handle:
-        """Take over the job of an earlier session; all lines of its batch are read again."""
-        if self._runs is not None:
-            self._runs.use(Path(plan.directory))
-        allocation = self._follow(plan, native_id)
-        if not native_id:  # it is looked for by name before it is submitted
-            allocation.submit_tries = 1
-            allocation.note_unanswered(self._now())
-        self._active.allocations[plan.allocation_id] = allocation
-        self._poller.soon()
-        return allocation.handle
-
-    def events(self, handles: Sequence[Handle], timeout_s: float) -> list[Event]:  # noqa: ARG002 - all are ours
-        """Return what happened, waiting at most *timeout_s* if nothing did or until :meth:`wake`."""
-        until = self._now() + timeout_s
-        while True:
-            woken = self._awake.is_set()
-            if woken:
-                self._awake.clear()
-            self._read_results(every=woken)  # first: a job that has begun needs no submission
-            if not woken:
-                self._call_slurm()
-            now = self._now()
-            if self._active.events or woken or now >= until:
-                return self._noted(self._active.take_events())
-            next_read = min(
-                (one.next_read for one in self._active.allocations.values()), default=now + READ_INTERVAL_S
-            )
-            pause = min(max(next_read - now, ROUND_S), READ_INTERVAL_S)
-            self._clock.wait(self._awake, max(0.0, min(pause, until - now)))
-
-    def _noted(self, events: list[Event]) -> list[Event]:
-        """Note which allocations are over, and return *events*."""
-        ended = (one for one in events if isinstance(one, AllocationEnded) and not one.unsure)
-        self._over |= {one.handle.directory for one in ended}
-        return events
-
-    def _call_slurm(self) -> None:
-        """Submit, cancel and poll what is due. After a call without an answer, which may take its time limit, the rest waits."""
-        cancel = functools.partial(self._canceller.cancel, self._active.allocations.values())
-        for step in (self._submit_waiting, cancel, self._poller.poll_if_due):
-            if self._awake.is_set():
-                return
-            step()
-
-    def wake(self) -> None:
-        """Make a waiting :meth:`events` return at once; the only call for other threads."""
-        self._awake.set()
-
-    def skip(self, handle: Handle, run_ids: Sequence[str]) -> None:
-        """Leave a file that the batch checks before it starts a run."""
-        for run_id in run_ids:
-            try:
-                path = handle.directory / f"{run_id}.skip"
-                path.touch()
-                if self._runs is not None:
-                    self._runs.put(path)
-            except (OSError, RemoteError):
-                return  # only an optimisation: the run is made in vain
-
-    def cancel(self, handles: Sequence[Handle]) -> list[Handle]:
-        """Cancel jobs and wait until they are gone; return those that may not be."""
-        known = [
-            owned.pop(handle.id)
-            for handle in handles
-            for owned in (self._active.allocations, self._unsure)
-            if handle.id in owned
-        ]
-        cancelled = {handle.id for handle in handles}
-        self._active.events = [event for event in self._active.events if event.handle.id not in cancelled]
-        names = [one.name for one in known if one.submit_tries or one.submitted]
-        # A Slurm that did not answer just now gets half the time.
-        silent_s = UNANSWERED_LIMIT_S / 2 if self._backoff.waits() else UNANSWERED_LIMIT_S
-        unsure = cancel_jobs(self._client, names, silent_s)
-        left = {one.handle.id: one for one in known if one.name in unsure or self._active.under_way(one)}
-        self._unsure |= left
-        self._over |= {one.handle.directory for one in known if one.handle.id not in left}
-        return [one.handle for one in left.values()]
-
-    def close(self) -> None:
-        """Wait until jobs whose batch has ended are gone; the others continue."""
-        ended, self._active.ended_jobs = self._active.ended_jobs, []
-        confirm_ended(self._client, ended)
-        if self._runs is not None:
-            self._runs.remove(sorted(self._over))
-            self._runs.close()
-
-    def _follow(self, plan: Plan, native_id: str) -> SlurmAllocation:
-        directory, folder = Path(plan.directory), lines_directory(plan)
-        return SlurmAllocation(
-            handle=Handle(plan.allocation_id, directory, native_id),
-            name=job_name(plan.allocation_id),
-            since=self._now(),
-            folder=folder,
-            files=self._runs.files(plan) if self._runs else BatchFiles(folder, plan.allocation_id),
-            conversation=Conversation(
-                plan, directory / "slurm.out", self._runs.there(directory) if self._runs else ""
-            ),
-            awaits_energy=self._settings.energy,
-        )
-
-    def _submit_waiting(self) -> None:
-        for allocation in list(self._active.allocations.values()):
-            if self._awake.is_set():
-                return
-            if allocation.submitted or allocation.started:
-                continue
-            try:
-                self._active.events += self._submitter.submit(allocation)
-            except ProvisionError as error:
-                self._active.end(allocation, error, unsure=allocation.unanswered_at is not None)
-                continue
-            if allocation.handle.native_id:
-                self._active.events.append(
-                    StateChanged(allocation.handle, JobState.QUEUED, native_id=allocation.handle.native_id)
-                )
-
-    def _read_results(self, *, every: bool) -> None:
-        now = self._now()
-        due = [one for one in self._active.allocations.values() if every or now >= one.next_read]
-        names = self._runs.names if self._runs is not None else list_batch_files
-        written = {folder: names(folder) for folder in {one.folder for one in due}}
-        for allocation in due:
-            found = written[allocation.folder].get(allocation.handle.id, set())
-            if not (found or allocation.started):
-                allocation.next_read = now + READ_INTERVAL_S
-                continue
-            self._active.events += allocation.read(now, over_exists="over" in found)
-            if allocation.conversation.mismatch:
-                allocation.cancelling = True  # its results could not be used
-            if allocation.exit is not None and allocation.conversation.complete and not allocation.doubtful:
-                self._active.end(allocation, None)
-            elif allocation.damage:
-                self._active.give_up(allocation, damaged_error(allocation.damage))
+        if self._backoff.waits():
+            return None
+        try:
+            limits = self._slurm.partition(partition) if partition else None
+            return limits, self._slurm.qos(qos) if qos else None
+        except SchedulerUnavailable as error:
+            self._backoff.failed("investigate", error)
+            return None
+        except SchedulerError:
+            return None, None

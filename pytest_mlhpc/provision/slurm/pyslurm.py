@@ -20,21 +20,18 @@ from typing import Any, TypeVar
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.agents.nodes import HostlistError, expand_hostlist
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.provision.slurm import commands, parse
-from pytest_mlhpc.provision.slurm.client import (
-    PartitionLimits,
-    QosLimits,
-    Reservation,
-    SlurmClient,
-    SlurmError,
-    SlurmJob,
-    SlurmNode,
-    SlurmRefused,
-    SlurmState,
-    SlurmStep,
-    SlurmSubmission,
-    SlurmUnavailable,
+from pytest_mlhpc.provision.scheduler.client import (
+    JobStep,
+    JobSubmission,
+    SchedulerError,
+    SchedulerJob,
+    SchedulerNode,
+    SchedulerRefused,
+    SchedulerState,
+    SchedulerUnavailable,
 )
+from pytest_mlhpc.provision.slurm import commands, parse
+from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits, Reservation, SlurmClient
 from pytest_mlhpc.provision.slurm.commands import CliClient, drain_reason, expand_or_refuse
 from pytest_mlhpc.provision.slurm.parse import parse_duration_s
 
@@ -101,7 +98,7 @@ def check_pyslurm(cli: CliClient, environ: Mapping[str, str]) -> tuple[str, str]
         return probe.trouble, ""
     try:
         cluster = cli.version()
-    except SlurmError as error:
+    except SchedulerError as error:
         return f"the version of Slurm is unknown: {error}", probe.version
     if release_of(probe.version) != release_of(cluster):
         return f"pyslurm {probe.version} is not for Slurm {cluster}", probe.version
@@ -119,7 +116,7 @@ def probe_pyslurm(environ: Mapping[str, str], limit_s: float = PROBE_LIMIT_S) ->
     argv = [sys.executable, "-P", "-c", PROBE_PROGRAM]  # -P: no pyslurm.py of the current directory
     try:
         answer = commands.run_command(argv, dict(environ), limit_s)
-    except SlurmError as error:
+    except SchedulerError as error:
         return PyslurmProbe(trouble=f"its probe: {error}")
     if answer.code != 0:
         lines = [line.strip() for line in answer.err.splitlines() if line.strip()]
@@ -135,6 +132,8 @@ def probe_pyslurm(environ: Mapping[str, str], limit_s: float = PROBE_LIMIT_S) ->
 class PyslurmClient:
     """Queries Slurm by its library. See SlurmClient for what each method returns and raises."""
 
+    title: str = "Slurm"
+    key: str = "slurm"
     name: str = "pyslurm"
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -148,7 +147,7 @@ class PyslurmClient:
         """Return the version of the cluster's commands, which is that of the library: check_pyslurm() compared them."""
         return self._cli.version()
 
-    def submit(self, submission: SlurmSubmission) -> str:
+    def submit(self, submission: JobSubmission) -> str:
         """Submit the script; by sbatch if pyslurm lacks one of its options."""
         try:
             script = submission.script.read_text(encoding="utf-8")
@@ -164,7 +163,7 @@ class PyslurmClient:
 
     def jobs(
         self, *, ids: Collection[str] = (), names: Collection[str] = (), user: str = ""
-    ) -> list[SlurmJob]:
+    ) -> list[SchedulerJob]:
         """Return jobs with one of *ids* or of *names* (all if neither is given) of *user* (anyone if not given)."""
         if not (ids or names or user):
             raise ValueError("jobs() needs a filter")
@@ -175,20 +174,20 @@ class PyslurmClient:
             and (not user or user in {job.user_name, str(job.user_id)})
         ]
 
-    def queue(self, partition: str) -> list[SlurmJob]:
+    def queue(self, partition: str) -> list[SchedulerJob]:
         """Return all users' pending jobs of *partition*, highest priority first."""
         found = [
             queued_job(job)
             for job in self._all_jobs()
             if partition in (job.partition or "").split(",")
-            and parse.parse_state(job.state or "") is SlurmState.PENDING
+            and parse.parse_state(job.state or "") is SchedulerState.PENDING
         ]
         return sorted(found, key=lambda job: -job.priority)
 
     def _all_jobs(self) -> list[Any]:
         return self._call("Jobs.load", lambda: list(self._pyslurm.Jobs.load().values()))
 
-    def accounting(self, ids: Collection[str]) -> list[SlurmJob]:
+    def accounting(self, ids: Collection[str]) -> list[SchedulerJob]:
         """Return jobs with their steps from slurmdbd."""
         if not ids:
             return []
@@ -196,11 +195,11 @@ class PyslurmClient:
         db = self._pyslurm.db
         try:
             found = self._call("db.Jobs.load", lambda: list(db.Jobs.load(db.JobFilter(ids=job_ids)).values()))
-        except SlurmRefused as error:  # without slurmdbd the message only states that it failed
-            raise SlurmUnavailable(str(error)) from error
+        except SchedulerRefused as error:  # without slurmdbd the message only states that it failed
+            raise SchedulerUnavailable(str(error)) from error
         return [accounted_job(job) for job in found]
 
-    def steps(self, ids: Collection[str]) -> dict[str, tuple[SlurmStep, ...]]:
+    def steps(self, ids: Collection[str]) -> dict[str, tuple[JobStep, ...]]:
         """Return job id -> its running steps."""
         found = self._call("JobSteps.load_all", self._pyslurm.JobSteps.load_all)
         return {
@@ -214,7 +213,7 @@ class PyslurmClient:
         for id_ in ids:
             job, _, step = id_.partition(".")
             if not job.isdecimal():
-                raise SlurmRefused(f"{id_!r} is no job or step id")
+                raise SchedulerRefused(f"{id_!r} is no job or step id")
             self._end(int(job), step, f"SIG{signal.removeprefix('SIG')}" if signal else "")
 
     def _end(self, job: int, step: str, signal: str) -> None:
@@ -224,11 +223,11 @@ class PyslurmClient:
             target = self._pyslurm.Job(job)
         try:
             self._call("cancel", lambda: target.send_signal(signal) if signal else target.cancel())
-        except SlurmRefused as error:
+        except SchedulerRefused as error:
             if not any(message in str(error).lower() for message in _GONE_MESSAGES):
                 raise
 
-    def nodes(self, names: Collection[str] = ()) -> list[SlurmNode]:
+    def nodes(self, names: Collection[str] = ()) -> list[SchedulerNode]:
         """Return the named nodes, or all; names that Slurm does not know are not in the answer."""
         found = self._call("Nodes.load", lambda: list(self._pyslurm.Nodes.load().values()))
         return [node_of(node) for node in found if not names or node.name in names]
@@ -268,12 +267,12 @@ class PyslurmClient:
         return expand_or_refuse(hostlist)
 
     def _call(self, function: str, call: Callable[[], T]) -> T:
-        """Call pyslurm; its errors become SlurmError with its own message."""
+        """Call pyslurm; its errors become SchedulerError with its own message."""
         self.calls[function] += 1
         try:
             return call()
         except (self._pyslurm.PyslurmError, ValueError, TypeError, OverflowError) as error:
-            kind = SlurmUnavailable if commands.means_no_answer(str(error)) else SlurmRefused
+            kind = SchedulerUnavailable if commands.means_no_answer(str(error)) else SchedulerRefused
             raise kind(f"pyslurm {function}: {error}") from error
 
 
@@ -419,18 +418,18 @@ def _job_environment(environ: Mapping[str, str]) -> dict[str, str]:
 # pyslurm's objects as dataclasses of client.py.
 
 
-def queued_job(job: Any) -> SlurmJob:
+def queued_job(job: Any) -> SchedulerJob:
     """Return a job of slurmctld."""
     return _job_of(job, job.allocated_nodes, restarts=job.requeue_count or 0)
 
 
-def accounted_job(job: Any) -> SlurmJob:
+def accounted_job(job: Any) -> SchedulerJob:
     """Return a job of slurmdbd with its steps."""
     return _job_of(job, job.nodelist, steps=tuple(_accounted_step(step) for step in job.steps.values()))
 
 
-def _job_of(job: Any, hostlist: str | None, **more: Any) -> SlurmJob:
-    return SlurmJob(
+def _job_of(job: Any, hostlist: str | None, **more: Any) -> SchedulerJob:
+    return SchedulerJob(
         id=str(job.id),
         name=job.name or "",
         user=job.user_name or str(job.user_id),
@@ -451,8 +450,8 @@ def _job_of(job: Any, hostlist: str | None, **more: Any) -> SlurmJob:
     )
 
 
-def _accounted_step(step: Any) -> SlurmStep:
-    return SlurmStep(
+def _accounted_step(step: Any) -> JobStep:
+    return JobStep(
         id=str(step.id),
         name=step.name or "",
         state=parse.parse_state(step.state or ""),
@@ -465,9 +464,9 @@ def _accounted_step(step: Any) -> SlurmStep:
     )
 
 
-def running_step(step: Any) -> SlurmStep:
+def running_step(step: Any) -> JobStep:
     """Return a running step."""
-    return SlurmStep(
+    return JobStep(
         id=str(step.id),
         name=step.name or "",
         state=parse.parse_state(step.state or ""),
@@ -476,10 +475,10 @@ def running_step(step: Any) -> SlurmStep:
     )
 
 
-def node_of(node: Any) -> SlurmNode:
+def node_of(node: Any) -> SchedulerNode:
     """Return a node."""
     base, flags = parse.parse_node_state(node.state or "")
-    return SlurmNode(
+    return SchedulerNode(
         name=node.name,
         state=base,
         flags=flags,

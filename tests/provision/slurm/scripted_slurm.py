@@ -13,10 +13,15 @@ from allocation_worlds import AllocationWorld, ManualClock, worker_lines
 
 from pytest_mlhpc.jobs.provisioner import MonotonicClock
 from pytest_mlhpc.node.protocol.plan import Plan
-from pytest_mlhpc.provision.slurm import submit
-from pytest_mlhpc.provision.slurm.client import SlurmJob, SlurmState, SlurmSubmission, SlurmUnavailable
+from pytest_mlhpc.provision.scheduler import submit
+from pytest_mlhpc.provision.scheduler.client import (
+    JobSubmission,
+    SchedulerJob,
+    SchedulerState,
+    SchedulerUnavailable,
+)
+from pytest_mlhpc.provision.scheduler.submit import lines_directory
 from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner
-from pytest_mlhpc.provision.slurm.submit import lines_directory
 
 ME = str(os.getuid())
 
@@ -24,10 +29,10 @@ ME = str(os.getuid())
 class ScriptedSlurm:
     """A SlurmClient. ``on`` maps a call (submit, jobs, cancel ...) to what happens first; ``hangs`` to what gets no answer."""
 
-    name = "scripted"
+    title, key, name = "Slurm", "slurm", "scripted"
 
     def __init__(self, clock: ManualClock) -> None:
-        self.queued: dict[str, SlurmJob] = {}
+        self.queued: dict[str, SchedulerJob] = {}
         self.calls: list[str] = []  #: in their order
         self.cancelled: list[str] = []
         self.users: set[str] = set()
@@ -42,22 +47,22 @@ class ScriptedSlurm:
         self.on.get(what, lambda: None)()
         if what in self.hangs or "all" in self.hangs:
             self._clock.now += self.limit_s
-            raise SlurmUnavailable(f"{what}: no answer within {self.limit_s:g} s")
+            raise SchedulerUnavailable(f"{what}: no answer within {self.limit_s:g} s")
 
-    def add(self, name: str, state: SlurmState = SlurmState.PENDING, **more: Any) -> SlurmJob:
+    def add(self, name: str, state: SchedulerState = SchedulerState.PENDING, **more: Any) -> SchedulerJob:
         self._next += 1
-        job = SlurmJob(str(self._next), name, ME, state, **more)
+        job = SchedulerJob(str(self._next), name, ME, state, **more)
         self.queued[job.id] = job
         return job
 
     def set(self, job_id: str, **changes: Any) -> None:
         self.queued[job_id] = replace(self.queued[job_id], **changes)
 
-    def submit(self, submission: SlurmSubmission) -> str:
+    def submit(self, submission: JobSubmission) -> str:
         self._call("submit")
         return self.add(submission.name).id
 
-    def jobs(self, *, ids=(), names=(), user="") -> list[SlurmJob]:
+    def jobs(self, *, ids=(), names=(), user="") -> list[SchedulerJob]:
         self._call("jobs")
         self.users.add(user)
         return [job for job in self.queued.values() if job.id in ids or job.name in names]
@@ -67,10 +72,10 @@ class ScriptedSlurm:
         self._call("cancel")
         self.cancelled += ids
         for job_id in ids:
-            self.set(job_id, state=SlurmState.CANCELLED)
+            self.set(job_id, state=SchedulerState.CANCELLED)
 
-    def accounting(self, _ids) -> list[SlurmJob]:
-        raise SlurmUnavailable("no accounting here")
+    def accounting(self, _ids) -> list[SchedulerJob]:
+        raise SchedulerUnavailable("no accounting here")
 
     def steps(self, _ids) -> dict:
         return {}
@@ -78,7 +83,7 @@ class ScriptedSlurm:
     def nodes(self, _names=()) -> list:
         return []
 
-    def queue(self, _partition) -> list[SlurmJob]:
+    def queue(self, _partition) -> list[SchedulerJob]:
         return []
 
     def expand(self, _hostlist) -> tuple[str, ...]:

@@ -14,11 +14,16 @@ from pytest_mlhpc.config.model import BY_SSH
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.node.protocol.plan import read_plan
 from pytest_mlhpc.provision.conversation import Conversation
+from pytest_mlhpc.provision.scheduler.client import (
+    SchedulerUnavailable,
+    SchedulerUnreachable,
+    SchedulerUnusable,
+)
+from pytest_mlhpc.provision.scheduler.submit import write_job
 from pytest_mlhpc.provision.slurm import over_ssh
-from pytest_mlhpc.provision.slurm.client import SlurmUnavailable, SlurmUnreachable, SlurmUnusable
 from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns, RemoteSlurmClient
 from pytest_mlhpc.provision.slurm.preflight import CONNECTION_PAUSES_S, refuse_unreachable
-from pytest_mlhpc.provision.slurm.submit import write_job
+from pytest_mlhpc.provision.slurm.script import SLURM
 from pytest_mlhpc.provision.ssh import RemoteHost, RemoteUnavailable
 
 
@@ -37,7 +42,7 @@ class World(AllocationWorld):
     def send(self, **run) -> None:
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         plan = replace(self.allocation, runs=(replace(self.allocation.runs[0], **run),))
-        write_job(plan, self.partition, None, self.runs)
+        write_job(plan, self.partition, None, SLURM, self.runs)
         self.runs.send(self.here)
 
     def write(self, name: str, content: bytes | str = "x") -> Path:
@@ -106,7 +111,7 @@ def test_the_payload_is_sent_with_its_session(world, tmp_path):
     zipped.chmod(0o600)
     world.here.parent.mkdir(parents=True)
     copy = world.runs.copy_payload(zipped, world.here.parent)
-    write_job(world.allocation, world.partition, copy, world.runs)
+    write_job(world.allocation, world.partition, copy, SLURM, world.runs)
     world.runs.send(world.here)
     assert (world.there.parent / "payload/abc.zip").read_bytes() == b"payload"
     assert f"PYTHONPATH={world.there.parent}/payload/abc.zip" in (world.there / "job.sh").read_text()
@@ -323,19 +328,19 @@ def test_commands_are_run_there(programs):
 
 
 def test_a_command_that_is_not_there_makes_slurm_unusable(programs):
-    with pytest.raises(SlurmUnusable, match="login: the command 'sinfo' is not on PATH"):
+    with pytest.raises(SchedulerUnusable, match="login: the command 'sinfo' is not on PATH"):
         programs("squeue", "").version()
 
 
 def test_a_command_that_is_killed_or_fails_is_named(programs):
-    with pytest.raises(SlurmUnavailable, match="login: sinfo was killed by signal 9"):
+    with pytest.raises(SchedulerUnavailable, match="login: sinfo was killed by signal 9"):
         programs("sinfo", "kill -9 $$").version()
-    with pytest.raises(SlurmUnavailable, match="Unable to contact slurm controller"):
+    with pytest.raises(SchedulerUnavailable, match="Unable to contact slurm controller"):
         programs("sinfo", "echo Unable to contact slurm controller >&2; exit 1").version()
 
 
 def test_an_answer_without_an_exit_code_is_an_error(tmp_path):
-    with pytest.raises(SlurmUnavailable, match="login does not say how sinfo ended"):
+    with pytest.raises(SchedulerUnavailable, match="login does not say how sinfo ended"):
         RemoteSlurmClient(HostileHost({"code": "0"})).version()
 
 
@@ -380,6 +385,6 @@ def test_a_login_node_that_turns_one_connection_away_is_asked_again(tmp_path):
 def test_a_login_node_that_takes_no_connection_is_refused_after_four_attempts(tmp_path):
     clock = SleptClock()
     host = RemoteHost("me@login", write_ssh(tmp_path / "bin", "echo no route >&2; exit 255"), clock)
-    with pytest.raises(SlurmUnreachable, match="no route"):
+    with pytest.raises(SchedulerUnreachable, match="no route"):
         refuse_unreachable(RemoteSlurmClient(host), clock.waits.append)
     assert (clock.waits, connections(tmp_path / "bin")) == ([*CONNECTION_PAUSES_S], 4)

@@ -12,14 +12,14 @@ from pytest_mlhpc.jobs.provisioner import Handle, StateChanged
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.conversation import Conversation
-from pytest_mlhpc.provision.slurm import allocation as module
-from pytest_mlhpc.provision.slurm.allocation import (
+from pytest_mlhpc.provision.scheduler import allocation as module
+from pytest_mlhpc.provision.scheduler.allocation import (
     AWAY_TOLERANCE_S,
     CUT_TOLERANCE_S,
     READ_BYTES,
     BatchFiles,
     BatchStart,
-    SlurmAllocation,
+    JobAllocation,
     clock_note,
     list_batch_files,
 )
@@ -141,7 +141,7 @@ def test_a_results_file_that_is_not_what_it_was_is_named(files, put, tmp_path, d
 def allocation(tmp_path, files):
     plan = Plan("a", "", str(tmp_path), 1, 60.0, (run_plan(launcher="srun"),))
     talk = Conversation(plan, tmp_path / "slurm.out")
-    return SlurmAllocation(Handle("a", tmp_path), "mlhpc-a", 0.0, tmp_path, files, talk)
+    return JobAllocation(Handle("a", tmp_path), "mlhpc-a", 0.0, tmp_path, tmp_path / "slurm.out", files, talk)
 
 
 def test_an_allocation_that_begins_reports_nodes_job_and_time(allocation, put_up, caplog):

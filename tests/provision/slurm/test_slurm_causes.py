@@ -5,32 +5,32 @@ from __future__ import annotations
 import pytest
 
 from pytest_mlhpc.errors import InfrastructureError, NodeFault, RunFailure
-from pytest_mlhpc.provision.slurm import causes
-from pytest_mlhpc.provision.slurm.client import SlurmJob, SlurmNode, SlurmState, SlurmStep
+from pytest_mlhpc.provision.scheduler import causes
+from pytest_mlhpc.provision.scheduler.client import JobStep, SchedulerJob, SchedulerNode, SchedulerState
 
 
-def job(state=SlurmState.FAILED, **changes):
-    return SlurmJob("7", "mlhpc-x", "root", state, **{"nodes": ("node1", "node2"), **changes})
+def job(state=SchedulerState.FAILED, **changes):
+    return SchedulerJob("7", "mlhpc-x", "root", state, **{"nodes": ("node1", "node2"), **changes})
 
 
-DOWN = SlurmNode("node2", "down", frozenset({"not_responding"}), "Not responding")
-FINE = SlurmNode("node1", "idle")
-OOM = SlurmStep("0", "run-1", SlurmState.OUT_OF_MEMORY, nodes=("node2",))
+DOWN = SchedulerNode("node2", "down", frozenset({"not_responding"}), "Not responding")
+FINE = SchedulerNode("node1", "idle")
+OOM = JobStep("0", "run-1", SchedulerState.OUT_OF_MEMORY, nodes=("node2",))
 
 
 @pytest.mark.parametrize(
     ("state", "outcome", "text"),
     [
-        (SlurmState.PREEMPTED, "preempted", "another job took its nodes"),
-        (SlurmState.TIMEOUT, "time_limit", "the allocation reached its time limit"),
-        (SlurmState.DEADLINE, "time_limit", "the allocation reached its time limit"),
-        (SlurmState.OUT_OF_MEMORY, "out_of_memory", "a step ran out of memory"),
-        (SlurmState.CANCELLED, "cancelled_outside", "it was cancelled from outside"),
-        (SlurmState.NODE_FAIL, "node_failure", "on node1, node2, which respond again"),
-        (SlurmState.BOOT_FAIL, "node_failure", "on node1, node2, which respond again"),
-        (SlurmState.COMPLETED, "channel_broken", "the results file lacks the end of its runs"),
-        (SlurmState.FAILED, "launch_failed", "with exit code 0 before its runs had ended"),
-        (SlurmState.UNKNOWN, "launch_failed", "with exit code 0 before its runs had ended"),
+        (SchedulerState.PREEMPTED, "preempted", "another job took its nodes"),
+        (SchedulerState.TIMEOUT, "time_limit", "the allocation reached its time limit"),
+        (SchedulerState.DEADLINE, "time_limit", "the allocation reached its time limit"),
+        (SchedulerState.OUT_OF_MEMORY, "out_of_memory", "a step ran out of memory"),
+        (SchedulerState.CANCELLED, "cancelled_outside", "it was cancelled from outside"),
+        (SchedulerState.NODE_FAIL, "node_failure", "on node1, node2, which respond again"),
+        (SchedulerState.BOOT_FAIL, "node_failure", "on node1, node2, which respond again"),
+        (SchedulerState.COMPLETED, "channel_broken", "the results file lacks the end of its runs"),
+        (SchedulerState.FAILED, "launch_failed", "with exit code 0 before its runs had ended"),
+        (SchedulerState.UNKNOWN, "launch_failed", "with exit code 0 before its runs had ended"),
     ],
 )
 def test_every_end_of_a_job_has_its_outcome_and_names_the_job_with_slurms_word(state, outcome, text):
@@ -41,7 +41,7 @@ def test_every_end_of_a_job_has_its_outcome_and_names_the_job_with_slurms_word(s
     assert text in str(error)
 
 
-@pytest.mark.parametrize("state", list(SlurmState))
+@pytest.mark.parametrize("state", list(SchedulerState))
 def test_no_state_is_without_an_error(state):
     assert str(causes.cause_of(job(state), (), (), None, ""))
 
@@ -107,19 +107,19 @@ def test_a_damaged_file_is_nobodys_result():
 
 @pytest.mark.parametrize("reason", sorted(causes.NEVER_STARTING))
 def test_reasons_that_no_waiting_ends_are_known_by_their_first_word(reason):
-    assert causes.never_starts(SlurmState.PENDING, reason)
-    assert causes.never_starts(SlurmState.PENDING, f"{reason}: more words")
+    assert causes.never_starts(SchedulerState.PENDING, reason)
+    assert causes.never_starts(SchedulerState.PENDING, f"{reason}: more words")
 
 
 def test_a_job_whose_reservation_was_deleted_never_starts_whatever_its_reason():
-    assert causes.never_starts(SlurmState.RESV_DEL_HOLD, "None")
+    assert causes.never_starts(SchedulerState.RESV_DEL_HOLD, "None")
 
 
 @pytest.mark.parametrize(
     "reason", ["", "Priority", "Resources", "JobHeldUser", "ReqNodeNotAvail, UnavailableNodes:n1"]
 )
 def test_all_other_reasons_may_end(reason):
-    assert not causes.never_starts(SlurmState.PENDING, reason)
+    assert not causes.never_starts(SchedulerState.PENDING, reason)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_all_other_reasons_may_end(reason):
             id="a hopeless job",
         ),
         pytest.param(
-            "ReqNodeNotAvail, UnavailableNodes:node2", 61.2, 60, (SlurmNode("node2", "idle", frozenset({"drain"}), "fan"),),
+            "ReqNodeNotAvail, UnavailableNodes:node2", 61.2, 60, (SchedulerNode("node2", "idle", frozenset({"drain"}), "fan"),),
             "never_scheduled: job 7 is pending: ReqNodeNotAvail, UnavailableNodes:node2 (node node2 is idle+drain: fan); "
             "cancelled after 61 s, the pending limit is 60 s (slurm: pending_limit); nodes that it requires are out of service: "
             "see nodelist, reservation, maintenance",
@@ -147,7 +147,9 @@ def test_all_other_reasons_may_end(reason):
 )  # fmt: skip
 def test_a_job_that_never_began_says_why(reason, waited_s, limit_s, nodes, text):
     assert (
-        str(causes.never_scheduled_error(job(SlurmState.PENDING, reason=reason), waited_s, limit_s, nodes))
+        str(
+            causes.never_scheduled_error(job(SchedulerState.PENDING, reason=reason), waited_s, limit_s, nodes)
+        )
         == text
     )
 

@@ -10,8 +10,13 @@ import subprocess
 import pytest
 
 from pytest_mlhpc.node import processes
+from pytest_mlhpc.provision.scheduler.client import (
+    JobSubmission,
+    SchedulerRefused,
+    SchedulerUnavailable,
+    SchedulerUnusable,
+)
 from pytest_mlhpc.provision.slurm import commands
-from pytest_mlhpc.provision.slurm.client import SlurmRefused, SlurmSubmission, SlurmUnavailable, SlurmUnusable
 from pytest_mlhpc.provision.slurm.commands import CliClient
 
 NOWHERE = {"PATH": "/nonexistent"}
@@ -21,7 +26,7 @@ NOWHERE = {"PATH": "/nonexistent"}
 def submission(tmp_path):
     def write(line=""):
         (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{line}\n")
-        return SlurmSubmission("x", tmp_path / "job.sh", tmp_path)
+        return JobSubmission("x", tmp_path / "job.sh", tmp_path)
 
     return write
 
@@ -31,7 +36,7 @@ def test_a_command_that_hangs_and_ignores_sigterm_is_ended_with_its_children(
 ):
     hangs = ("trap '' TERM", "sleep 600 &", "echo half a word >&2", f"touch {tmp_path}/up", "wait")
     limited_once_there_is(tmp_path / "up")
-    with pytest.raises(SlurmUnavailable, match=r"no answer from sbatch within 0\.2 s: half a word"):
+    with pytest.raises(SchedulerUnavailable, match=r"no answer from sbatch within 0\.2 s: half a word"):
         # The fixture `nothing_left` sees to its child.
         CliClient(command("sbatch", *hangs), limit_s=0.2).submit(submission())
 
@@ -45,7 +50,7 @@ def test_a_child_in_another_session_that_holds_the_pipes_does_not_hold_us(
     limited_once_there_is(pid)
     client = CliClient(command("sinfo", f"setsid bash -c '{script}' &", "wait"), limit_s=0.2)
     try:
-        with pytest.raises(SlurmUnavailable, match=r"no answer from sinfo within 0\.2 s"):
+        with pytest.raises(SchedulerUnavailable, match=r"no answer from sinfo within 0\.2 s"):
             client.version()
     finally:
         os.kill(int(pid.read_text()), signal.SIGKILL)
@@ -71,7 +76,7 @@ STRANGER = 'case "$*" in *--user*) echo "squeue: error: Invalid user: 0" >&2;; e
 )
 def test_a_user_whom_this_machine_does_not_know_is_not_one_without_jobs(command, asked):
     text = r"Invalid user: 0: do the directory services.*squeue"
-    with pytest.raises(SlurmUnavailable, match=text):
+    with pytest.raises(SchedulerUnavailable, match=text):
         CliClient(command("squeue", STRANGER)).jobs(**asked)
 
 
@@ -84,14 +89,14 @@ def test_listed_jobs_are_found_without_the_name_of_their_user(command, tmp_path)
 
 
 def test_a_missing_command_is_named():
-    with pytest.raises(SlurmUnusable, match=r"the command 'squeue' is not on PATH \(/nonexistent\)"):
+    with pytest.raises(SchedulerUnusable, match=r"the command 'squeue' is not on PATH \(/nonexistent\)"):
         CliClient(NOWHERE).jobs(ids=["1"])
 
 
 def test_a_command_of_another_machine_is_none_that_answers_later(command, tmp_path):
     environ = command("squeue")
     (tmp_path / "bin" / "squeue").write_bytes(b"\x7fELF of another machine")
-    with pytest.raises(SlurmUnusable, match=r"cannot be started: .*Exec format error"):
+    with pytest.raises(SchedulerUnusable, match=r"cannot be started: .*Exec format error"):
         CliClient(environ).jobs(ids=["1"])
 
 
@@ -100,7 +105,7 @@ def test_a_command_that_waits_for_its_configuration_would_wait_for_ever(
 ):
     words = "s_p_parse_file: cannot stat file /x: No such file or directory, retrying in 1sec up to 60sec"
     limited_once_there_is(tmp_path / "up")
-    with pytest.raises(SlurmUnusable, match="cannot stat file /x"):
+    with pytest.raises(SchedulerUnusable, match="cannot stat file /x"):
         CliClient(
             command("sinfo", f"echo '{words}' >&2", f"touch {tmp_path}/up", "exec sleep 600"), limit_s=0.2
         ).version()
@@ -116,7 +121,7 @@ def test_a_command_that_does_not_even_die_is_left_after_a_while(command, monkeyp
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(subprocess, "Popen", Undying)
-    with pytest.raises(SlurmUnavailable, match="no answer from sinfo within"):
+    with pytest.raises(SchedulerUnavailable, match="no answer from sinfo within"):
         CliClient(command("sinfo", "true")).version()
 
 
@@ -127,7 +132,7 @@ def test_a_command_that_does_not_even_die_is_left_after_a_while(command, monkeyp
             "sinfo",
             "kill -9 $$",
             CliClient.version,
-            SlurmUnavailable,
+            SchedulerUnavailable,
             r"sinfo was killed by SIGKILL: it said nothing \(sinfo -V\)",
             id="it is killed",
         ),
@@ -135,7 +140,7 @@ def test_a_command_that_does_not_even_die_is_left_after_a_while(command, monkeyp
             "scontrol",
             "echo 'scontrol: error: it is so' >&2; exit 3",
             lambda client: client.partition("cpu"),
-            SlurmRefused,
+            SchedulerRefused,
             r"scontrol: error: it is so \(exit code 3 of scontrol --oneliner show partition cpu\)",
             id="it refuses, and its command line is named but not its environment",
         ),
@@ -143,7 +148,7 @@ def test_a_command_that_does_not_even_die_is_left_after_a_while(command, monkeyp
             "scontrol",
             "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1",
             CliClient.cluster,
-            SlurmUnavailable,
+            SchedulerUnavailable,
             ".*Unable to contact slurm controller.*",
             id="a cluster that does not answer is none without a name",
         ),
@@ -169,27 +174,27 @@ def test_words_of_a_command_become_one_printable_line_of_bounded_length():
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (SlurmUnavailable, "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"),
-        (SlurmUnavailable, "slurm_load_jobs error: Socket timed out on send/recv operation"),
-        (SlurmUnavailable, "slurm_load_jobs error: Zero Bytes were transmitted or received"),
-        (SlurmUnavailable, "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:localhost:18001: Connection refused"),
-        (SlurmUnavailable, "sbatch: error: If munged is up, restart with --num-threads=10"),
-        (SlurmUnavailable, 'sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory'),
-        (SlurmUnavailable, "slurm_load_partitions: Slurm backup controller in standby mode"),
-        (SlurmUnavailable, "sinfo: fatal: Could not establish a configuration source"),
-        (SlurmUnavailable, "sinfo: error: fetch_config: failed to fetch remote configs: Unable to contact slurm controller (connect failure)\nsinfo: fatal: Could not establish a configuration source"),
-        (SlurmUnusable, "sbatch: error: fetch_config: DNS SRV lookup failed\nsbatch: error: _establish_config_source: failed to fetch config\nsbatch: fatal: Could not establish a configuration source"),
-        (SlurmUnusable, 'sinfo: error: s_p_parse_file: unable to read "/etc/slurm/slurm.conf": Permission denied\nsinfo: fatal: Unable to process configuration file'),
-        (SlurmUnavailable, "Slurm accounting storage is disabled"),
-        (SlurmUnavailable, "sacctmgr: error: Problem talking to the database: Connection refused"),
-        (SlurmRefused, "sbatch: error: Batch job submission failed: Invalid partition name specified"),
-        (SlurmRefused, "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"),
-        (SlurmRefused, "sbatch: error: Batch job submission failed: Invalid qos specification"),
-        (SlurmRefused, "sbatch: error: Batch job submission failed: Requested node configuration is not available"),
-        (SlurmRefused, "slurm_update error: Invalid user id"),
-        (SlurmRefused, "scancel: error: Kill job error on job id 12: Access/permission denied"),
-        (SlurmRefused, "words that no version had before"),
-        (SlurmRefused, ""),
+        (SchedulerUnavailable, "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"),
+        (SchedulerUnavailable, "slurm_load_jobs error: Socket timed out on send/recv operation"),
+        (SchedulerUnavailable, "slurm_load_jobs error: Zero Bytes were transmitted or received"),
+        (SchedulerUnavailable, "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:localhost:18001: Connection refused"),
+        (SchedulerUnavailable, "sbatch: error: If munged is up, restart with --num-threads=10"),
+        (SchedulerUnavailable, 'sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory'),
+        (SchedulerUnavailable, "slurm_load_partitions: Slurm backup controller in standby mode"),
+        (SchedulerUnavailable, "sinfo: fatal: Could not establish a configuration source"),
+        (SchedulerUnavailable, "sinfo: error: fetch_config: failed to fetch remote configs: Unable to contact slurm controller (connect failure)\nsinfo: fatal: Could not establish a configuration source"),
+        (SchedulerUnusable, "sbatch: error: fetch_config: DNS SRV lookup failed\nsbatch: error: _establish_config_source: failed to fetch config\nsbatch: fatal: Could not establish a configuration source"),
+        (SchedulerUnusable, 'sinfo: error: s_p_parse_file: unable to read "/etc/slurm/slurm.conf": Permission denied\nsinfo: fatal: Unable to process configuration file'),
+        (SchedulerUnavailable, "Slurm accounting storage is disabled"),
+        (SchedulerUnavailable, "sacctmgr: error: Problem talking to the database: Connection refused"),
+        (SchedulerRefused, "sbatch: error: Batch job submission failed: Invalid partition name specified"),
+        (SchedulerRefused, "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"),
+        (SchedulerRefused, "sbatch: error: Batch job submission failed: Invalid qos specification"),
+        (SchedulerRefused, "sbatch: error: Batch job submission failed: Requested node configuration is not available"),
+        (SchedulerRefused, "slurm_update error: Invalid user id"),
+        (SchedulerRefused, "scancel: error: Kill job error on job id 12: Access/permission denied"),
+        (SchedulerRefused, "words that no version had before"),
+        (SchedulerRefused, ""),
     ],
 )  # fmt: skip
 def test_by_its_words_a_failure_is_no_answer_or_a_refusal(error, words):
@@ -230,13 +235,13 @@ def test_variables_that_change_commands_silently_are_dropped():
     ],
 )
 def test_no_id_becomes_an_option_or_several_ids(ask, word):
-    with pytest.raises(SlurmRefused, match="is no job"):
+    with pytest.raises(SchedulerRefused, match="is no job"):
         ask(CliClient(NOWHERE), word)
 
 
 @pytest.mark.parametrize("word", ["--all", "a b", "a,b", "", "n[1-2]", "a\nb"])
 def test_no_node_name_becomes_an_option_or_several_nodes(word):
-    with pytest.raises(SlurmRefused, match="is no node"):
+    with pytest.raises(SchedulerRefused, match="is no node"):
         CliClient(NOWHERE).drain([word], "x")
 
 
@@ -255,7 +260,7 @@ def test_the_job_id_is_what_stands_before_the_cluster(command, submission, print
 
 
 def test_a_submission_without_an_id_may_have_got_through(command, submission):
-    with pytest.raises(SlurmUnavailable, match="no job id in"):
+    with pytest.raises(SchedulerUnavailable, match="no job id in"):
         CliClient(command("sbatch", "exit 0")).submit(submission())
 
 

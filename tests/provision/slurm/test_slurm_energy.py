@@ -10,10 +10,10 @@ import pytest
 from scripted_slurm import World
 
 from pytest_mlhpc.jobs.provisioner import LineArrived
-from pytest_mlhpc.provision.slurm.client import SlurmState, SlurmStep
-from pytest_mlhpc.provision.slurm.poll import MAX_ENERGY_QUERIES
+from pytest_mlhpc.provision.scheduler.client import JobStep, SchedulerState
+from pytest_mlhpc.provision.scheduler.poll import MAX_ENERGY_QUERIES
 
-STEP = SlurmStep("0", "run-a", SlurmState.COMPLETED, nodes=("n1",), energy_j=420.0, end_ns=1)
+STEP = JobStep("0", "run-a", SchedulerState.COMPLETED, nodes=("n1",), energy_j=420.0, end_ns=1)
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def end_after(tmp_path, monkeypatch):
 
     def run(lag):
         world = World(tmp_path, monkeypatch, energy=True)
-        world.started("end", code=0, state=SlurmState.COMPLETED, nodes=("n1",), end_ns=1)
+        world.started("end", code=0, state=SchedulerState.COMPLETED, nodes=("n1",), end_ns=1)
         job = world.slurm.queued["101"]
         answers = chain(repeat([job], lag), repeat([replace(job, steps=(STEP,))]))
         world.slurm.accounting = Mock(side_effect=answers)

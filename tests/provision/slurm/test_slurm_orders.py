@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 from scripted_slurm import World
 
-from pytest_mlhpc.provision.slurm import allocation
-from pytest_mlhpc.provision.slurm.allocation import (
+from pytest_mlhpc.provision.scheduler import allocation
+from pytest_mlhpc.provision.scheduler.allocation import (
     FILES_LAG_S,
     OLD_AFTER_S,
     READ_INTERVAL_OLD_S,
     READ_INTERVAL_S,
     UNKNOWN_LIMIT_S,
 )
-from pytest_mlhpc.provision.slurm.client import SlurmState
+from pytest_mlhpc.provision.scheduler.client import SchedulerState
 
 
 def test_lines_that_come_while_slurm_is_asked_count(world):
     plan = world.started(code=0)
     world.slurm.on["jobs"] = lambda: (
         world.write(plan, "started", "end", code=0),
-        world.slurm.set("101", state=SlurmState.COMPLETED),
+        world.slurm.set("101", state=SchedulerState.COMPLETED),
     )
     (end,) = world.follow(20.0)
     assert end.error is None
@@ -30,12 +30,12 @@ def test_lines_that_come_while_slurm_is_asked_count(world):
     ("state", "seconds", "text"),
     [
         (
-            SlurmState.RESV_DEL_HOLD,
+            SchedulerState.RESV_DEL_HOLD,
             60.0,
             "job 101 is RESV_DEL_HOLD: None; waiting does not help, so it was cancelled",
         ),
-        (SlurmState.REQUEUE_FED, 300.0, "job 101 is REQUEUE_FED: None; cancelled after"),
-        (SlurmState.UNKNOWN, 300.0, "job 101 is UNKNOWN: None; cancelled after"),
+        (SchedulerState.REQUEUE_FED, 300.0, "job 101 is REQUEUE_FED: None; cancelled after"),
+        (SchedulerState.UNKNOWN, 300.0, "job 101 is UNKNOWN: None; cancelled after"),
     ],
 )
 def test_a_job_that_neither_waits_nor_runs_as_we_know_it_is_never_called_running(
@@ -51,7 +51,7 @@ def test_a_job_that_neither_waits_nor_runs_as_we_know_it_is_never_called_running
 
 
 def test_lines_that_lag_behind_the_end_of_the_batch_are_waited_for(world):
-    plan = world.started(code=0, state=SlurmState.COMPLETED)
+    plan = world.started(code=0, state=SchedulerState.COMPLETED)
     assert world.follow(FILES_LAG_S - 5.0) == []
     world.write(plan, "started", "end", code=0)
     (end,) = world.follow(10.0)
@@ -62,9 +62,9 @@ def test_lines_that_lag_behind_the_end_of_the_batch_are_waited_for(world):
     ("code", "state", "seconds", "text"),
     [
         pytest.param(
-            0, SlurmState.COMPLETED, FILES_LAG_S + 10.0, "the results file lacks the end of its runs", id="lines that never come"
+            0, SchedulerState.COMPLETED, FILES_LAG_S + 10.0, "the results file lacks the end of its runs", id="lines that never come"
         ),
-        pytest.param(143, SlurmState.CANCELLED, 10.0, "cancelled_outside: ", id="a batch that was told to end is not waited for"),
+        pytest.param(143, SchedulerState.CANCELLED, 10.0, "cancelled_outside: ", id="a batch that was told to end is not waited for"),
     ],
 )  # fmt: skip
 def test_an_end_without_lines_is_named(world, code, state, seconds, text):
@@ -74,7 +74,7 @@ def test_an_end_without_lines_is_named(world, code, state, seconds, text):
 
 
 def test_one_answer_without_a_running_job_does_not_end_it_though_a_run_has_failed(world):
-    plan = world.started("failed", state=SlurmState.RUNNING)
+    plan = world.started("failed", state=SchedulerState.RUNNING)
     known = dict(world.slurm.queued)
     world.slurm.on["jobs"] = world.slurm.queued.clear
     assert world.follow(UNKNOWN_LIMIT_S / 2) == []
@@ -97,7 +97,7 @@ def test_one_answer_from_before_the_batch_began_does_not_requeue_a_running_job(w
 
     def stale():
         world.write(plan, "started", "failed")
-        world.slurm.on["jobs"] = lambda: world.slurm.set("101", state=SlurmState.RUNNING)
+        world.slurm.on["jobs"] = lambda: world.slurm.set("101", state=SchedulerState.RUNNING)
 
     world.slurm.on["jobs"] = stale
     assert (world.follow(60.0), world.slurm.cancelled) == ([], [])
@@ -121,7 +121,7 @@ def test_of_two_jobs_of_one_submission_the_one_that_runs_is_followed_and_the_oth
     world.follow(10.0)
     (second,) = world.slurm.queued
     world.slurm.queued[late] = found
-    world.slurm.set(late, state=SlurmState.RUNNING)
+    world.slurm.set(late, state=SchedulerState.RUNNING)
     world.write(plan, "started", job_id=late)
     world.follow(5.0)
     assert world.slurm.cancelled == [second]
@@ -142,7 +142,7 @@ def test_whoever_is_woken_looks_at_all_that_there_is(world):
 def test_a_second_job_that_comes_late_is_cancelled_at_the_end(world):
     world.started("end", code=0)
     world.follow(5.0)
-    world.slurm.set("101", state=SlurmState.COMPLETED)
+    world.slurm.set("101", state=SchedulerState.COMPLETED)
     late = world.slurm.add("mlhpc-a")
     world.provisioner.close()
     assert world.slurm.cancelled == [late.id]
@@ -150,7 +150,7 @@ def test_a_second_job_that_comes_late_is_cancelled_at_the_end(world):
 
 def test_another_job_with_the_same_id_is_left_alone_at_the_end(world):
     plan = world.adopt(native_id="77")
-    world.slurm.queued["77"] = world.slurm.add("my-thesis", SlurmState.RUNNING)
+    world.slurm.queued["77"] = world.slurm.add("my-thesis", SchedulerState.RUNNING)
     world.write(plan, "started", "end", job_id="77", code=0)
     (end,) = world.follow(5.0)
     world.provisioner.close()
@@ -158,7 +158,7 @@ def test_another_job_with_the_same_id_is_left_alone_at_the_end(world):
 
 
 def test_an_adopted_job_is_cancelled_by_its_name(world):
-    job = world.slurm.add("mlhpc-a", SlurmState.RUNNING)
+    job = world.slurm.add("mlhpc-a", SchedulerState.RUNNING)
     world.adopt(native_id=job.id)
     assert (world.provisioner.cancel(world.handles), world.slurm.cancelled) == ([], [job.id])
 
@@ -173,7 +173,7 @@ def test_many_jobs_are_cancelled_by_as_few_calls_as_one(world):
 
 @pytest.mark.parametrize(("age", "pause"), [(0.0, READ_INTERVAL_S), (OLD_AFTER_S + 5.0, READ_INTERVAL_OLD_S)])
 def test_a_look_at_a_running_batch_opens_one_file_and_there_are_few(world, monkeypatch, age, pause):
-    world.started(state=SlurmState.RUNNING)
+    world.started(state=SchedulerState.RUNNING)
     world.follow(5.0 + age)
     opened = []
     real = allocation.os.open

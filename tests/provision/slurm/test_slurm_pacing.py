@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mlhpc.provision.slurm import poll
+from pytest_mlhpc.provision.scheduler import poll
 
 CALM = {"youngest_wait": None, "longest_wait": None, "silence": None, "urgent": False, "failures": 0}
 

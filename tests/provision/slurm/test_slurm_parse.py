@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_mlhpc.provision.scheduler.client import SchedulerState
 from pytest_mlhpc.provision.slurm import parse
-from pytest_mlhpc.provision.slurm.client import SlurmState
 from pytest_mlhpc.provision.slurm.parse import nodes_of
 
 OUTPUTS = Path(__file__).parent / "outputs"
@@ -49,17 +49,17 @@ EVIL = "evil\nname\t\x1b[31m|x|"
         pytest.param(
             "1000",
             {
-                "state": SlurmState.FAILED, "exit_code": 7, "signal": 0, "nodes": ("node1",), "user": "root", "partition": "cpu",
+                "state": SchedulerState.FAILED, "exit_code": 7, "signal": 0, "nodes": ("node1",), "user": "root", "partition": "cpu",
                 "account": "bench", "time_limit_s": 600.0, "name": 'a | b "q" é',
             },
             id="a failed job has its exit code and nodes",
         ),
         pytest.param("1001", {"name": EVIL}, id="a name with newline, tab and escape breaks no record"),
-        pytest.param("1002", {"state": SlurmState.FAILED, "exit_code": 0, "signal": 9}, id="a killed batch has its signal"),
+        pytest.param("1002", {"state": SchedulerState.FAILED, "exit_code": 0, "signal": 9}, id="a killed batch has its signal"),
         pytest.param("1003", {"reason": ""}, id="a running job waits for nothing"),
-        pytest.param("1005", {"state": SlurmState.PENDING, "reason": "JobHeldUser", "nodes": ()}, id="a held job says so"),
+        pytest.param("1005", {"state": SchedulerState.PENDING, "reason": "JobHeldUser", "nodes": ()}, id="a held job says so"),
         pytest.param("1006", {"reason": "PartitionNodeLimit", "start_ns": 0}, id="a pending job tells why it waits"),
-        pytest.param("1007", {"state": SlurmState.CANCELLED}, id="a cancelled job"),
+        pytest.param("1007", {"state": SchedulerState.CANCELLED}, id="a cancelled job"),
     ],
 )  # fmt: skip
 def test_a_job_is_read_whole(output, number, expected):
@@ -71,7 +71,7 @@ def test_a_job_is_read_whole(output, number, expected):
 
 def test_steps_belong_to_their_jobs(output):
     step, batch = parse.parse_steps(output("squeue_steps"), MARK)["1003"]
-    assert (step.id, step.name, step.state) == ("0", "step | one", SlurmState.RUNNING)
+    assert (step.id, step.name, step.state) == ("0", "step | one", SchedulerState.RUNNING)
     assert (step.nodes, batch.id, batch.nodes) == (("node1", "node2"), "batch", ("node1",))
 
 
@@ -86,8 +86,8 @@ def test_accounting_has_jobs_with_their_steps(accounting):
     failed, killed, ended = jobs["1000"], jobs["1002"], jobs["1004"]
     assert [step.id for step in failed.steps] == ["batch", "0"]
     codes = (failed.state, failed.exit_code, killed.exit_code, killed.signal)
-    assert codes == (SlurmState.FAILED, 7, 0, 9)
-    assert (ended.steps[1].state, ended.steps[1].signal) == (SlurmState.CANCELLED, 15)
+    assert codes == (SchedulerState.FAILED, 7, 0, 9)
+    assert (ended.steps[1].state, ended.steps[1].signal) == (SchedulerState.CANCELLED, 15)
     assert (ended.time_limit_s, jobs["1001"].name) == (600.0, EVIL)
     assert parse.NS < ended.end_ns - ended.start_ns < 60 * parse.NS
     assert {step.energy_j for job in jobs.values() for step in job.steps} == {None}, "0 is no energy"
@@ -159,11 +159,11 @@ def test_a_qos_has_its_limits_for_one_job_or_does_not_exist(accounting, name, ex
 @pytest.mark.parametrize(
     ("word", "state"),
     [
-        ("CANCELLED by 0", SlurmState.CANCELLED),
-        ("CANCELLED+", SlurmState.CANCELLED),
-        ("OUT_OF_MEMORY", SlurmState.OUT_OF_MEMORY),
-        ("SOMETHING_NEW", SlurmState.UNKNOWN),
-        ("", SlurmState.UNKNOWN),
+        ("CANCELLED by 0", SchedulerState.CANCELLED),
+        ("CANCELLED+", SchedulerState.CANCELLED),
+        ("OUT_OF_MEMORY", SchedulerState.OUT_OF_MEMORY),
+        ("SOMETHING_NEW", SchedulerState.UNKNOWN),
+        ("", SchedulerState.UNKNOWN),
     ],
 )
 def test_states_are_known_by_their_first_word(word, state):
@@ -215,7 +215,10 @@ def test_of_a_requeued_job_the_last_start_counts():
     first = row("7", "NODE_FAIL", "1") + row("7.0", "CANCELLED", "1")
     second = row("7", "COMPLETED", "5") + row("7.0", "COMPLETED", "5")
     (job,) = parse.parse_accounting(first + second, parse.ACCOUNTING_FIELDS, MARK)
-    assert (job.state, [step.state for step in job.steps]) == (SlurmState.COMPLETED, [SlurmState.COMPLETED])
+    assert (job.state, [step.state for step in job.steps]) == (
+        SchedulerState.COMPLETED,
+        [SchedulerState.COMPLETED],
+    )
 
 
 @given(st.text(max_size=40), st.text(max_size=40))

@@ -14,7 +14,12 @@ import pytest
 from pyslurm_standin import API, Collection, filled, standin
 
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.provision.slurm.client import SlurmRefused, SlurmState, SlurmSubmission, SlurmUnavailable
+from pytest_mlhpc.provision.scheduler.client import (
+    JobSubmission,
+    SchedulerRefused,
+    SchedulerState,
+    SchedulerUnavailable,
+)
 from pytest_mlhpc.provision.slurm.pyslurm import (
     PyslurmClient,
     UnsupportedOptionError,
@@ -121,7 +126,7 @@ def submission(tmp_path):
         script = tmp_path / "job.sh"
         lines = [f"#SBATCH {option}\n" for option in options]
         script.write_text("".join(["#!/bin/bash\n", *lines, "true\n"]))
-        return SlurmSubmission("x", script, tmp_path)
+        return JobSubmission("x", script, tmp_path)
 
     return write
 
@@ -153,7 +158,7 @@ def test_a_script_is_submitted_with_the_attributes_of_its_lines(slurm, submissio
 def test_what_pyslurm_cannot_say_goes_to_sbatch(slurm, submission, option):
     with pytest.raises(UnsupportedOptionError):
         submit_attributes(f"#!/bin/sh\n#SBATCH {option}\n", {})
-    with pytest.raises(SlurmUnavailable, match="'sbatch' is not on PATH"):
+    with pytest.raises(SchedulerUnavailable, match="'sbatch' is not on PATH"):
         slurm.client.submit(submission(option))
     assert slurm.calls == []
 
@@ -170,18 +175,18 @@ def test_options_end_where_the_script_begins():
     [
         pytest.param(
             "JobSubmitDescription.submit", "Invalid partition name specified",
-            lambda client, submission: client.submit(submission("--partition=nope")), SlurmRefused, id="a refusal",
+            lambda client, submission: client.submit(submission("--partition=nope")), SchedulerRefused, id="a refusal",
         ),
         pytest.param(
             "Jobs.load", "Unable to contact slurm controller (connect failure)", lambda client, _: client.jobs(ids=["1"]),
-            SlurmUnavailable, id="a controller that is down refuses nothing",
+            SchedulerUnavailable, id="a controller that is down refuses nothing",
         ),
         pytest.param(
-            "db.Jobs.load", "Failed to get Jobs from slurmdbd", lambda client, _: client.accounting(["7"]), SlurmUnavailable,
+            "db.Jobs.load", "Failed to get Jobs from slurmdbd", lambda client, _: client.accounting(["7"]), SchedulerUnavailable,
             id="no accounting is no refusal",
         ),
         pytest.param(
-            "Job.cancel", "Access/permission denied", lambda client, _: client.cancel(["7"]), SlurmRefused,
+            "Job.cancel", "Access/permission denied", lambda client, _: client.cancel(["7"]), SchedulerRefused,
             id="a job of somebody else",
         ),
     ],
@@ -215,7 +220,7 @@ def jobs(slurm):
             lambda slurm: Collection({7: slurm.record("failed"), 8: slurm.record("pending")}),
             lambda client: client.jobs(ids=["7", "99"]),
             {
-                "state": SlurmState.FAILED,
+                "state": SchedulerState.FAILED,
                 "exit_code": 7,
                 "nodes": ("node1", "node2"),
                 "restarts": 1,
@@ -287,7 +292,7 @@ def test_the_accounting_has_steps(slurm):
     slurm.answers["db.Jobs.load"] = Collection({7: slurm.record("accounted", steps={0: step})})
     (found,) = slurm.client.accounting(["7"])
     (only,) = found.steps
-    assert (found.state, only.state) == (SlurmState.CANCELLED, SlurmState.OUT_OF_MEMORY)
+    assert (found.state, only.state) == (SchedulerState.CANCELLED, SchedulerState.OUT_OF_MEMORY)
     assert (only.signal, only.energy_j) == (125, 500.0)
     assert slurm.calls[0][1]["db_filter"].ids == [7]
 
@@ -307,7 +312,7 @@ def test_jobs_and_steps_are_cancelled_or_signalled(slurm):
         ("Job.cancel", {}, 7), ("JobStep.cancel", {}, 0), ("JobStep.cancel", {}, "batch"),
         ("Job.send_signal", {"signal": "SIGTERM"}, 7), ("JobStep.send_signal", {"signal": "SIGTERM"}, 0),
     ]  # fmt: skip
-    with pytest.raises(SlurmRefused, match="no job or step"):
+    with pytest.raises(SchedulerRefused, match="no job or step"):
         slurm.client.cancel(["--all"])
 
 

@@ -19,16 +19,8 @@ from hypothesis import strategies as st
 from pytest_mlhpc.config.model import Environment, NodeType, Partition
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.protocol.plan import Plan
-from pytest_mlhpc.provision.slurm.options import SlurmSettings
-from pytest_mlhpc.provision.slurm.script import (
-    FAILED_STEPS,
-    batch_python,
-    directive,
-    launcher_options,
-    output_pattern,
-    rank_wrapper,
-    render_script,
-)
+from pytest_mlhpc.provision.scheduler.script import FAILED_STEPS, batch_python, rank_wrapper, render_script
+from pytest_mlhpc.provision.slurm.script import SLURM, directive, launcher_options, output_pattern
 
 DEFAULT = Environment("default", "python3")
 RUN = run_plan(workload="command", nodes=2, ranks=8, cores_per_rank=4, launcher="srun", python="")
@@ -42,7 +34,7 @@ def partition(accelerator="cpu", devices=0, **options):
 
 def script(plan=PLAN, where=None, environment=DEFAULT, **named):
     named = {"name": "mlhpc-a", "lines_dir": "/work/lines", "payload": None, **named}
-    return render_script(plan, where or partition(), environment, **named)
+    return render_script(plan, where or partition(), environment, SLURM, **named)
 
 
 def asked(plan=PLAN, where=None, environment=DEFAULT):
@@ -367,7 +359,7 @@ def test_words_before_the_interpreter_are_words(environment, binds, words):
 @pytest.mark.parametrize(
     ("runtime", "binds", "text"),
     [
-        ("docker", [], "environment 'c': container runtime 'docker' cannot be used under Slurm"),
+        ("docker", [], "environment 'c': container runtime 'docker' cannot be used in a job"),
         ("apptainer", ["/a,b"], "choose another shared_directory"),
         ("apptainer", ["/a:b"], "choose another shared_directory"),
     ],
@@ -378,12 +370,12 @@ def test_what_cannot_be_started_or_mounted_is_refused(runtime, binds, text):
 
 
 @pytest.mark.parametrize(
-    ("settings", "environment", "python"),
+    ("options", "environment", "python"),
     [
-        (SlurmSettings(), Environment("d", "/opt/python"), "/opt/python"),
-        (SlurmSettings(), container("apptainer"), "python3"),
-        (SlurmSettings(batch_python="/host/python"), container("edf"), "/host/python"),
+        ({}, Environment("d", "/opt/python"), "/opt/python"),
+        ({}, container("apptainer"), "python3"),
+        ({"batch_python": "/host/python"}, container("edf"), "/host/python"),
     ],
 )
-def test_the_batch_runs_on_the_host(settings, environment, python):
-    assert batch_python(settings, environment) == python
+def test_the_batch_runs_on_the_host(options, environment, python):
+    assert batch_python(partition(**options), environment) == python

@@ -11,15 +11,15 @@ import pytest
 from pytest_mlhpc.jobs.provisioner import StateChanged
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.provision.reapers import UNDER_WAY_S
-from pytest_mlhpc.provision.slurm.client import (
-    PartitionLimits,
-    SlurmRefused,
-    SlurmState,
-    SlurmUnavailable,
-    SlurmUnusable,
+from pytest_mlhpc.provision.scheduler.client import (
+    SchedulerRefused,
+    SchedulerState,
+    SchedulerUnavailable,
+    SchedulerUnusable,
 )
-from pytest_mlhpc.provision.slurm.poll import MAX_RETRY_S, MIN_RETRY_S, Backoff
-from pytest_mlhpc.provision.slurm.submit import SUBMIT_LIMIT_S, UNANSWERED_LIMIT_S
+from pytest_mlhpc.provision.scheduler.poll import MAX_RETRY_S, MIN_RETRY_S, Backoff
+from pytest_mlhpc.provision.scheduler.submit import SUBMIT_LIMIT_S, UNANSWERED_LIMIT_S
+from pytest_mlhpc.provision.slurm.client import PartitionLimits
 
 NAMES = [f"job{number}" for number in range(20)]
 
@@ -144,7 +144,7 @@ def test_a_submission_that_may_have_got_through_is_given_up_but_not_forgotten(wo
 
 def test_a_submission_that_could_not_even_be_started_has_left_nothing(world):
     def unusable():
-        raise SlurmUnusable("sbatch: the command 'sbatch' is not on PATH")
+        raise SchedulerUnusable("sbatch: the command 'sbatch' is not on PATH")
 
     world.slurm.on["submit"] = unusable
     world.submit()
@@ -159,7 +159,7 @@ def test_cancelling_many_jobs_without_an_answer_takes_a_minute_and_is_not_sure(m
     assert len(many.provisioner.cancel(many.handles)) == len(NAMES), "asked again it is not sure either"
     many.slurm.hangs = set()
     assert many.provisioner.cancel(many.handles) == []
-    assert {job.state for job in many.slurm.queued.values()} == {SlurmState.CANCELLED}
+    assert {job.state for job in many.slurm.queued.values()} == {SchedulerState.CANCELLED}
 
 
 def test_a_slurm_that_has_hung_just_now_is_told_to_cancel_once(world):
@@ -179,7 +179,7 @@ def test_a_submission_without_answer_that_was_found_is_sure_again(world):
 
 
 def test_a_slurm_that_falls_silent_while_it_is_asked_why_does_not_make_us_guess(world):
-    world.started(state=SlurmState.NODE_FAIL, nodes=("n1",))
+    world.started(state=SchedulerState.NODE_FAIL, nodes=("n1",))
     world.slurm.steps = lambda _ids: world.slurm.jobs(ids=("101",)) and {}
     world.slurm.on["jobs"] = lambda: world.slurm.hangs.symmetric_difference_update({"jobs"})
     world.slurm.hangs = {"jobs"}  # every second query gets no answer: the one for steps
@@ -220,7 +220,7 @@ def test_a_job_that_does_not_go_is_not_waited_for_endlessly_and_not_forgotten(ho
 
 
 def test_each_kind_of_call_has_its_own_count_of_failures(world):
-    backoff, busy = Backoff(world.clock.monotonic), SlurmUnavailable("busy")
+    backoff, busy = Backoff(world.clock.monotonic), SchedulerUnavailable("busy")
     for _ in range(3):
         backoff.failed("submit", busy)
     backoff.answered("ask")
@@ -236,7 +236,7 @@ def test_each_kind_of_call_has_its_own_count_of_failures(world):
 
 def test_limits_that_slurm_did_not_tell_are_asked_for_again_but_not_for_every_job(world):
     limits = PartitionLimits("cpu", up=True, max_time_s=60.0)
-    world.slurm.partition = Mock(side_effect=[SlurmUnavailable("no answer"), limits])
+    world.slurm.partition = Mock(side_effect=[SchedulerUnavailable("no answer"), limits])
     assert [world.provisioner.longest() for _ in range(5)] == [None] * 5
     world.clock.now += MIN_RETRY_S
     assert [world.provisioner.longest() for _ in range(5)] == [60.0] * 5
@@ -244,8 +244,8 @@ def test_limits_that_slurm_did_not_tell_are_asked_for_again_but_not_for_every_jo
 
 
 def test_a_question_that_slurm_refuses_keeps_nobody_waiting(world):
-    world.slurm.nodes = Mock(side_effect=SlurmRefused("no such node"))
-    world.started("failed", state=SlurmState.RUNNING, nodes=("n1",))
+    world.slurm.nodes = Mock(side_effect=SchedulerRefused("no such node"))
+    world.started("failed", state=SchedulerState.RUNNING, nodes=("n1",))
     world.follow(20.0)
     world.submit("b")
     assert world.slurm.calls.count("submit") == 2

@@ -21,8 +21,8 @@ from pytest_mlhpc.node.files import read_json, refuse_others
 from pytest_mlhpc.node.processes import last_lines
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.provision.conversation import Conversation
-from pytest_mlhpc.provision.slurm.causes import DOUBTFUL
-from pytest_mlhpc.provision.slurm.client import SlurmJob, SlurmState
+from pytest_mlhpc.provision.scheduler.causes import DOUBTFUL
+from pytest_mlhpc.provision.scheduler.client import SchedulerJob, SchedulerState
 
 #: Most bytes that one read takes from one file; the next read takes the rest.
 READ_BYTES = 4 * 1024 * 1024
@@ -175,16 +175,17 @@ def clock_note(start: BatchStart) -> str:
 
 
 @dataclass
-class SlurmAllocation:
+class JobAllocation:
     """State of one allocation. Times are of the provisioner's monotonic clock, in seconds."""
 
     handle: Handle
     name: str  #: the job's unique name
     since: float  #: submitted or adopted
     folder: Path  #: of the batch's files
+    output: Path  #: the job's own output
     files: BatchFiles
     conversation: Conversation
-    job: SlurmJob | None = None  #: the last answer of the queue
+    job: SchedulerJob | None = None  #: the last answer of the queue
     started: bool = False
     exit: int | None = None  #: the batch's exit code after its end
     beat_ns: int = 0
@@ -243,13 +244,13 @@ class SlurmAllocation:
         """Return whether Slurm has not known the job for UNKNOWN_LIMIT_S: a single answer may lack it."""
         return self.unknown_since is not None and now - self.unknown_since > UNKNOWN_LIMIT_S
 
-    def lags(self, job: SlurmJob | None, now: float) -> bool:
+    def lags(self, job: SchedulerJob | None, now: float) -> bool:
         """Return whether lines may follow although the batch has ended: network file systems show files late."""
         if self.conversation.complete:
             return False
         if self.exit is not None:
             return self.exit == 0 and now - self.exit_at < FILES_LAG_S
-        if job is None or job.state is not SlurmState.COMPLETED or not job.end_ns:
+        if job is None or job.state is not SchedulerState.COMPLETED or not job.end_ns:
             return False
         return time.time() - job.end_ns / 1e9 < FILES_LAG_S
 
@@ -310,7 +311,7 @@ class SlurmAllocation:
 
     def log_tail(self) -> str:
         """Return the last lines of the job's own output."""
-        with contextlib.suppress(OSError), (self.handle.directory / "slurm.out").open("rb") as file:
+        with contextlib.suppress(OSError), self.output.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
             return last_lines(file.read(TAIL_BYTES))

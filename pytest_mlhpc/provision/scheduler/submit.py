@@ -29,19 +29,19 @@ from pytest_mlhpc.provision.payload import (
     no_room,
     write_private,
 )
-from pytest_mlhpc.provision.slurm.allocation import SlurmAllocation
-from pytest_mlhpc.provision.slurm.client import (
-    SlurmClient,
-    SlurmError,
-    SlurmJob,
-    SlurmState,
-    SlurmSubmission,
-    SlurmUnavailable,
-    SlurmUnusable,
+from pytest_mlhpc.provision.scheduler.allocation import JobAllocation
+from pytest_mlhpc.provision.scheduler.client import (
+    JobSubmission,
+    SchedulerClient,
+    SchedulerError,
+    SchedulerJob,
+    SchedulerState,
+    SchedulerUnavailable,
+    SchedulerUnusable,
 )
-from pytest_mlhpc.provision.slurm.poll import GONE_S, Backoff
-from pytest_mlhpc.provision.slurm.script import (
-    launcher_options,
+from pytest_mlhpc.provision.scheduler.poll import GONE_S, Backoff
+from pytest_mlhpc.provision.scheduler.script import (
+    ScriptRules,
     rank_wrapper,
     render_script,
     with_software,
@@ -51,9 +51,9 @@ from pytest_mlhpc.provision.slurm.script import (
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns
 
-#: How long a submission is retried while Slurm does not answer, in seconds.
+#: How long a submission is retried while the scheduler does not answer, in seconds.
 SUBMIT_LIMIT_S = 600.0
-#: How long cancelling is retried while Slurm does not answer, in seconds; then a later session cancels.
+#: How long cancelling is retried while the scheduler does not answer, in seconds; then a later session cancels.
 UNANSWERED_LIMIT_S = 60.0
 #: Interval between two checks whether jobs are gone, first and longest, in seconds.
 FIRST_CHECK_S, MAX_CHECK_S = 0.3, 5.0
@@ -65,8 +65,12 @@ def lines_directory(plan: Plan) -> Path:
 
 
 def write_job(
-    plan: Plan, partition: Partition, payload: Path | None, runs: RemoteRuns | None = None
-) -> SlurmSubmission:
+    plan: Plan,
+    partition: Partition,
+    payload: Path | None,
+    rules: ScriptRules,
+    runs: RemoteRuns | None = None,
+) -> JobSubmission:
     """Write plan and job script into the plan's directory, and return the submission.
 
     Where *runs* copies them to another file system, they name paths as nodes see them; the plan's directory is the one here.
@@ -84,13 +88,14 @@ def write_job(
     if runs is not None:
         plan = runs.plan(plan)
         payload = Path(runs.there(payload)) if payload else None
-    plan = with_launch_options(plan, partition, payload)
+    plan = replace(with_launch_options(plan, partition, payload, rules), job=rules.job)
     if differing_software(plan, partition):
         environment = without_software(environment)  # each run has its own
     script = render_script(
         plan,
         partition,
         environment,
+        rules,
         name=name,
         lines_dir=str(lines_directory(plan)),
         payload=str(payload) if payload else None,
@@ -105,7 +110,7 @@ def write_job(
             check_private(zipped)
     except OSError as error:
         raise cannot_write(error, directory) from error
-    return SlurmSubmission(name, directory / "job.sh", directory)
+    return JobSubmission(name, directory / "job.sh", directory)
 
 
 def differing_software(plan: Plan, partition: Partition) -> bool:
@@ -115,7 +120,7 @@ def differing_software(plan: Plan, partition: Partition) -> bool:
     return len(software) > 1
 
 
-def with_launch_options(plan: Plan, partition: Partition, payload: Path | None) -> Plan:
+def with_launch_options(plan: Plan, partition: Partition, payload: Path | None, rules: ScriptRules) -> Plan:
     """Return *plan* with the arguments of this partition's launchers and containers in each of its runs.
 
     Raises:
@@ -130,7 +135,7 @@ def with_launch_options(plan: Plan, partition: Partition, payload: Path | None) 
             run.data_path or "",
         ]
         binds = [path for path in folders if path]
-        options = launcher_options(
+        options = rules.launcher_options(
             partition,
             environment,
             binds,
@@ -148,12 +153,12 @@ class _Caller:
     """What submits or cancels.
 
     Args:
-        client: how Slurm is reached.
+        client: how the scheduler is reached.
         backoff: while it waits, no job is submitted or cancelled.
         monotonic: the provisioner's clock, in seconds.
     """
 
-    def __init__(self, client: SlurmClient, backoff: Backoff, monotonic: Callable[[], float]) -> None:
+    def __init__(self, client: SchedulerClient, backoff: Backoff, monotonic: Callable[[], float]) -> None:
         self._client = client
         self._backoff = backoff
         self._monotonic = monotonic
@@ -162,11 +167,11 @@ class _Caller:
 class Submitter(_Caller):
     """Submits allocations whose files are written."""
 
-    def submit(self, allocation: SlurmAllocation) -> list[Event]:
-        """Submit, unless Slurm accepted an earlier try without answer. Without an answer the caller tries again later.
+    def submit(self, allocation: JobAllocation) -> list[Event]:
+        """Submit, unless the scheduler accepted an earlier try without answer. Without an answer the caller tries again later.
 
         Raises:
-            ProvisionError: ``rejected``, or ``never_scheduled`` as Slurm did not answer for too long.
+            ProvisionError: ``rejected``, or ``never_scheduled`` as there was no answer for too long.
         """
         if self._backoff.waits():
             return self._later(allocation)
@@ -177,16 +182,16 @@ class Submitter(_Caller):
             else:
                 job_id = self._submit_now(allocation)
                 allocation.handle = replace(allocation.handle, native_id=job_id)
-        except SlurmUnavailable as error:
+        except SchedulerUnavailable as error:
             self._backoff.failed("submit", error)
             return self._later(allocation)
-        except SlurmError as error:
+        except SchedulerError as error:
             raise ProvisionError("rejected", str(error)) from error
         self._backoff.answered("submit")
         allocation.since = self._monotonic()
         return []
 
-    def _submit_now(self, allocation: SlurmAllocation) -> str:
+    def _submit_now(self, allocation: JobAllocation) -> str:
         directory = allocation.handle.directory
         try:
             for name in ("job.sh", "plan.json"):  # time may have passed since they were written
@@ -194,24 +199,24 @@ class Submitter(_Caller):
         except OSError as error:
             raise ProvisionError(outcome_of(error, "rejected"), no_room(error, directory)) from error
         try:
-            return self._client.submit(SlurmSubmission(allocation.name, directory / "job.sh", directory))
-        except SlurmUnusable:
-            raise  # Slurm cannot have accepted it
-        except SlurmUnavailable:
-            allocation.note_unanswered(self._monotonic())  # Slurm may have accepted it, or may do so later
+            return self._client.submit(JobSubmission(allocation.name, directory / "job.sh", directory))
+        except SchedulerUnusable:
+            raise  # it cannot have been accepted
+        except SchedulerUnavailable:
+            allocation.note_unanswered(self._monotonic())  # it may have been accepted, or may be later
             raise
 
-    def _later(self, allocation: SlurmAllocation) -> list[Event]:
+    def _later(self, allocation: JobAllocation) -> list[Event]:
         trouble = self._backoff.trouble
         if self._monotonic() - allocation.since > SUBMIT_LIMIT_S:
-            raise ProvisionError("never_scheduled", f"Slurm did not take the job: {trouble}")
+            raise ProvisionError("never_scheduled", f"{self._client.title} did not take the job: {trouble}")
         return allocation.state_events(JobState.QUEUED, f"not submitted yet: {trouble}")
 
 
 class Canceller(_Caller):
     """Cancels jobs that were given up and duplicates, by one call without waiting; the poller confirms that they are gone."""
 
-    def cancel(self, allocations: Collection[SlurmAllocation]) -> None:
+    def cancel(self, allocations: Collection[JobAllocation]) -> None:
         """Cancel the marked jobs and the duplicates that were not cancelled yet; without an answer the next call tries again."""
         submitted = [one for one in allocations if one.submit_tries or one.submitted]
         marked = [one for one in submitted if one.cancelling and one.cancelled_at is None]
@@ -223,7 +228,7 @@ class Canceller(_Caller):
                 cancel_now(self._client, [one.name for one in marked])
             if duplicates:
                 cancel_duplicates(self._client, {one.name: one.handle.native_id for one in duplicates})
-        except SlurmError as error:
+        except SchedulerError as error:
             self._backoff.failed("cancel", error)
             return
         self._backoff.answered("cancel")
@@ -233,11 +238,11 @@ class Canceller(_Caller):
             one.duplicate = False
 
 
-def cancel_now(client: SlurmClient, names: Collection[str]) -> None:
+def cancel_now(client: SchedulerClient, names: Collection[str]) -> None:
     """Cancel own jobs of these unique names without waiting until they are gone, by one query and one call.
 
     Raises:
-        SlurmError: Slurm does not answer, or refuses.
+        SchedulerError: the scheduler does not answer, or refuses.
     """
     jobs = _own_jobs(client, names)
     if jobs:
@@ -245,12 +250,12 @@ def cancel_now(client: SlurmClient, names: Collection[str]) -> None:
 
 
 def cancel_jobs(
-    client: SlurmClient, names: Collection[str], silent_s: float = UNANSWERED_LIMIT_S
+    client: SchedulerClient, names: Collection[str], silent_s: float = UNANSWERED_LIMIT_S
 ) -> set[str]:
     """Cancel own jobs of these unique names and wait until they are gone; return names of those that may not be.
 
-    Ids are not used, as Slurm reuses them and a submission without an answer has none. *silent_s*: how long to try while
-    Slurm does not answer, in seconds; once at least.
+    Ids are not used, as schedulers reuse them and a submission without an answer has none. *silent_s*: how long to try while
+    the scheduler does not answer, in seconds; once at least.
     """
     left = set(names)
     began = time.monotonic()
@@ -266,7 +271,7 @@ def cancel_jobs(
                 jobs = _own_jobs(client, left)
             left = {job.name for job in jobs}
             limit = GONE_S
-        except SlurmError:
+        except SchedulerError:
             # Another try may take as long as this one: it has to end within the limit.
             limit = silent_s - (time.monotonic() - called_at)
         if not left or time.monotonic() - began > limit:
@@ -276,18 +281,18 @@ def cancel_jobs(
     return left
 
 
-def cancel_duplicates(client: SlurmClient, valid: Mapping[str, str]) -> None:
+def cancel_duplicates(client: SchedulerClient, valid: Mapping[str, str]) -> None:
     """Cancel own jobs that have a name of *valid* (unique name -> id) and another id: repeated submissions.
 
     Raises:
-        SlurmError: Slurm does not answer, or refuses.
+        SchedulerError: the scheduler does not answer, or refuses.
     """
     others = [job.id for job in _own_jobs(client, valid) if job.id != valid[job.name]]
     if others:
         client.cancel(others)
 
 
-def confirm_ended(client: SlurmClient, names: Collection[str]) -> None:
+def confirm_ended(client: SchedulerClient, names: Collection[str]) -> None:
     """Wait until jobs whose batch has ended are gone; cancel those that are not after a third of GONE_S.
 
     They are given by unique names. A pending one is the duplicate of a submission without an answer.
@@ -301,7 +306,7 @@ def confirm_ended(client: SlurmClient, names: Collection[str]) -> None:
             wrong = [
                 job.id
                 for job in left
-                if job.state.pending or (overdue and job.state is not SlurmState.COMPLETING)
+                if job.state.pending or (overdue and job.state is not SchedulerState.COMPLETING)
             ]
             if wrong:
                 client.cancel(wrong)
@@ -309,20 +314,20 @@ def confirm_ended(client: SlurmClient, names: Collection[str]) -> None:
                 return
             time.sleep(pause)
             pause = min(pause * 1.5, MAX_CHECK_S)
-    except SlurmError:
+    except SchedulerError:
         return  # their time limit ends them
 
 
-def find_submitted(client: SlurmClient, name: str) -> str:
-    """Return the id of this user's job called *name*, empty if Slurm knows none.
+def find_submitted(client: SchedulerClient, name: str) -> str:
+    """Return the id of this user's job called *name*, empty if the scheduler knows none.
 
     Raises:
-        SlurmError: Slurm does not answer, or refuses.
+        SchedulerError: the scheduler does not answer, or refuses.
     """
     return next((job.id for job in _own_jobs(client, [name], ended=True)), "")
 
 
-def _own_jobs(client: SlurmClient, names: Collection[str], *, ended: bool = False) -> list[SlurmJob]:
+def _own_jobs(client: SchedulerClient, names: Collection[str], *, ended: bool = False) -> list[SchedulerJob]:
     """Return this user's jobs of these names; ended ones only with *ended*."""
     uid = str(os.getuid())
     own = {uid, user_name()}

@@ -1,4 +1,4 @@
-"""Why an allocation or a run ended: Slurm's states become our outcomes and error texts. Pure functions.
+"""Why an allocation or a run ended: the scheduler's states become our outcomes and error texts. Pure functions.
 
 Read here which states of jobs, steps and nodes lead to which outcome. ``poll.py`` makes the queries.
 """
@@ -14,12 +14,7 @@ from dataclasses import dataclass
 from pytest_mlhpc.errors import MlhpcError, NodeFault, ProtocolError, ProvisionError, RunFailure
 from pytest_mlhpc.node.files import EXIT_UNSAFE, NO_ROOM, UNSAFE
 from pytest_mlhpc.node.protocol.lines import Message
-from pytest_mlhpc.provision.slurm.client import (
-    SlurmJob,
-    SlurmNode,
-    SlurmState,
-    SlurmStep,
-)
+from pytest_mlhpc.provision.scheduler.client import JobStep, SchedulerJob, SchedulerNode, SchedulerState
 
 #: Exit code of a batch that cannot write (EX_IOERR of sysexits.h). ``script.py`` has those of the set-up before it.
 BATCH_CANNOT_WRITE = 74
@@ -57,9 +52,9 @@ HINTS = {
 }
 
 
-def never_starts(state: SlurmState, reason: str) -> bool:
+def never_starts(state: SchedulerState, reason: str) -> bool:
     """Return whether a pending job will never start: by its reason, or as its reservation was deleted."""
-    return state is SlurmState.RESV_DEL_HOLD or reason.partition(":")[0].strip() in NEVER_STARTING
+    return state is SchedulerState.RESV_DEL_HOLD or reason.partition(":")[0].strip() in NEVER_STARTING
 
 
 def hint_for(reason: str) -> str:
@@ -73,22 +68,27 @@ def unavailable_hosts(reason: str) -> str:
 
 
 def never_scheduled_error(
-    job: SlurmJob, waited_s: float, limit_s: float, nodes: Sequence[SlurmNode] = ()
+    job: SchedulerJob,
+    waited_s: float,
+    limit_s: float,
+    nodes: Sequence[SchedulerNode] = (),
+    *,
+    key: str = "slurm",
 ) -> ProvisionError:
     """Return the error of a job that did not start within its pending limit, or never will.
 
-    *nodes* are those that the reason names.
+    *nodes* are those that the reason names, *key* is the mapping of systems.yaml that has the limit.
     """
-    state = "pending" if job.state is SlurmState.PENDING else job.state.value
+    state = "pending" if job.state is SchedulerState.PENDING else job.state.value
     why = f"job {job.id} is {state}: {job.reason or 'no reason given'}"
     if nodes:
         why += f" ({_describe_nodes(nodes)})"
-    if never_starts(job.state, job.reason):
+    if job.stuck or never_starts(job.state, job.reason):
         return ProvisionError("never_scheduled", f"{why}; waiting does not help, so it was cancelled")
     hint = hint_for(job.reason)
     return ProvisionError(
         "never_scheduled",
-        f"{why}; cancelled after {waited_s:.0f} s, the pending limit is {limit_s:.0f} s (slurm: pending_limit)"
+        f"{why}; cancelled after {waited_s:.0f} s, the pending limit is {limit_s:.0f} s ({key}: pending_limit)"
         + (f"; {hint}" if hint else ""),
     )
 
@@ -101,35 +101,38 @@ def damaged_error(text: str) -> ProtocolError:
     )
 
 
-def requeued_error(job: SlurmJob) -> ProvisionError:
+def requeued_error(job: SchedulerJob, title: str = "Slurm") -> ProvisionError:
     """Return the error of a job that was requeued after it had begun."""
     return ProvisionError(
         "preempted",
-        f"Slurm job {job.id} was requeued after it had begun (an administrator, or a node that failed); half a run is no "
+        f"{title} job {job.id} was requeued after it had begun (an administrator, or a node that failed); half a run is no "
         "result, so it is not begun again in the same job",
     )
 
 
 def cause_of(
-    job: SlurmJob | None,
-    steps: Sequence[SlurmStep],
-    nodes: Sequence[SlurmNode],
+    job: SchedulerJob | None,
+    steps: Sequence[JobStep],
+    nodes: Sequence[SchedulerNode],
     batch_exit: int | None,
     log: str,
+    *,
+    title: str = "Slurm",
 ) -> MlhpcError:
     """Return why an allocation ended before its runs had.
 
     Args:
-        job: the last answer of Slurm about it; None where Slurm does not know it.
+        job: the last answer of the scheduler about it; None where it does not know it.
         steps: of that job, as far as known.
         nodes: the job's nodes as they are now.
         batch_exit: the batch's own exit code, None where it wrote none.
         log: the last lines of the job's output.
+        title: the scheduler's name.
     """
     quoted = f"; its last lines:\n{log}" if log else ""
     if job is None:
-        return ProtocolError("channel_broken", f"Slurm knows nothing of the job any more{quoted}")
-    what = f"Slurm job {job.id} {job.state.value}" + (f" ({job.reason})" if job.reason else "")
+        return ProtocolError("channel_broken", f"{title} knows nothing of the job any more{quoted}")
+    what = f"{title} job {job.id} {job.state.value}" + (f" ({job.reason})" if job.reason else "")
     found = (
         _by_nodes(job, nodes, what)
         or _by_state(job, steps, f"{what}: ", quoted)
@@ -137,29 +140,31 @@ def cause_of(
     )
     if found is not None:
         return found
-    if job.state is SlurmState.COMPLETED:
+    if job.state is SchedulerState.COMPLETED:
         text = f"{what}, but the results file lacks the end of its runs: it was cut, or the file system lost it{quoted}"
         return ProtocolError("channel_broken", text)
     code = f"signal {job.signal}" if job.signal else f"exit code {job.exit_code}"
     outcome = "launch_failed" if batch_exit is None else "channel_broken"
     if not quoted:
         quoted = (
-            "; it printed nothing: look whether its nodes see the state directory (if not, set shared_directory under "
-            f"slurm:), and into slurmd's log on {', '.join(job.nodes[:1]) or 'its first node'}"
+            "; it printed nothing: look whether its nodes see the state directory (if not, set shared_directory in "
+            f"systems.yaml), and into the log of {title} on {', '.join(job.nodes[:1]) or 'its first node'}"
         )
     return ProtocolError(outcome, f"{what} with {code} before its runs had ended{quoted}")
 
 
-def _by_nodes(job: SlurmJob, nodes: Sequence[SlurmNode], what: str) -> MlhpcError | None:
+def _by_nodes(job: SchedulerJob, nodes: Sequence[SchedulerNode], what: str) -> MlhpcError | None:
     """Return the error that a node caused."""
     failed = _failed_nodes(nodes)
-    if not failed and job.state not in {SlurmState.NODE_FAIL, SlurmState.BOOT_FAIL}:
+    if not failed and job.state not in {SchedulerState.NODE_FAIL, SchedulerState.BOOT_FAIL}:
         return None
     names = tuple(node.name for node in failed)
     return NodeFault("node_failure", _node_fault_text(what, failed, job), names or job.nodes)
 
 
-def _by_batch(job: SlurmJob, batch_exit: int | None, log: str, what: str, quoted: str) -> MlhpcError | None:
+def _by_batch(
+    job: SchedulerJob, batch_exit: int | None, log: str, what: str, quoted: str
+) -> MlhpcError | None:
     """Return the error that the batch itself reported."""
     if BATCH_CANNOT_WRITE in {batch_exit, job.exit_code}:
         full = not quoted or any(os.strerror(one) in quoted for one in NO_ROOM)
@@ -172,44 +177,46 @@ def _by_batch(job: SlurmJob, batch_exit: int | None, log: str, what: str, quoted
     return None
 
 
-def _by_state(job: SlurmJob, steps: Sequence[SlurmStep], what: str, quoted: str) -> MlhpcError | None:
+def _by_state(job: SchedulerJob, steps: Sequence[JobStep], what: str, quoted: str) -> MlhpcError | None:
     """Return the error that the job's state alone proves."""
-    if job.state is SlurmState.PREEMPTED:
+    if job.state is SchedulerState.PREEMPTED:
         return ProvisionError("preempted", f"{what}another job took its nodes")
     if job.restarts:
         return requeued_error(job)
-    if job.state in {SlurmState.TIMEOUT, SlurmState.DEADLINE}:
+    if job.state in {SchedulerState.TIMEOUT, SchedulerState.DEADLINE}:
         return RunFailure("time_limit", f"{what}the allocation reached its time limit{quoted}")
-    if job.state is SlurmState.OUT_OF_MEMORY or any(step.state is SlurmState.OUT_OF_MEMORY for step in steps):
+    if job.state is SchedulerState.OUT_OF_MEMORY or any(
+        step.state is SchedulerState.OUT_OF_MEMORY for step in steps
+    ):
         return RunFailure("out_of_memory", f"{what}{_oom_text(steps)}{quoted}")
-    if job.state is SlurmState.CANCELLED:
+    if job.state is SchedulerState.CANCELLED:
         return ProvisionError("cancelled_outside", f"{what}it was cancelled from outside{quoted}")
     return None
 
 
 def amend_failure(
-    outcome: str, text: str, steps: Sequence[SlurmStep], nodes: Sequence[SlurmNode]
+    outcome: str, text: str, steps: Sequence[JobStep], nodes: Sequence[SchedulerNode]
 ) -> tuple[str, str, tuple[str, ...]]:
     """Return outcome, text and failed nodes of a run that failed, given its steps and nodes: the cause comes first."""
     if failed := _failed_nodes(nodes):
         names = tuple(node.name for node in failed)
         return "node_failure", f"{_describe_nodes(failed)}; seen as {outcome}: {text}", names
-    if outcome != "out_of_memory" and any(step.state is SlurmState.OUT_OF_MEMORY for step in steps):
+    if outcome != "out_of_memory" and any(step.state is SchedulerState.OUT_OF_MEMORY for step in steps):
         return "out_of_memory", f"{_oom_text(steps)}; seen as {outcome}: {text}", ()
     return outcome, text, ()
 
 
-def _failed_nodes(nodes: Sequence[SlurmNode]) -> tuple[SlurmNode, ...]:
+def _failed_nodes(nodes: Sequence[SchedulerNode]) -> tuple[SchedulerNode, ...]:
     return tuple(node for node in nodes if node.failed)
 
 
-def _node_fault_text(what: str, failed: Sequence[SlurmNode], job: SlurmJob) -> str:
+def _node_fault_text(what: str, failed: Sequence[SchedulerNode], job: SchedulerJob) -> str:
     if failed:
         return f"{what}: {_describe_nodes(failed)}"
     return f"{what} on {', '.join(job.nodes) or 'unknown nodes'}, which respond again"
 
 
-def _describe_nodes(nodes: Sequence[SlurmNode]) -> str:
+def _describe_nodes(nodes: Sequence[SchedulerNode]) -> str:
     texts = []
     for node in nodes:
         state = "+".join([node.state, *sorted(node.flags)])
@@ -217,8 +224,8 @@ def _describe_nodes(nodes: Sequence[SlurmNode]) -> str:
     return ", ".join(texts)
 
 
-def _oom_text(steps: Sequence[SlurmStep]) -> str:
-    killed = [step for step in steps if step.state is SlurmState.OUT_OF_MEMORY]
+def _oom_text(steps: Sequence[JobStep]) -> str:
+    killed = [step for step in steps if step.state is SchedulerState.OUT_OF_MEMORY]
     where = sorted({node for step in killed for node in step.nodes})
     names = ", ".join(f"step {step.id}" for step in killed) or "a step"
     return f"{names} ran out of memory" + (f" on {', '.join(where)}" if where else "")
@@ -226,15 +233,16 @@ def _oom_text(steps: Sequence[SlurmStep]) -> str:
 
 @dataclass(frozen=True)
 class JobEvidence:
-    """What Slurm knows of one job, its steps and its nodes, after :class:`diagnosis.Diagnosis` queried it."""
+    """What the scheduler knows of one job, its steps and its nodes, after :class:`poll.Diagnosis` queried it."""
 
-    job: SlurmJob | None
-    steps: tuple[SlurmStep, ...] = ()
-    nodes: tuple[SlurmNode, ...] = ()
+    job: SchedulerJob | None
+    steps: tuple[JobStep, ...] = ()
+    nodes: tuple[SchedulerNode, ...] = ()
+    title: str = "Slurm"
 
     def cause(self, batch_exit: int | None, log: str) -> MlhpcError:
         """Return why the allocation ended before its runs had."""
-        return cause_of(self.job, self.steps, self.nodes, batch_exit, log)
+        return cause_of(self.job, self.steps, self.nodes, batch_exit, log, title=self.title)
 
     def amend(self, messages: Sequence[Message]) -> list[Message]:
         """Return *messages*: failures with their cause first, ends with their energy."""
@@ -262,18 +270,18 @@ class JobEvidence:
         ends = [message.run_id for message in messages if message.kind == "end"]
         return all(any(step.state.ended for step in self._named_steps(run_id)) for run_id in ends)
 
-    def _named_steps(self, run_id: str) -> tuple[SlurmStep, ...]:
+    def _named_steps(self, run_id: str) -> tuple[JobStep, ...]:
         return tuple(step for step in self.steps if step.name == run_id)
 
-    def _run_steps(self, run_id: str) -> tuple[SlurmStep, ...]:
+    def _run_steps(self, run_id: str) -> tuple[JobStep, ...]:
         """Return the steps that are named by the id of their run; in a job without such names all."""
         return self._named_steps(run_id) or tuple(step for step in self.steps if step.id != "extern")
 
 
-def waiting_text(job: SlurmJob, ahead: int | None) -> str:
+def waiting_text(job: SchedulerJob, ahead: int | None) -> str:
     """Return what a pending job waits for, by Slurm's reason, when it may start, and how many jobs go first."""
     texts = [job.reason or "waiting"]
-    if job.state not in {SlurmState.PENDING, SlurmState.CONFIGURING}:
+    if job.state not in {SchedulerState.PENDING, SchedulerState.CONFIGURING}:
         texts.insert(0, job.state.value)
     if job.start_ns:
         start = dt.datetime.fromtimestamp(job.start_ns / 1e9).astimezone()

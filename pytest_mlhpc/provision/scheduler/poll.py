@@ -1,4 +1,4 @@
-"""Polling: one query of Slurm about all jobs of a partition, the events that follow, the queries that explain one job, and when the next poll is due.
+"""Polling: one query of the scheduler about all jobs of a partition, the events that follow, the queries that explain one job, and when the next poll is due.
 
 Read here when an allocation counts as pending, running, given up or ended.
 """
@@ -17,8 +17,8 @@ from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.provisioner import AllocationEnded, Event, LineArrived
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.provision.reapers import UNDER_WAY_S
-from pytest_mlhpc.provision.slurm.allocation import SlurmAllocation
-from pytest_mlhpc.provision.slurm.causes import (
+from pytest_mlhpc.provision.scheduler.allocation import JobAllocation
+from pytest_mlhpc.provision.scheduler.causes import (
     JobEvidence,
     never_scheduled_error,
     never_starts,
@@ -26,14 +26,12 @@ from pytest_mlhpc.provision.slurm.causes import (
     unavailable_hosts,
     waiting_text,
 )
-from pytest_mlhpc.provision.slurm.client import (
-    PartitionLimits,
-    QosLimits,
-    SlurmClient,
-    SlurmError,
-    SlurmJob,
-    SlurmNode,
-    SlurmUnavailable,
+from pytest_mlhpc.provision.scheduler.client import (
+    SchedulerClient,
+    SchedulerError,
+    SchedulerJob,
+    SchedulerNode,
+    SchedulerUnavailable,
 )
 
 #: Seconds from a submission to the first query: what a job waits for is known by then.
@@ -47,7 +45,7 @@ SILENT_BATCH_S = 12.0
 RECENT_POLL_S = 0.5
 #: Least time between queries for a reason that a file gave.
 URGENT_POLL_S = 2.0
-#: Time between queries while Slurm does not answer, first and last.
+#: Time between queries while the scheduler does not answer, first and last.
 MIN_RETRY_S, MAX_RETRY_S = 5.0, 60.0
 #: Cancelled jobs may take so long to go, in seconds: KillWait is 30 s by default, and epilogs follow.
 GONE_S = 90.0
@@ -112,7 +110,7 @@ class Backoff:
         self._until = float("-inf")
 
     def waits(self) -> bool:
-        """Return whether Slurm must not be called now."""
+        """Return whether the scheduler must not be called now."""
         return self._monotonic() < self._until
 
     def failed(self, kind: str, error: Exception) -> None:
@@ -122,7 +120,7 @@ class Backoff:
         self.trouble = str(error)
 
     def answered(self, kind: str) -> None:
-        """Note that a call was answered. Other kinds stay paused: Slurm may serve queries and refuse submissions."""
+        """Note that a call was answered. Other kinds stay paused: a scheduler may serve queries and refuse submissions."""
         del self._failures[kind]
 
 
@@ -139,61 +137,46 @@ ACCOUNTING_RETRY_S = 60.0
 class Diagnosis:
     """Queries about single jobs, nodes and limits. An unanswered one yields less evidence, never an error."""
 
-    def __init__(self, client: SlurmClient, backoff: Backoff) -> None:
+    def __init__(self, client: SchedulerClient, backoff: Backoff) -> None:
+        self.title, self.key = client.title, client.key
         self._client = client
         self._backoff = backoff
         self._positions: tuple[float, dict[str, int]] = (-1e9, {})
         self._accounting_again = 0.0  #: when an accounting that did not answer is queried again
 
-    def from_accounting(self, ids: Sequence[str]) -> dict[str, SlurmJob]:
+    def from_accounting(self, ids: Sequence[str]) -> dict[str, SchedulerJob]:
         """Return jobs that left the queue, from the accounting; none while it does not answer."""
         now = time.monotonic()
         if now < self._accounting_again:
             return {}
         try:
             return {job.id: job for job in self._client.accounting(ids)}
-        except SlurmError:
+        except SchedulerError:
             self._accounting_again = time.monotonic() + ACCOUNTING_RETRY_S
             return {}
 
-    def evidence(self, job: SlurmJob | None) -> JobEvidence:
-        """Return what Slurm knows of *job*, its steps and nodes."""
+    def evidence(self, job: SchedulerJob | None) -> JobEvidence:
+        """Return what the scheduler knows of *job*, its steps and nodes."""
         if job is None:
-            return JobEvidence(None)
+            return JobEvidence(None, title=self.title)
         steps = job.steps
         accounted = self.from_accounting([job.id]).get(job.id)
         if accounted is not None:
             steps = accounted.steps
         else:
             steps = self._query(lambda: self._client.steps([job.id]).get(job.id, ()), ())
-        return JobEvidence(job, steps, self._nodes(job.nodes))
+        return JobEvidence(job, steps, self._nodes(job.nodes), self.title)
 
-    def unavailable_nodes(self, job: SlurmJob) -> tuple[SlurmNode, ...]:
+    def unavailable_nodes(self, job: SchedulerJob) -> tuple[SchedulerNode, ...]:
         """Return the nodes that the reason of a pending job names."""
         hosts = unavailable_hosts(job.reason)
         try:
             return self._nodes(self._client.expand(hosts)) if hosts else ()
-        except SlurmError:
+        except SchedulerError:
             return ()
 
-    def _nodes(self, names: Sequence[str]) -> tuple[SlurmNode, ...]:
+    def _nodes(self, names: Sequence[str]) -> tuple[SchedulerNode, ...]:
         return self._query(lambda: tuple(self._client.nodes(names)), ()) if names else ()
-
-    def limits(self, partition: str, qos: str) -> tuple[PartitionLimits | None, QosLimits | None] | None:
-        """Return the limits of partition and QoS; none where Slurm refuses; None where it does not answer.
-
-        In both cases the submission itself is refused by Slurm where it is beyond a limit.
-        """
-        if self._backoff.waits():
-            return None
-        try:
-            limits = self._client.partition(partition) if partition else None
-            return limits, self._client.qos(qos) if qos else None
-        except SlurmUnavailable as error:
-            self._backoff.failed("investigate", error)
-            return None
-        except SlurmError:
-            return None, None
 
     def _query(self, call: Callable[[], T], unknown: T) -> T:
         """Return the answer of a call, *unknown* without one: no answer here is indispensable."""
@@ -201,19 +184,19 @@ class Diagnosis:
             return unknown
         try:
             answer = call()
-        except SlurmUnavailable as error:
+        except SchedulerUnavailable as error:
             self._backoff.failed("investigate", error)
             return unknown
-        except SlurmError:
+        except SchedulerError:
             return unknown
         self._backoff.answered("investigate")
         return answer
 
-    def jobs_ahead(self, job: SlurmJob, now: float) -> int | None:
+    def jobs_ahead(self, job: SchedulerJob, now: float) -> int | None:
         """Return how many pending jobs of the partition go first, some minutes old at most; None if unknown."""
         queried, positions = self._positions
         if now - queried > QUEUE_INTERVAL_S:
-            unknown: list[SlurmJob] = []
+            unknown: list[SchedulerJob] = []
             queue = self._query(lambda: self._client.queue(job.partition), unknown)
             positions = {one.id: position for position, one in enumerate(queue)}
             self._positions = (now, positions)
@@ -238,9 +221,9 @@ class ActiveAllocations:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
-        self.allocations: dict[str, SlurmAllocation] = {}
+        self.allocations: dict[str, JobAllocation] = {}
         self.events: list[Event] = []
-        #: Unique names of jobs whose end was read from files, and not yet confirmed by Slurm.
+        #: Unique names of jobs whose end was read from files, and not yet confirmed by the scheduler.
         self.ended_jobs: list[str] = []
 
     def take_events(self) -> list[Event]:
@@ -248,16 +231,16 @@ class ActiveAllocations:
         events, self.events = self.events, []
         return events
 
-    def give_up(self, allocation: SlurmAllocation, error: MlhpcError) -> None:
+    def give_up(self, allocation: JobAllocation, error: MlhpcError) -> None:
         """Let an allocation end with *error* once its job is surely gone; the ledger needs it until then."""
         allocation.cancelling = True
         allocation.given_up = allocation.given_up or error
 
-    def under_way(self, allocation: SlurmAllocation) -> bool:
-        """Return whether Slurm may still accept a submission that got no answer."""
+    def under_way(self, allocation: JobAllocation) -> bool:
+        """Return whether the scheduler may still accept a submission that got no answer."""
         return allocation.unanswered_at is not None and self.now() - allocation.unanswered_at < UNDER_WAY_S
 
-    def end(self, allocation: SlurmAllocation, error: MlhpcError | None, *, unsure: bool = False) -> None:
+    def end(self, allocation: JobAllocation, error: MlhpcError | None, *, unsure: bool = False) -> None:
         """End an allocation; *unsure*: its job may still exist or appear."""
         for message in allocation.conversation.finish() if error is None else []:
             self.events.append(LineArrived(allocation.handle, message))
@@ -271,7 +254,7 @@ class JobQuery:
     """The query about all jobs of a partition. Times are of the provisioner's monotonic clock, in seconds."""
 
     def __init__(
-        self, client: SlurmClient, backoff: Backoff, diagnosis: Diagnosis, pending_limit_s: float
+        self, client: SchedulerClient, backoff: Backoff, diagnosis: Diagnosis, pending_limit_s: float
     ) -> None:
         self._client = client
         self._backoff = backoff
@@ -284,30 +267,30 @@ class JobQuery:
         """Query at the next reason: earlier answers are outdated."""
         self._last = -1e9
 
-    def due(self, allocations: Collection[SlurmAllocation], now: float) -> bool:
+    def due(self, allocations: Collection[JobAllocation], now: float) -> bool:
         """Return whether a query is due."""
         if self._backoff.waits():
             return False
         due = next_poll_in(self._poll_state(allocations, now), now - self._last)
         return due is not None and due <= 0
 
-    def jobs(self, allocations: Collection[SlurmAllocation], now: float) -> dict[str, SlurmJob]:
+    def jobs(self, allocations: Collection[JobAllocation], now: float) -> dict[str, SchedulerJob]:
         """Return id -> job of *allocations* that the queue or the accounting knows.
 
         Raises:
-            SlurmError: no answer; the next query is due after a pause.
+            SchedulerError: no answer; the next query is due after a pause.
         """
         self._last = now
         if not allocations:
             return {}
-        names = {one.name for one in allocations}  # Slurm reuses ids, not names
+        names = {one.name for one in allocations}  # schedulers reuse ids, not names
         try:
             found = self._client.jobs(
                 ids=[one.handle.native_id for one in allocations], user=str(os.getuid())
             )
-        except SlurmError as error:
+        except SchedulerError as error:
             self._failures += 1
-            if isinstance(error, SlurmUnavailable):
+            if isinstance(error, SchedulerUnavailable):
                 self._backoff.failed("ask", error)
             raise
         self._failures = 0
@@ -319,14 +302,14 @@ class JobQuery:
             jobs |= {job.id: job for job in accounted.values() if job.name in names}
         return jobs
 
-    def limit_of(self, allocation: SlurmAllocation) -> float:
+    def limit_of(self, allocation: JobAllocation) -> float:
         """Return how long a pending job may wait by its reason, in seconds."""
         job = allocation.job
-        if job and never_starts(job.state, job.reason):
+        if job and (job.stuck or never_starts(job.state, job.reason)):
             return min(self.pending_limit_s, NEVER_STARTING_LIMIT_S)
         return self.pending_limit_s
 
-    def _poll_state(self, allocations: Collection[SlurmAllocation], now: float) -> PollState:
+    def _poll_state(self, allocations: Collection[JobAllocation], now: float) -> PollState:
         waiting = [one for one in allocations if one.pending]
         silences = [now - one.beat_at for one in allocations if one.started and one.beat_at]
         silence = max(silences, default=0.0)
@@ -341,7 +324,7 @@ class JobQuery:
 
 
 class Poller:
-    """Polls Slurm about the active allocations of one partition.
+    """Polls the scheduler about the active allocations of one partition.
 
     Args:
         active: the active allocations; events are added there.
@@ -378,7 +361,7 @@ class Poller:
         submitted = [one for one in self._active.allocations.values() if one.submitted]
         try:
             jobs = self._query.jobs(submitted, now)
-        except SlurmError as error:
+        except SchedulerError as error:
             self._report_trouble(str(error))
             return
         self._trouble = ""
@@ -386,11 +369,11 @@ class Poller:
             self._update(allocation, jobs.get(allocation.handle.native_id))
         for allocation in submitted:
             if self._awake.is_set() or self._backoff.waits():
-                self._query.soon()  # another thread needs the provisioner, or Slurm does not answer any more
+                self._query.soon()  # another thread needs the provisioner, or the scheduler does not answer any more
                 return
             self._conclude(allocation, jobs.get(allocation.handle.native_id))
 
-    def _update(self, allocation: SlurmAllocation, job: SlurmJob | None) -> None:
+    def _update(self, allocation: JobAllocation, job: SchedulerJob | None) -> None:
         now = self._active.now()
         if job is None:
             allocation.unknown_since = now if allocation.unknown_since is None else allocation.unknown_since
@@ -404,25 +387,29 @@ class Poller:
             # One answer may be older than the batch's report.
             allocation.strange_answers += 1
             if job.restarts or allocation.strange_answers > 1:
-                self._active.give_up(allocation, requeued_error(job))
+                self._active.give_up(allocation, requeued_error(job, self._diagnosis.title))
         elif job.state.running:
             allocation.strange_answers = 0
             self._active.events += allocation.state_events(JobState.RUNNING, "", job.nodes)
         elif not job.state.ended and not allocation.started:
             self._update_pending(allocation, job, now)  # an unknown state is not running either
 
-    def _update_pending(self, allocation: SlurmAllocation, job: SlurmJob, now: float) -> None:
+    def _update_pending(self, allocation: JobAllocation, job: SchedulerJob, now: float) -> None:
         waited = now - allocation.since
         if waited >= self._query.limit_of(allocation):
             error = never_scheduled_error(
-                job, waited, self._query.pending_limit_s, self._diagnosis.unavailable_nodes(job)
+                job,
+                waited,
+                self._query.pending_limit_s,
+                self._diagnosis.unavailable_nodes(job),
+                key=self._diagnosis.key,
             )
             self._active.give_up(allocation, error)
             return
         ahead = self._diagnosis.jobs_ahead(job, now) if waited > QUEUE_AFTER_S else None
         self._active.events += allocation.state_events(JobState.QUEUED, waiting_text(job, ahead))
 
-    def _conclude(self, allocation: SlurmAllocation, job: SlurmJob | None) -> None:
+    def _conclude(self, allocation: JobAllocation, job: SchedulerJob | None) -> None:
         """Report the doubtful messages after a diagnosis, and end the allocation if it has ended."""
         if allocation.handle.id not in self._active.allocations or allocation.given_up is not None:
             return
@@ -431,7 +418,7 @@ class Poller:
             return
         evidence = self._diagnosis.evidence(job)
         if self._backoff.waits():
-            return  # Slurm stopped answering midway: half of the evidence may lead to a wrong cause
+            return  # it stopped answering midway: half of the evidence may lead to a wrong cause
         if allocation.awaits_energy and not evidence.has_energy(allocation.doubtful):
             allocation.energy_queries += 1
             if allocation.energy_queries < MAX_ENERGY_QUERIES:
@@ -446,7 +433,7 @@ class Poller:
         else:
             self._active.end(allocation, evidence.cause(allocation.exit, allocation.log_tail()))
 
-    def _has_ended(self, allocation: SlurmAllocation, job: SlurmJob | None) -> bool | None:
+    def _has_ended(self, allocation: JobAllocation, job: SchedulerJob | None) -> bool | None:
         """Return whether an allocation has ended; None: its last lines or its state follow in a moment."""
         now = self._active.now()
         gone = allocation.presumed_ended(now) if job is None else job.state.ended
@@ -459,7 +446,7 @@ class Poller:
             return None  # the batch has ended, the job ends in a moment: its state shows why
         return None if allocation.lags(job, now) else True
 
-    def _confirm(self, allocation: SlurmAllocation, job: SlurmJob | None) -> None:
+    def _confirm(self, allocation: JobAllocation, job: SchedulerJob | None) -> None:
         """End an allocation that was given up, if its job is gone or outlives its cancellation by GONE_S."""
         assert allocation.given_up is not None  # noqa: S101 - for the type checker
         now = self._active.now()
@@ -474,5 +461,5 @@ class Poller:
             for allocation in self._active.allocations.values():
                 if allocation.pending:
                     self._active.events += allocation.state_events(
-                        JobState.QUEUED, f"Slurm does not answer: {text}"
+                        JobState.QUEUED, f"{self._diagnosis.title} does not answer: {text}"
                     )

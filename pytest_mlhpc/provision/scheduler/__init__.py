@@ -1,0 +1,1 @@
+"""Provisioning by a scheduler of jobs: Slurm, and those that a definition describes."""
