@@ -1,0 +1,57 @@
+"""Benchmarks in jobs of a real Grid Engine: on one host, on two, programs and trainings."""
+
+from gridengine_service import HOSTS
+from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, write_suite
+
+
+def test_a_program_runs_once_on_one_host_and_its_record_names_job_and_host(suite):
+    suite.tests(
+        """
+@script("echo rate: 4; uname -n; echo job $JOB_ID")
+def test_one(run):
+    assert run["rate"].value == 4
+    print(run.output)
+"""
+    )
+    result = suite.run()
+    result.expect(0, passed=1)
+    (record,) = result.records
+    assert record["nodes"][0] in HOSTS
+    assert f"job {record['job_id']}" in result.text
+    assert suite.cluster.account(record["job_id"])["exit_status"] == "0"
+    assert (suite.jobs(), suite.ledgers()) == ({}, [])
+
+
+def test_ranks_of_a_program_run_on_two_hosts(suite):
+    suite.tests(
+        """
+@script("echo rate: 4; echo rank $RANK of $WORLD_SIZE on $(uname -n)", nodes=2, ranks_per_node=1)
+def test_two(run):
+    words = [rank.output.split() for rank in run.ranks]
+    assert [(word[3], word[5]) for word in words] == [("0", "2"), ("1", "2")]
+    assert sorted(word[7] for word in words) == ["node1", "node2"]
+"""
+    )
+    result = suite.run()
+    result.expect(0, passed=1)
+    assert sorted(result.records[0]["nodes"]) == list(HOSTS)
+
+
+def test_a_network_trains_on_two_hosts(suite):
+    suite.tests(
+        """
+@train("cosmoflow", nodes=2, devices_per_node=1, steps=3, warmup=1, global_batch=4, judge=False)
+def test_train(run):
+    assert run["effective_throughput"].value > 0
+"""
+    )
+    result = suite.run()
+    result.expect(0, passed=1)
+    assert sorted(result.records[0]["nodes"]) == list(HOSTS)
+
+
+def test_files_artifacts_variables_and_ranks_are_the_same_as_on_this_machine(suite):
+    write_suite(suite.folder, nodes=2, ranks=2)
+    suite.run("test_files.py", "--mlhpc-pack").expect(
+        1, *FAILS, *ERRORS, passed=TESTS, failed=len(FAILS), error=WITH_ERRORS
+    )
