@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from gridengine_service import FIXTURES as GRIDENGINE_FIXTURES
+from gridengine_service import clean_gridengine, gridengine, own_gridengine
 from kubernetes_service import (
     Kubernetes,
     end_kubernetes,
@@ -28,6 +30,7 @@ from services import (
     start_slurm,
 )
 
+__all__ = ["clean_gridengine", "gridengine", "own_gridengine"]
 _FIXTURES = {"slurm", "own_slurm", "start_own_slurm"}
 _KUBERNETES_FIXTURES = {"kubernetes", "namespace", "own_kubernetes", "start_own_kubernetes"}
 
@@ -37,7 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slurm_versions"):
             item.add_marker(pytest.mark.slow)
-        if (_FIXTURES | _KUBERNETES_FIXTURES).intersection(getattr(item, "fixturenames", ())):
+        if (_FIXTURES | _KUBERNETES_FIXTURES | GRIDENGINE_FIXTURES).intersection(
+            getattr(item, "fixturenames", ())
+        ):
             item.add_marker(pytest.mark.servers)
 
 

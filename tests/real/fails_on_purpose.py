@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gridengine_service import GridEngine
 from kubernetes_service import Kubernetes
 from services import Slurm, control, start_slurm, wait_until
 
@@ -48,6 +49,16 @@ def test_is_killed_with_a_busy_slurm_that_was_started_for_good(own_slurm: Slurm)
 def test_is_killed_while_nobody_has_the_folder_of_its_slurm(own_slurm: Slurm) -> None:
     busy(own_slurm)
     own_slurm.directory.rename(f"{own_slurm.directory}-gone")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_is_killed_with_a_busy_gridengine_that_was_started_for_good(own_gridengine: GridEngine) -> None:
+    control("services", "up", "gridengine", directory=own_gridengine.directory)
+    note(own_gridengine.directory)
+    script = own_gridengine.directory / "job.sh"
+    script.write_text("trap '' TERM; setsid sleep 600 & sleep 600\n", encoding="utf-8")
+    assert own_gridengine.run("qsub", "-o", "/dev/null", "-j", "y", script).returncode == 0
+    assert wait_until(lambda: own_gridengine.state("1") == "r")
     os.kill(os.getpid(), signal.SIGKILL)
 
 

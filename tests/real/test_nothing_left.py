@@ -12,7 +12,7 @@ from test_ci_kubernetes import rest_of
 
 pytestmark = pytest.mark.servers
 
-MARKS = ("MLHPC_SLURM_DIRECTORY", "MLHPC_KUBERNETES_DIRECTORY")
+MARKS = ("MLHPC_SLURM_DIRECTORY", "MLHPC_KUBERNETES_DIRECTORY", "MLHPC_SERVICE_DIRECTORY")
 KILLED = 128 + 9
 
 
@@ -30,6 +30,7 @@ def left_of(directory: Path) -> list[str]:
         ("test_fails_with_a_busy_slurm_that_was_started_for_good", 1),
         ("test_is_killed_with_a_busy_slurm_that_was_started_for_good", KILLED),
         ("test_is_killed_while_nobody_has_the_folder_of_its_slurm", KILLED),
+        ("test_is_killed_with_a_busy_gridengine_that_was_started_for_good", KILLED),
         ("test_fails_as_its_slurm_does_not_come_up", 1),
         ("test_fails_as_its_kubernetes_does_not_come_up", 1),
     ],
@@ -37,7 +38,7 @@ def left_of(directory: Path) -> list[str]:
 def test_a_cluster_is_gone_after_a_test_that(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test: str, code: int
 ) -> None:
-    needed = "kubernetes" if "kubernetes" in test else "slurm"
+    needed = next(name for name in ("kubernetes", "gridengine", "slurm") if name in test)
     request.getfixturevalue(needed)  # skips where there is none
     monkeypatch.setenv("MLHPC_TEST_CLUSTERS", str(tmp_path / "clusters"))
     monkeypatch.delenv("MLHPC_CLUSTER_ENDS_WITH")
@@ -54,7 +55,7 @@ def test_a_cluster_is_gone_after_a_test_that(
     assert done.returncode == code, done.stdout + done.stderr
     assert "left running" not in done.stdout, done.stdout
     (directory,) = map(Path, (tmp_path / "clusters").read_text(encoding="utf-8").split())
-    if needed == "slurm":
+    if needed != "kubernetes":
         shutil.rmtree(f"{directory}-gone", ignore_errors=True)  # one test renames it
         assert left_of(directory) == []
         assert not directory.exists()
