@@ -105,6 +105,8 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: EndSignals, *, site: Site
     run = replace(run, nodes=nodes, ranks=nodes)
     if site.hub:
         run = replace(run, launcher="podrun", launcher_options=(KEEP_GOING,))
+    elif nodes == 1 and not site.slurm:
+        run = replace(run, launcher="plain", launcher_options=())
     directory = Path(plan.directory) / run.run_id
     run = replace(run, variables={**run.variables, HOSTS: json.dumps(site.nodes)})
     book = RankBook(run, ())

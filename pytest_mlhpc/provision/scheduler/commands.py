@@ -59,6 +59,11 @@ class _Answer:
     code: int
     text: str
 
+    @property
+    def ended(self) -> str:
+        """Say with what exit code it ended, if that is none of success."""
+        return f"ended with exit code {self.code}" if self.code else ""
+
     def failure(self, what: str) -> str:
         """Return a text that says *what* is wrong with it and quotes its last lines."""
         lines = last_lines(self.text.encode("utf-8", "replace"))
@@ -95,11 +100,7 @@ class DefinitionClient:
             return found["id"]
         if answer.code and rules.refused and (found := re.search(rules.refused, answer.text)):
             raise SchedulerRefused(f"{self.title} refused the job: {found.group().strip()[:2000]}")
-        what = (
-            f"ended with exit code {answer.code}"
-            if answer.code
-            else f"printed nothing that submit.id matches ({rules.id!r})"
-        )
+        what = answer.ended or f"printed nothing that submit.id matches ({rules.id!r})"
         raise SchedulerUnavailable(answer.failure(what))
 
     def jobs(
@@ -110,14 +111,12 @@ class DefinitionClient:
         rules: QueryModel = self._definition.query
         answer = self._call(filled(rules.argv, {"user": self._user}))
         found = [self._job(match) for match in re.finditer(rules.job, answer.text)]
-        none = not answer.text.strip() or bool(rules.none and re.search(rules.none, answer.text))
-        if not found and (answer.code or not none) and not (answer.code and none and answer.text.strip()):
-            what = (
-                f"ended with exit code {answer.code}"
-                if answer.code
-                else f"printed nothing that query.job or query.none matches ({rules.job!r:.200})"
-            )
-            raise SchedulerUnavailable(answer.failure(what))
+        none = not (answer.code or answer.text.strip()) or bool(
+            rules.none and re.search(rules.none, answer.text)
+        )
+        if not (found or none):
+            what = f"printed nothing that query.job or query.none matches ({rules.job!r:.200})"
+            raise SchedulerUnavailable(answer.failure(answer.ended or what))
         return [job for job in found if job.id in ids or job.name in names]
 
     def _job(self, match: re.Match[str]) -> SchedulerJob:
@@ -159,13 +158,9 @@ class DefinitionClient:
             if re.search(rules.unknown, answer.text):
                 return None
             missing = "result.name" if name is None else "result.exit"
-            what = (
-                f"ended with exit code {answer.code}"
-                if answer.code
-                else f"printed nothing that {missing} matches"
-            )
+            what = answer.ended or f"printed nothing that {missing} matches"
             raise SchedulerUnavailable(answer.failure(what))
-        number = int(code["exit"]) if code["exit"].lstrip("-").isdigit() else 1
+        number = int(code["exit"]) if code["exit"].strip("-").isdigit() else 0  # a dash: it has none
         state = SchedulerState.FAILED if number else SchedulerState.COMPLETED
         patterns = rules.states.model_dump(exclude_none=True)
         matching = [key for key, pattern in patterns.items() if re.search(pattern, text)]
@@ -186,7 +181,7 @@ class DefinitionClient:
         for job_id in ids:
             answer = self._call(filled(rules.argv, {"id": job_id}))
             if answer.code and not re.search(rules.gone, answer.text):
-                raise SchedulerUnavailable(answer.failure(f"ended with exit code {answer.code}"))
+                raise SchedulerUnavailable(answer.failure(answer.ended))
 
     def nodes(self, names: Collection[str] = ()) -> list[SchedulerNode]:
         """Return nothing: definitions do not tell of nodes."""

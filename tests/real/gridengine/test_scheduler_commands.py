@@ -1,0 +1,179 @@
+"""Sessions on a real Grid Engine by its definition, as a user runs them; each failure with the scheduler's own words."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gridengine_service import GridEngine
+from running_suites import Suite, wait_for
+
+pytestmark = pytest.mark.servers
+
+TWO_RANKS = """\
+@script("echo rank $RANK of $WORLD_SIZE on $(uname -n); echo rate: 4", nodes=2, ranks_per_node=1)
+def test_ranks(run):
+    words = {line.split()[1]: line.split()[-1] for line in run.output.splitlines() if line.startswith("rank ")}
+    assert sorted(words) == ["0", "1"] and sorted(words.values()) == ["node1", "node2"]
+"""
+
+TRAINING = """\
+@train("cosmoflow", nodes=2, global_batch=2, steps=2, warmup=1, judge=False)
+def test_training(run):
+    assert run["loss"].last > 0
+"""
+
+ONE = """\
+@script("uname -n; echo job $JOB_ID; echo rate: 4")
+def test_one(run):
+    assert run["rate"].value == 4
+"""
+
+
+class GridEngineSuite(Suite):
+    """A suite run against one Grid Engine."""
+
+    def partition(self, **changes: Any) -> None:
+        """Write the systems file; *changes* are of its only partition."""
+        entry = {
+            "scheduler": "commands", "accelerator": "cpu", "preset": "smoke", "time_limit": "10m",
+            "nodes": {"cores": 2, "memory": "4000MiB", "max": 3},
+            "environments": {"default": {"python": sys.executable, "variables": {"OMP_NUM_THREADS": "1"}}},
+            "commands": {"definition": "gridengine"},
+        }  # fmt: skip
+        self.systems(cluster={"partitions": {"part": {**entry, **changes}}})
+
+    def job_ids(self) -> list[str]:
+        """Return the scheduler's ids that the ledgers have now."""
+        lines = [json.loads(line) for path in self.ledgers() for line in path.read_text().splitlines()]
+        return sorted({str(line["native_id"]) for line in lines if line.get("native_id")})
+
+
+@pytest.fixture
+def make_suite(tmp_path: Path, state_dir: Path) -> Iterator[Callable[[], GridEngineSuite]]:
+    """Make a suite whose sessions are ended with the test."""
+    made: list[GridEngineSuite] = []
+
+    def make() -> GridEngineSuite:
+        made.append(GridEngineSuite(tmp_path / "suite", state_dir))
+        made[-1].partition()
+        return made[-1]
+
+    yield make
+    for suite in made:
+        suite.close()
+
+
+@pytest.fixture
+def suite(gridengine: GridEngine, make_suite: Callable[[], GridEngineSuite]) -> GridEngineSuite:
+    """A suite on the shared Grid Engine."""
+    del gridengine  # its variables are this test's now
+    return make_suite()
+
+
+def instead_of(command: str, folder: Path, script: str) -> dict[str, str]:
+    """Return variables by which *script* runs instead of a command, which it finds as ``$REAL``."""
+    folder.mkdir()
+    path = folder / command
+    path.write_text(f"#!/bin/sh\nREAL={shutil.which(command)}\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_a_program_two_ranks_on_two_hosts_and_a_training_over_both_are_measured(suite):
+    suite.tests(ONE + TWO_RANKS + TRAINING)
+    found = suite.run("--mlhpc-pack")
+    found.expect(0, passed=3)
+    assert {len(record["nodes"]) for record in found.records} == {1, 2}
+    assert all(record["job_id"].isdigit() for record in found.records)
+    assert suite.ledgers() == []
+
+
+def test_the_hosts_are_vetted_before_ranks_run_on_them(suite):
+    suite.partition(vet={"level": "quick", "unknown": "warn"})
+    suite.tests(TWO_RANKS + ONE.replace('rate: 4")', 'rate: 4", ranks_per_node=1)'))
+    found = suite.run()
+    found.expect(0, passed=2)
+    assert all(record["vetting"] for record in found.records)
+
+
+def test_a_job_that_is_deleted_from_outside_says_so(suite, gridengine):
+    session = suite.begin_gated("outside")
+    session.until("the id in the ledger", suite.job_ids)
+    (job,) = suite.job_ids()
+    assert gridengine.run("qdel", job).returncode == 0
+    found = session.end()
+    found.expect(1, "cancelled_outside", f"Grid Engine job {job} CANCELLED", error=1)
+    assert suite.ledgers() == []
+
+
+def test_ctrl_c_deletes_the_job(suite, gridengine):
+    session = suite.begin_gated("interrupted")
+    session.until("the id in the ledger", suite.job_ids)
+    (job,) = suite.job_ids()
+    session.signal(2)
+    assert session.end().code == 2
+    assert job not in gridengine.jobs()
+    assert suite.ledgers() == []
+
+
+def test_reap_ends_the_job_of_a_session_that_was_killed(suite, gridengine):
+    session = suite.begin_gated("killed")
+    session.until("the id in the ledger", suite.job_ids)
+    (job,) = suite.job_ids()
+    session.kill()
+    assert job in gridengine.jobs()
+    assert f"cancelled job {job}" in suite.reap()
+    wait_for(lambda: job not in gridengine.jobs())
+    assert suite.ledgers() == []
+
+
+def test_a_later_session_adopts_the_job_of_one_that_detached(suite):
+    suite.gated("later")
+    suite.run("--mlhpc-wait=0").expect(75, "a later session")
+    (job,) = suite.job_ids()
+    suite.go()
+    found = suite.run("--mlhpc-resume")
+    found.expect(0, passed=1)
+    assert [record["job_id"] for record in found.records] == [job]
+    assert suite.ledgers() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"values": {"queue": "nosuch.q"}}, 'job requests unknown queue "nosuch.q"'),
+        ({"arguments": [["-l", "nosuch=1"]]}, 'unknown resource "nosuch"'),
+        ({"values": {"slots": 3}}, "no suitable queues"),
+    ],
+)
+def test_a_refused_job_is_an_error_in_grid_engines_own_words(suite, changes, words):
+    suite.partition(commands={"definition": "gridengine", **changes})
+    suite.tests(ONE)
+    suite.run().expect(1, "rejected", "Grid Engine refused the job", words, error=1)
+    assert suite.ledgers() == []
+
+
+def test_a_submission_whose_answer_is_lost_is_found_by_its_name(suite, tmp_path, gridengine):
+    suite.gated("lost")
+    log = tmp_path / "qsub.log"
+    script = f'"$REAL" "$@" >> {log}\necho "error: commlib error: got select error" >&2; exit 1'
+    session = suite.start(environment=instead_of("qsub", tmp_path / "bin", script))
+    session.begun("lost")
+    (job,) = log.read_text().split()
+    suite.go()
+    found = session.end()
+    found.expect(0, passed=1)
+    assert [record["job_id"] for record in found.records] == [job]
+    assert job not in gridengine.jobs()
+
+
+def test_a_job_beyond_its_time_limit_says_so(suite):
+    suite.partition(commands={"definition": "gridengine", "arguments": [["-l", "h_rt=8"]]})
+    suite.gated("long")
+    suite.run().expect(1, "the allocation reached its time limit", failed=1)
+    assert suite.ledgers() == []
