@@ -58,6 +58,11 @@ class GridEngine:
         lines = [line.split() for line in self.run("qstat", "-u", "*").stdout.splitlines()[2:]]
         return next((words[4] for words in lines if words[0] == job), "")
 
+    def host(self, job: str) -> str:
+        """Return the first host of a job that runs."""
+        (line,) = [line for line in self.run("qstat").stdout.splitlines() if line.split()[:1] == [job]]
+        return line.partition("@")[2].split()[0]
+
     def account(self, job: str) -> dict[str, str]:
         """Return what the accounting says of a job that has ended; nothing if there is no entry yet."""
         done = self.run("qacct", "-j", job)

@@ -110,6 +110,24 @@ def requeued_error(job: SchedulerJob, title: str = "Slurm") -> ProvisionError:
     )
 
 
+def silent_batch_error(job: SchedulerJob, silent_s: float, title: str) -> NodeFault:
+    """Return the error of a job that its scheduler calls running, and whose batch shows no sign of life."""
+    return NodeFault(
+        "node_failure",
+        f"{title} job {job.id} runs ({job.reason or job.state.value}), but its batch has had no heartbeat for {silent_s:.0f} s: its first "
+        "node died, or does not reach the state directory any more; it was cancelled",
+        job.nodes,
+    )
+
+
+def left_queue_error(job: SchedulerJob, title: str) -> ProvisionError:
+    """Return the error of a job that left the queue before its batch began, and that no accounting knows."""
+    return ProvisionError(
+        "cancelled_outside",
+        f"{title} job {job.id} left the queue while it waited ({job.reason or job.state.value}): it was cancelled from outside",
+    )
+
+
 def cause_of(
     job: SchedulerJob | None,
     steps: Sequence[JobStep],

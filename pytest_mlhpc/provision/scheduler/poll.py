@@ -20,9 +20,11 @@ from pytest_mlhpc.provision.reapers import UNDER_WAY_S
 from pytest_mlhpc.provision.scheduler.allocation import JobAllocation
 from pytest_mlhpc.provision.scheduler.causes import (
     JobEvidence,
+    left_queue_error,
     never_scheduled_error,
     never_starts,
     requeued_error,
+    silent_batch_error,
     unavailable_hosts,
     waiting_text,
 )
@@ -43,6 +45,9 @@ MIN_POLL_S, MAX_POLL_S = 10.0, 120.0
 SILENT_BATCH_S = 12.0
 #: A query that precedes the end of this tolerance by less counts as made for the silence, in seconds.
 RECENT_POLL_S = 0.5
+#: A batch without heartbeat for so long is lost, in seconds, where its scheduler tells nothing of nodes: Grid Engine 8.1.9 calls a
+#: job running for ever whose host has died. Sixty missed beats; file systems answer again within minutes.
+LOST_BATCH_S = 300.0
 #: Least time between queries for a reason that a file gave.
 URGENT_POLL_S = 2.0
 #: Time between queries while the scheduler does not answer, first and last.
@@ -390,9 +395,21 @@ class Poller:
                 self._active.give_up(allocation, requeued_error(job, self._diagnosis.title))
         elif job.state.running:
             allocation.strange_answers = 0
+            if not job.nodes and self._is_lost(allocation):
+                silence = now - allocation.beat_at
+                self._active.give_up(allocation, silent_batch_error(job, silence, self._diagnosis.title))
+                return
             self._active.events += allocation.state_events(JobState.RUNNING, "", job.nodes)
         elif not job.state.ended and not allocation.started:
             self._update_pending(allocation, job, now)  # an unknown state is not running either
+
+    def _is_lost(self, allocation: JobAllocation) -> bool:
+        """Return whether the batch has begun, and has had no heartbeat for LOST_BATCH_S, by its files as they are now."""
+        now = self._active.now()
+        if not allocation.started or now - allocation.beat_at <= LOST_BATCH_S:
+            return False
+        self._active.events += allocation.read(now)
+        return now - allocation.beat_at > LOST_BATCH_S and not allocation.conversation.complete
 
     def _update_pending(self, allocation: JobAllocation, job: SchedulerJob, now: float) -> None:
         waited = now - allocation.since
@@ -430,6 +447,8 @@ class Poller:
             return
         if allocation.conversation.complete:
             self._active.end(allocation, None)
+        elif job is None and allocation.pending and allocation.job and allocation.job.state.pending:
+            self._active.end(allocation, left_queue_error(allocation.job, self._diagnosis.title))
         else:
             self._active.end(allocation, evidence.cause(allocation.exit, allocation.log_tail()))
 

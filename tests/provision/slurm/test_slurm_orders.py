@@ -14,6 +14,7 @@ from pytest_mlhpc.provision.scheduler.allocation import (
     UNKNOWN_LIMIT_S,
 )
 from pytest_mlhpc.provision.scheduler.client import SchedulerState
+from pytest_mlhpc.provision.scheduler.poll import LOST_BATCH_S, MAX_POLL_S, MIN_POLL_S
 
 
 def test_lines_that_come_while_slurm_is_asked_count(world):
@@ -90,6 +91,31 @@ def test_a_job_that_slurm_has_not_known_for_a_minute_is_lost(world):
     world.slurm.queued.clear()
     (end,) = world.follow(UNKNOWN_LIMIT_S + 30.0)
     assert "Slurm knows nothing of the job any more" in str(end.error)
+
+
+def test_a_job_that_leaves_the_queue_while_it_waits_was_cancelled_from_outside(world):
+    world.submit()
+    world.slurm.set("101", reason="state qw")
+    world.follow(10.0)
+    world.slurm.queued.clear()
+    (end,) = world.follow(UNKNOWN_LIMIT_S + MAX_POLL_S)
+    assert str(end.error) == (
+        "cancelled_outside: Slurm job 101 left the queue while it waited (state qw): it was cancelled from outside"
+    )
+
+
+def test_a_job_whose_batch_has_no_heartbeat_is_lost_where_nobody_else_tells_of_its_nodes(world):
+    world.started(state=SchedulerState.RUNNING, reason="state r")
+    assert world.follow(LOST_BATCH_S - 10.0) == []
+    (end,) = world.follow(MIN_POLL_S + 20.0)
+    assert end.error.outcome == "node_failure"
+    assert "Slurm job 101 runs (state r), but its batch has had no heartbeat for 30" in str(end.error)
+    assert world.slurm.cancelled == ["101"]
+
+
+def test_a_job_whose_batch_has_no_heartbeat_is_waited_for_where_its_nodes_are_known(world):
+    world.started(state=SchedulerState.RUNNING, nodes=("n1",))
+    assert world.follow(2 * LOST_BATCH_S) == []
 
 
 def test_one_answer_from_before_the_batch_began_does_not_requeue_a_running_job(world):
@@ -173,7 +199,7 @@ def test_many_jobs_are_cancelled_by_as_few_calls_as_one(world):
 
 @pytest.mark.parametrize(("age", "pause"), [(0.0, READ_INTERVAL_S), (OLD_AFTER_S + 5.0, READ_INTERVAL_OLD_S)])
 def test_a_look_at_a_running_batch_opens_one_file_and_there_are_few(world, monkeypatch, age, pause):
-    world.started(state=SchedulerState.RUNNING)
+    world.started(state=SchedulerState.RUNNING, nodes=("n1",))
     world.follow(5.0 + age)
     opened = []
     real = allocation.os.open

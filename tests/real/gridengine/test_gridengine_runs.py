@@ -22,34 +22,6 @@ def test_one(run):
     assert (suite.jobs(), suite.ledgers()) == ({}, [])
 
 
-def test_ranks_of_a_program_run_on_two_hosts(suite):
-    suite.tests(
-        """
-@script("echo rate: 4; echo rank $RANK of $WORLD_SIZE on $(uname -n)", nodes=2, ranks_per_node=1)
-def test_two(run):
-    words = [rank.output.split() for rank in run.ranks]
-    assert [(word[3], word[5]) for word in words] == [("0", "2"), ("1", "2")]
-    assert sorted(word[7] for word in words) == ["node1", "node2"]
-"""
-    )
-    result = suite.run()
-    result.expect(0, passed=1)
-    assert sorted(result.records[0]["nodes"]) == list(HOSTS)
-
-
-def test_a_network_trains_on_two_hosts(suite):
-    suite.tests(
-        """
-@train("cosmoflow", nodes=2, devices_per_node=1, steps=3, warmup=1, global_batch=4, judge=False)
-def test_train(run):
-    assert run["effective_throughput"].value > 0
-"""
-    )
-    result = suite.run()
-    result.expect(0, passed=1)
-    assert sorted(result.records[0]["nodes"]) == list(HOSTS)
-
-
 def test_files_artifacts_variables_and_ranks_are_the_same_as_on_this_machine(suite):
     write_suite(suite.folder, nodes=2, ranks=2)
     suite.run("test_files.py", "--mlhpc-pack").expect(
