@@ -99,7 +99,7 @@ def test_a_valid_partition_is_accepted(refused):
 
 
 def test_several_nodes_need_words_that_start_a_program_there(tmp_path, refused):
-    text = SHIPPED_TEXT.replace('start: [qrsh, -inherit, -nostdin, "{host}"]', "start: []")
+    text = SHIPPED_TEXT.replace('start: [qrsh, -inherit, -nostdin, -noshell, "{host}"]', "start: []")
     (tmp_path / "own.yaml").write_text(text)
     assert "nothing can be started on a second node" in refused(commands={"definition": "own.yaml"})
 
