@@ -161,7 +161,7 @@ class HostsModel(_Closed):
         return self
 
 
-class Definition(_Closed):
+class SchedulerDefinition(_Closed):
     """A scheduler as data."""
 
     title: Text
@@ -183,17 +183,17 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def read_definition(path: Path, values: Mapping[str, str]) -> Definition:
+def read_definition(path: Path, values: Mapping[str, str]) -> SchedulerDefinition:
     """Return the definition in *path*, whose templates may also use *values* of systems.yaml.
 
     Raises:
         ConfigError: it cannot be read or is wrong; each problem with its file and line.
     """
     node = read_file(path, top="")
-    found, problems = validate(Definition, node)
-    if isinstance(found, Definition):
+    found, problems = validate(SchedulerDefinition, node)
+    if isinstance(found, SchedulerDefinition):
         problems = [*_missing_groups(node), *_wrong_templates(node, {*values, *found.values})]
-    if problems or not isinstance(found, Definition):
+    if problems or not isinstance(found, SchedulerDefinition):
         raise ConfigError(problems)
     return found
 
@@ -303,7 +303,7 @@ class CommandsOptions(_Closed):
     values: dict[Name, Annotated[Text, BeforeValidator(_value)]] = Field(
         {}, description="for the definition's templates"
     )
-    definition: Annotated[Definition, BeforeValidator(_definition)] = Field(
+    definition: Annotated[SchedulerDefinition, BeforeValidator(_definition)] = Field(
         description="gridengine or another one that is shipped, or a file relative to systems.yaml"
     )
     arguments: list[Words] = Field([], description="more arguments of each job, as `directives` has them")
