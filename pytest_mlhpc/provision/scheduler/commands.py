@@ -260,7 +260,7 @@ def _directives(plan: Plan, partition: Partition, environment: Environment, name
     for words in (*definition.directives.arguments, *partition.scheduler_options.get("arguments", ())):
         arguments = filled(words, values)
         for word in arguments:
-            if bad := _SPECIAL.search(word):
+            if "${" not in word and (bad := _SPECIAL.search(word)):  # else a variable that is shown
                 text = f"holds {bad.group()!r}, which a line for {definition.title} cannot say"
                 raise UsageError(f"{partition.id}: {word!r:.200} {text}")
         lines.append(" ".join([definition.directives.prefix, *arguments]))

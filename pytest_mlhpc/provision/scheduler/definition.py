@@ -48,7 +48,8 @@ JOB_NAMES: Final[Mapping[str, str]] = {
     "user": "the user's name",
 }
 
-_TEMPLATE = re.compile(r"\{([^{}]*)\}|[{}]")
+#: A name in braces, a lone brace, or a variable that is shown and not put in.
+_TEMPLATE = re.compile(r"\$\{\w+\}|\{([^{}]*)\}|[{}]")
 
 #: Groups that patterns must have, by their place in a definition.
 _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -258,7 +259,7 @@ def _texts(node: YamlNode) -> Iterator[YamlNode]:
 
 def fill(text: str, values: Mapping[str, object]) -> str:
     """Return *text* with each ``{name}`` replaced; names were checked when the definition was read."""
-    return _TEMPLATE.sub(lambda found: str(values[found[1]]), text)
+    return _TEMPLATE.sub(lambda found: str(values[found[1]]) if found[1] else found.group(), text)
 
 
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
@@ -323,13 +324,13 @@ class CommandsOptions(_Closed):
         for words in self.arguments:
             for word in words:
                 for match in _TEMPLATE.finditer(word):
-                    if match[1] not in known:
+                    if match[1] not in known and not match.group().startswith("$"):
                         raise ValueError(
                             f"arguments: nothing gives {match.group()!r}; known: {', '.join(sorted(known))}"
                         )
         for name, value in self.values.items():
             for match in _TEMPLATE.finditer(value):
-                if match[1] not in JOB_NAMES:
+                if match[1] not in JOB_NAMES and not match.group().startswith("$"):
                     raise ValueError(
                         f"values.{name}: nothing gives {match.group()!r}; known: {', '.join(JOB_NAMES)}"
                     )
