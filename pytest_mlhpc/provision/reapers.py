@@ -15,14 +15,10 @@ from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.ledger import NotYet, Prepare, Reaper, prepared
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, same_cluster, user_name
 from pytest_mlhpc.node.processes import copy_of
-from pytest_mlhpc.provision.scheduler.client import SchedulerClient, SchedulerJob
+from pytest_mlhpc.provision.scheduler.client import UNDER_WAY_S, SchedulerClient, SchedulerJob
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.kubernetes.reap import ClusterLocation, OverdueDeletion
-
-#: How long a submission that nobody answered may still be under way, in seconds: sbatch(1) tries 15 times, waiting a second
-#: longer each time, which makes two minutes; its calls have time limits of their own.
-UNDER_WAY_S = 300.0
 
 #: Folder of a state directory with notes of what stays in clusters (``kubernetes/reap.py``).
 KEPT = "kept"

@@ -22,8 +22,12 @@ from pytest_mlhpc.store.locations import make_directories
 from pytest_mlhpc.store.text import figure, one_line, quantity, table
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.provision.scheduler.client import SchedulerNode
-    from pytest_mlhpc.provision.slurm.client import PartitionLimits, Reservation, SlurmClient
+    from pytest_mlhpc.provision.scheduler.client import (
+        PartitionLimits,
+        Reservation,
+        SchedulerNode,
+        SlurmClient,
+    )
 
 
 #: Values of --mlhpc-each-node= that are no names.

@@ -43,7 +43,7 @@ from pytest_mlhpc.store.record import Failure, purpose_of
 from pytest_mlhpc.store.text import minutes, tell
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.provision.slurm.client import SlurmClient
+    from pytest_mlhpc.provision.scheduler.client import SlurmClient
 
 
 class Spending:

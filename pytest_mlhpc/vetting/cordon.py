@@ -21,8 +21,7 @@ from pytest_mlhpc.node.vet.verdict_files import FilesError, node_name, read
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import Conflict, KubernetesError, NotFound
 from pytest_mlhpc.provision.kubernetes.objects import NODE, Manifest, ObjectRef, metadata_of
-from pytest_mlhpc.provision.scheduler.client import SchedulerError, SchedulerNode
-from pytest_mlhpc.provision.slurm.client import SlurmClient
+from pytest_mlhpc.provision.scheduler.client import SchedulerError, SchedulerNode, SlurmClient
 
 
 @dataclass(frozen=True)

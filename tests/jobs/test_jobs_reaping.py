@@ -18,13 +18,17 @@ from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.ledger import Ledger, NotYet, adopt, reap_expired_leases
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, user_name
 from pytest_mlhpc.provision.reapers import (
-    UNDER_WAY_S,
     cluster_name,
     job_reaper,
     our_reapers,
     reachable_with,
 )
-from pytest_mlhpc.provision.scheduler.client import SchedulerJob, SchedulerState, SchedulerUnavailable
+from pytest_mlhpc.provision.scheduler.client import (
+    UNDER_WAY_S,
+    SchedulerJob,
+    SchedulerState,
+    SchedulerUnavailable,
+)
 from pytest_mlhpc.provision.ssh import host_of
 
 HOST, ME = os.uname().nodename, user_name()

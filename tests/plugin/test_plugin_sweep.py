@@ -16,6 +16,8 @@ from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.spec import JobSpec, same_needs
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.provision.scheduler.client import (
+    PartitionLimits,
+    Reservation,
     SchedulerJob,
     SchedulerNode,
     SchedulerState,
@@ -23,7 +25,6 @@ from pytest_mlhpc.provision.scheduler.client import (
 )
 from pytest_mlhpc.provision.scheduler.script import render_script
 from pytest_mlhpc.provision.slurm import inside_job
-from pytest_mlhpc.provision.slurm.client import PartitionLimits, Reservation
 from pytest_mlhpc.provision.slurm.commands import expand_or_refuse
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.provision.slurm.script import SLURM

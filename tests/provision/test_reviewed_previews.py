@@ -10,11 +10,18 @@ from systems_files import ROOT, mlhpc_systems, previews_of
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(("folder", "suffix"), [("slurm", "sh"), ("kubernetes", "yaml")])
-def test_what_our_systems_render_to_was_reviewed(folder, suffix):
+@pytest.mark.parametrize(
+    ("folder", "suffix", "of_slurm"),
+    [("slurm", "sh", True), ("scheduler", "sh", False), ("kubernetes", "yaml", False)],
+)
+def test_what_our_systems_render_to_was_reviewed(folder, suffix, of_slurm):
     shown = previews_of(ROOT / "systems.yaml")
     golden = HERE / folder / "golden"
-    texts = {name: preview.text for name, preview in shown.found.items() if preview.suffix == suffix}
+    texts = {
+        name: preview.text
+        for name, preview in shown.found.items()
+        if preview.suffix == suffix and ("\n#SBATCH " in preview.text) == of_slurm
+    }
     if os.environ.get("MLHPC_UPDATE_GOLDEN"):
         for old in golden.glob(f"*.{suffix}"):
             old.unlink()

@@ -12,17 +12,25 @@ from pytest_mlhpc.provision import ssh
 from pytest_mlhpc.provision.kubernetes import schema
 from pytest_mlhpc.provision.kubernetes.schema import CustomKind
 from pytest_mlhpc.provision.kubernetes.settings import PATIENCE, builtin_kinds
+from pytest_mlhpc.provision.scheduler.definition import (
+    JOB_NAMES,
+    CommandsOptions,
+    SchedulerDefinition,
+    shipped,
+)
 from pytest_mlhpc.provision.scheduler.script import FAILED_STEPS
 from pytest_mlhpc.provision.slurm import over_ssh
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 
 SLURM, KUBERNETES, SSH = Page("systems.md"), Page("kubernetes.md"), Page("ssh.md")
+COMMANDS = Page("scheduler-commands.md")
 
 
 @pytest.mark.parametrize(
     ("page", "heading", "names"),
     [
         (SLURM, "### All keys under `slurm`", set(SlurmOptions.model_fields)),
+        (COMMANDS, "## All keys under `commands`", set(CommandsOptions.model_fields)),
         (KUBERNETES, "## All keys under `kubernetes`", set(schema.KubernetesOptions.model_fields)),
         (KUBERNETES, "### Patience", set(PATIENCE)),
         (KUBERNETES, "### Kinds", set(builtin_kinds())),
@@ -92,6 +100,27 @@ def test_the_entry_of_a_system_behind_ssh_loads_and_renders(tmp_path):
     (tmp_path / "systems.yaml").write_text(entry)
     shown = previews_of(tmp_path / "systems.yaml")
     assert "--chdir=/work/ada/mlhpc/runs/" in shown.found["mycluster.cpu.default"].text
+
+
+def test_the_entry_of_a_scheduler_by_commands_renders_as_the_page_shows(tmp_path):
+    (entry,) = COMMANDS.examples()
+    (shown,) = re.findall(r"```sh\n(.*?)```", COMMANDS.text, re.DOTALL)
+    (tmp_path / "systems.yaml").write_text(entry)
+    preview = previews_of(tmp_path / "systems.yaml").found["mycluster.all.default"]
+    assert preview.text.startswith(shown)
+    for words in (
+        "#$ -l exclusive=true\n",
+        "#$ -P proj\n",
+        "node.batch.job_nodes --lines /work/ada/mlhpc/runs/",
+    ):
+        assert words in preview.text
+
+
+def test_the_page_about_commands_names_each_definition_key_and_placeholder():
+    cells = set(re.findall(r"^\| `([\w.]+)` \|", COMMANDS.text, re.MULTILINE))
+    assert set(shipped()) <= cells
+    assert set(SchedulerDefinition.model_fields) - {"title", "tested", "values"} <= cells
+    assert set(JOB_NAMES) <= set(re.findall(r"`\{(\w+)\}`", COMMANDS.text))
 
 
 def test_the_bounds_of_the_page_about_ssh_are_those_of_the_program():

@@ -157,7 +157,7 @@ def load_plan(path: Path) -> Union[Plan, int]:
         return EXIT_PLAN
 
 
-class Job(Protocol):
+class JobAround(Protocol):
     """The job around a batch, where a definition tells of its scheduler (``node/batch/job_nodes.py``)."""
 
     @property
@@ -181,7 +181,7 @@ def in_job(  # noqa: PLR0917 - from the plan to what tells of the job
     folder: Path,
     signals: BatchSignals,
     environ: Mapping[str, str],
-    job: Optional[Job] = None,
+    job: Optional[JobAround] = None,
 ) -> int:
     """Do all runs on the nodes of the job around us, Slurm's without *job*, with lines in *folder*; return the exit code."""
     try:

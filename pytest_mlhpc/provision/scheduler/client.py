@@ -1,6 +1,6 @@
-"""The interface to a scheduler of jobs, :class:`SchedulerClient`, and its dataclasses.
+"""The interface to a scheduler of jobs, :class:`SchedulerClient`, with what Slurm alone is asked for, :class:`SlurmClient`.
 
-Clients are those of Slurm (``provision/slurm/``) and those made of a definition (``definition_client.py``). Every call blocks for
+Clients are those of Slurm (``provision/slurm/``) and those that a definition makes (``commands.py``). Every call blocks for
 at most :data:`CALL_LIMIT_S`. Answers are our own dataclasses; reasons are the scheduler's own text. Times are integer ns UTC by
 the clock of the scheduler's controller, 0 where it knows none.
 """
@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_mlhpc.errors import MlhpcError
+
+#: How long a submission that nobody answered may still be under way, in seconds: sbatch(1) tries 15 times, waiting a second
+#: longer each time, which makes two minutes; its calls have time limits of their own.
+UNDER_WAY_S = 300.0
 
 #: Longest time that one call may take, in seconds. A busy slurmctld answers after MessageTimeout, 10 s by default.
 CALL_LIMIT_S = 30.0
@@ -234,3 +238,67 @@ class SchedulerClient(Protocol):
 
     def expand(self, hostlist: str) -> tuple[str, ...]:
         """Return the nodes of a host list like ``node[1-4,7]``, in its order. Needs no query where possible."""
+
+
+@dataclass(frozen=True)
+class PartitionLimits:
+    """Limits that ``scontrol show partition`` prints. None: no limit. Times are in seconds."""
+
+    name: str
+    up: bool
+    max_time_s: float | None = None
+    max_nodes: int | None = None
+    min_nodes: int = 0
+    total_nodes: int = 0
+    nodes: tuple[str, ...] = ()
+    allow_accounts: frozenset[str] = frozenset()  #: empty: all
+    allow_qos: frozenset[str] = frozenset()  #: empty: all
+    qos: str = ""  #: the partition's own QoS, whose limits hold for all its jobs
+
+
+@dataclass(frozen=True)
+class QosLimits:
+    """Limits of a QoS for one job. None: no limit, or it is unknown to the accounting."""
+
+    name: str
+    max_time_s: float | None = None
+    max_nodes: int | None = None
+    usage_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """One reservation. ``flags`` in upper case (MAINT ...)."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    nodes: tuple[str, ...] = ()
+    partition: str = ""
+    users: frozenset[str] = frozenset()
+    accounts: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
+
+
+class SlurmClient(SchedulerClient, Protocol):
+    """The calls that only Slurm has."""
+
+    name: str  #: "cli" or "pyslurm"
+
+    def version(self) -> str:
+        """Return the version of Slurm, like 24.11.5."""
+
+    def drain(self, names: Collection[str], reason: str) -> None:
+        """Let no new job start on the nodes."""
+
+    def resume(self, names: Collection[str]) -> None:
+        """Return drained nodes to service."""
+
+    def partition(self, name: str) -> PartitionLimits:
+        """Return a partition's limits; SchedulerRefused if there is none of this name."""
+
+    def qos(self, name: str) -> QosLimits | None:
+        """Return a QoS's limits; None where the accounting does not answer."""
+
+    def reservations(self) -> list[Reservation]:
+        """Return all reservations."""

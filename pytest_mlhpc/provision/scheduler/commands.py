@@ -19,9 +19,10 @@ from typing import Final
 from pytest_mlhpc.config.model import Environment, Partition
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.ledger_entry import user_name
+from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.files import read_json, read_private
 from pytest_mlhpc.node.processes import copy_of, last_lines, run_to_end
-from pytest_mlhpc.node.protocol.plan import JobRules, Plan
+from pytest_mlhpc.node.protocol.plan import HELD, JobRules, Plan
 from pytest_mlhpc.provision.payload import cannot_write, write_private
 from pytest_mlhpc.provision.scheduler.client import (
     CALL_LIMIT_S,
@@ -34,7 +35,13 @@ from pytest_mlhpc.provision.scheduler.client import (
     SchedulerUnavailable,
     SchedulerUnusable,
 )
-from pytest_mlhpc.provision.scheduler.definition import Definition, QueryModel, ResultModel, fill, filled
+from pytest_mlhpc.provision.scheduler.definition import (
+    QueryModel,
+    ResultModel,
+    SchedulerDefinition,
+    fill,
+    filled,
+)
 from pytest_mlhpc.provision.scheduler.provisioner import JobProvisioner
 from pytest_mlhpc.provision.scheduler.script import ScriptRules
 
@@ -81,7 +88,7 @@ class DefinitionClient:
     key: str = COMMANDS
 
     def __init__(
-        self, definition: Definition, environ: Mapping[str, str], limit_s: float = CALL_LIMIT_S
+        self, definition: SchedulerDefinition, environ: Mapping[str, str], limit_s: float = CALL_LIMIT_S
     ) -> None:
         self.title: str = definition.title
         self.calls: dict[str, int] = Counter()
@@ -215,9 +222,9 @@ class DefinitionClient:
         return _Answer(shown, done.returncode, output.decode("utf-8", "replace"))
 
 
-def definition_of(partition: Partition) -> Definition:
+def definition_of(partition: Partition) -> SchedulerDefinition:
     """Return the definition of a partition whose scheduler is `commands`; it was checked before."""
-    return Definition.model_validate(partition.scheduler_options["definition"])
+    return SchedulerDefinition.model_validate(partition.scheduler_options["definition"])
 
 
 def script_rules(partition: Partition) -> ScriptRules:
@@ -253,7 +260,7 @@ def _directives(plan: Plan, partition: Partition, environment: Environment, name
     for words in (*definition.directives.arguments, *partition.scheduler_options.get("arguments", ())):
         arguments = filled(words, values)
         for word in arguments:
-            if bad := _SPECIAL.search(word):
+            if "${" not in word and (bad := _SPECIAL.search(word)):  # else a variable that is shown
                 text = f"holds {bad.group()!r}, which a line for {definition.title} cannot say"
                 raise UsageError(f"{partition.id}: {word!r:.200} {text}")
         lines.append(" ".join([definition.directives.prefix, *arguments]))
@@ -285,6 +292,12 @@ def job_values(plan: Plan, partition: Partition, name: str) -> dict[str, str]:
 class DefinedProvisioner(JobProvisioner):
     """Runs plans in jobs of a scheduler that a definition describes. Arguments are those of JobProvisioner."""
 
+    def validate(self, spec: JobSpec) -> str:
+        """Return why *spec* can never run here, or an empty string."""
+        if spec.workload == HELD and spec.nodes > 1:
+            return "the fixture `allocation` starts programs on several nodes by srun, which only Slurm has"
+        return super().validate(spec)
+
     def _write(self, plan: Plan) -> None:
         super()._write(plan)
         path = Path(plan.directory) / SCHEDULER_FILE
@@ -314,7 +327,7 @@ def client_of_allocation(directory: Path, environ: Mapping[str, str]) -> Definit
         OSError: the folder does not say how; ``ValueError``: what it says is no definition.
     """
     found = read_json(read_private(directory / SCHEDULER_FILE))
-    return DefinitionClient(Definition.model_validate(found), environ)
+    return DefinitionClient(SchedulerDefinition.model_validate(found), environ)
 
 
 def missing_commands(partition: Partition, environ: Mapping[str, str]) -> list[str]:

@@ -48,7 +48,8 @@ JOB_NAMES: Final[Mapping[str, str]] = {
     "user": "the user's name",
 }
 
-_TEMPLATE = re.compile(r"\{([^{}]*)\}|[{}]")
+#: A name in braces, a lone brace, or a variable that is shown and not put in.
+_TEMPLATE = re.compile(r"\$\{\w+\}|\{([^{}]*)\}|[{}]")
 
 #: Groups that patterns must have, by their place in a definition.
 _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -161,7 +162,7 @@ class HostsModel(_Closed):
         return self
 
 
-class Definition(_Closed):
+class SchedulerDefinition(_Closed):
     """A scheduler as data."""
 
     title: Text
@@ -183,17 +184,17 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def read_definition(path: Path, values: Mapping[str, str]) -> Definition:
+def read_definition(path: Path, values: Mapping[str, str]) -> SchedulerDefinition:
     """Return the definition in *path*, whose templates may also use *values* of systems.yaml.
 
     Raises:
         ConfigError: it cannot be read or is wrong; each problem with its file and line.
     """
     node = read_file(path, top="")
-    found, problems = validate(Definition, node)
-    if isinstance(found, Definition):
+    found, problems = validate(SchedulerDefinition, node)
+    if isinstance(found, SchedulerDefinition):
         problems = [*_missing_groups(node), *_wrong_templates(node, {*values, *found.values})]
-    if problems or not isinstance(found, Definition):
+    if problems or not isinstance(found, SchedulerDefinition):
         raise ConfigError(problems)
     return found
 
@@ -258,7 +259,7 @@ def _texts(node: YamlNode) -> Iterator[YamlNode]:
 
 def fill(text: str, values: Mapping[str, object]) -> str:
     """Return *text* with each ``{name}`` replaced; names were checked when the definition was read."""
-    return _TEMPLATE.sub(lambda found: str(values[found[1]]), text)
+    return _TEMPLATE.sub(lambda found: str(values[found[1]]) if found[1] else found.group(), text)
 
 
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
@@ -303,7 +304,7 @@ class CommandsOptions(_Closed):
     values: dict[Name, Annotated[Text, BeforeValidator(_value)]] = Field(
         {}, description="for the definition's templates"
     )
-    definition: Annotated[Definition, BeforeValidator(_definition)] = Field(
+    definition: Annotated[SchedulerDefinition, BeforeValidator(_definition)] = Field(
         description="gridengine or another one that is shipped, or a file relative to systems.yaml"
     )
     arguments: list[Words] = Field([], description="more arguments of each job, as `directives` has them")
@@ -323,13 +324,13 @@ class CommandsOptions(_Closed):
         for words in self.arguments:
             for word in words:
                 for match in _TEMPLATE.finditer(word):
-                    if match[1] not in known:
+                    if match[1] not in known and not match.group().startswith("$"):
                         raise ValueError(
                             f"arguments: nothing gives {match.group()!r}; known: {', '.join(sorted(known))}"
                         )
         for name, value in self.values.items():
             for match in _TEMPLATE.finditer(value):
-                if match[1] not in JOB_NAMES:
+                if match[1] not in JOB_NAMES and not match.group().startswith("$"):
                     raise ValueError(
                         f"values.{name}: nothing gives {match.group()!r}; known: {', '.join(JOB_NAMES)}"
                     )

@@ -16,7 +16,6 @@ from typing import TypeVar
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.provisioner import AllocationEnded, Event, LineArrived
 from pytest_mlhpc.jobs.spec import JobState
-from pytest_mlhpc.provision.reapers import UNDER_WAY_S
 from pytest_mlhpc.provision.scheduler.allocation import JobAllocation
 from pytest_mlhpc.provision.scheduler.causes import (
     JobEvidence,
@@ -29,6 +28,7 @@ from pytest_mlhpc.provision.scheduler.causes import (
     waiting_text,
 )
 from pytest_mlhpc.provision.scheduler.client import (
+    UNDER_WAY_S,
     SchedulerClient,
     SchedulerError,
     SchedulerJob,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_mlhpc.config.model import Partition
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.provision.slurm.client import SlurmClient
+    from pytest_mlhpc.provision.scheduler.client import SlurmClient
     from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns
     from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner
 

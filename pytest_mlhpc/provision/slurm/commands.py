@@ -25,6 +25,9 @@ from pytest_mlhpc.provision.scheduler.client import (
     CALL_LIMIT_S,
     JobStep,
     JobSubmission,
+    PartitionLimits,
+    QosLimits,
+    Reservation,
     SchedulerError,
     SchedulerJob,
     SchedulerNode,
@@ -33,7 +36,6 @@ from pytest_mlhpc.provision.scheduler.client import (
     SchedulerUnusable,
 )
 from pytest_mlhpc.provision.slurm import parse
-from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits, Reservation
 
 #: Most of a command's own output that an error quotes, in characters.
 MAX_MESSAGE = 2000

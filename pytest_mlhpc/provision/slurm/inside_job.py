@@ -33,8 +33,8 @@ from pytest_mlhpc.provision.scheduler.client import (
     SchedulerJob,
     SchedulerRefused,
     SchedulerState,
+    SlurmClient,
 )
-from pytest_mlhpc.provision.slurm.client import SlurmClient
 from pytest_mlhpc.provision.slurm.commands import CliClient
 from pytest_mlhpc.provision.slurm.options import settings_of
 from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner

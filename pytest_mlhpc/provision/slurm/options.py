@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.provision.scheduler.client import PartitionLimits, QosLimits
 from pytest_mlhpc.provision.scheduler.provisioner import beyond
-from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits
 
 #: A job that waits longer than a day for its nodes is given up, unless the partition says otherwise.
 PENDING_LIMIT_S: Final = 86400.0

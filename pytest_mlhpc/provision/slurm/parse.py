@@ -10,8 +10,15 @@ import re
 from collections.abc import Sequence
 
 from pytest_mlhpc.node.agents.nodes import HostlistError, expand_hostlist
-from pytest_mlhpc.provision.scheduler.client import JobStep, SchedulerJob, SchedulerNode, SchedulerState
-from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits, Reservation
+from pytest_mlhpc.provision.scheduler.client import (
+    JobStep,
+    PartitionLimits,
+    QosLimits,
+    Reservation,
+    SchedulerJob,
+    SchedulerNode,
+    SchedulerState,
+)
 
 NS = 1_000_000_000
 

@@ -13,8 +13,14 @@ from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.provision.reapers import ask_cluster_name
-from pytest_mlhpc.provision.scheduler.client import SchedulerError, SchedulerUnreachable, SchedulerUnusable
-from pytest_mlhpc.provision.slurm.client import PartitionLimits, Reservation, SlurmClient
+from pytest_mlhpc.provision.scheduler.client import (
+    PartitionLimits,
+    Reservation,
+    SchedulerError,
+    SchedulerUnreachable,
+    SchedulerUnusable,
+    SlurmClient,
+)
 from pytest_mlhpc.provision.slurm.commands import PRESERVED_VARIABLES
 from pytest_mlhpc.provision.slurm.options import OTHER_CLUSTER, settings_of
 from pytest_mlhpc.store.locations import page

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.jobs.provisioner import MonotonicClock
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.provision.scheduler.client import SchedulerError, SchedulerUnavailable
+from pytest_mlhpc.provision.scheduler.client import (
+    PartitionLimits,
+    QosLimits,
+    SchedulerError,
+    SchedulerUnavailable,
+    SlurmClient,
+)
 from pytest_mlhpc.provision.scheduler.provisioner import JobProvisioner
-from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits, SlurmClient
 from pytest_mlhpc.provision.slurm.options import (
     SlurmSettings,
     beyond_limits,

@@ -23,15 +23,18 @@ from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.provision.scheduler.client import (
     JobStep,
     JobSubmission,
+    PartitionLimits,
+    QosLimits,
+    Reservation,
     SchedulerError,
     SchedulerJob,
     SchedulerNode,
     SchedulerRefused,
     SchedulerState,
     SchedulerUnavailable,
+    SlurmClient,
 )
 from pytest_mlhpc.provision.slurm import commands, parse
-from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits, Reservation, SlurmClient
 from pytest_mlhpc.provision.slurm.commands import CliClient, drain_reason, expand_or_refuse
 from pytest_mlhpc.provision.slurm.parse import parse_duration_s
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pytest_mlhpc.config.systems import load_systems
 from pytest_mlhpc.errors import ConfigError
 from pytest_mlhpc.jobs.spec import MARGIN_S
-from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits
+from pytest_mlhpc.provision.scheduler.client import PartitionLimits, QosLimits
 from pytest_mlhpc.provision.slurm.options import (
     SlurmSettings,
     beyond_limits,

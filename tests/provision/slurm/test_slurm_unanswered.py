@@ -10,8 +10,9 @@ import pytest
 
 from pytest_mlhpc.jobs.provisioner import StateChanged
 from pytest_mlhpc.jobs.spec import JobState
-from pytest_mlhpc.provision.reapers import UNDER_WAY_S
 from pytest_mlhpc.provision.scheduler.client import (
+    UNDER_WAY_S,
+    PartitionLimits,
     SchedulerRefused,
     SchedulerState,
     SchedulerUnavailable,
@@ -19,7 +20,6 @@ from pytest_mlhpc.provision.scheduler.client import (
 )
 from pytest_mlhpc.provision.scheduler.poll import MAX_RETRY_S, MIN_RETRY_S, Backoff
 from pytest_mlhpc.provision.scheduler.submit import SUBMIT_LIMIT_S, UNANSWERED_LIMIT_S
-from pytest_mlhpc.provision.slurm.client import PartitionLimits
 
 NAMES = [f"job{number}" for number in range(20)]
 
