@@ -29,9 +29,9 @@ from pytest_mlhpc.node.batch.output import CannotWrite, ControllerLost, Lines, R
 from pytest_mlhpc.node.batch.runs import Site, do_run
 from pytest_mlhpc.node.batch.test_nodes import hold
 from pytest_mlhpc.node.batch.vetting import vet
-from pytest_mlhpc.node.batch.warm import WarmRanks
+from pytest_mlhpc.node.batch.warm import WarmRanks, warm_ranks
 from pytest_mlhpc.node.files import EXIT_UNSAFE, UnsafeDirectoryError, open_private
-from pytest_mlhpc.node.processes import EXIT_TERMINATED, become_subreaper, raise_file_limit, reap, say
+from pytest_mlhpc.node.processes import EXIT_TERMINATED, raise_file_limit, reap, say
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED, Plan, read_plan
 
 #: The log of a batch, in the folder of its plan.
@@ -79,17 +79,14 @@ def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> i
         return plan
     signals = BatchSignals()
     raise_file_limit(max((run.ranks for run in plan.runs), default=1))
-    problem = become_subreaper()
-    if problem:
-        say(f"orphaned processes cannot be adopted: {problem}")
-    if folder is None:
+    with warm_ranks() as warm:
+        if folder is not None:
+            return in_job(plan, path, folder, signals, os.environ if environ is None else environ, warm)
         relay = Relay(os.dup(1))
         os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
-        with contextlib.closing(WarmRanks()) as warm:
-            site = Site((os.uname().nodename,), os.uname().nodename, warm=None if problem else warm)
-            code = do_all(plan, path, relay, signals, site)
-            return do_more(relay.fd, signals, site) if more and code == 0 else code
-    return in_job(plan, path, folder, signals, os.environ if environ is None else environ)
+        site = Site((os.uname().nodename,), os.uname().nodename, warm=warm)
+        code = do_all(plan, path, relay, signals, site)
+        return do_more(relay.fd, signals, site) if more and code == 0 else code
 
 
 def do_more(output: int, signals: BatchSignals, site: Site) -> int:
@@ -157,7 +154,14 @@ def _plan(path: Path) -> Union[Plan, int]:
         return EXIT_PLAN
 
 
-def in_job(plan: Plan, path: Path, folder: Path, signals: BatchSignals, environ: Mapping[str, str]) -> int:
+def in_job(  # noqa: PLR0917 - from the plan to what forks its ranks
+    plan: Plan,
+    path: Path,
+    folder: Path,
+    signals: BatchSignals,
+    environ: Mapping[str, str],
+    warm: Optional[WarmRanks],
+) -> int:
     """Do all runs on the nodes of the job around us, with lines in *folder*; return the exit code."""
     try:
         lines = output.LinesFolder(folder, plan.allocation_id)
@@ -171,7 +175,8 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: BatchSignals, environ:
     try:
         try:
             found = nodes.allocated(environ)
-            site = Site(found, nodes.own_node(environ), slurm="SLURM_JOB_ID" in environ, lifeline=False)
+            slurm = "SLURM_JOB_ID" in environ
+            site = Site(found, nodes.own_node(environ), slurm=slurm, lifeline=False, warm=warm)
             relay = Relay(lines.open(found, environ))
             code = do_all(plan, path, relay, signals, site)
         except nodes.NodesUnknown as error:
