@@ -39,7 +39,15 @@ from pytest_mlhpc.node.launch.step import rank_variables
 from pytest_mlhpc.node.processes import become_subreaper, die_with_parent, say
 
 #: Variables by which a batch tells a rank of its run; all others are the same for all ranks of a warm process.
-OF_RUN = ("MLHPC_PLAN", "MLHPC_RUN", "MLHPC_SECRET", "MLHPC_CHANNEL", "MLHPC_OUTPUT", "MASTER_ADDR", "MASTER_PORT")
+OF_RUN = (
+    "MLHPC_PLAN",
+    "MLHPC_RUN",
+    "MLHPC_SECRET",
+    "MLHPC_CHANNEL",
+    "MLHPC_OUTPUT",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 #: What torchrun tells its ranks beside their places, where all are on one node (torch 2.0 to 2.13:
 #: ``torch/distributed/elastic/agent/server/local_elastic_agent.py``); a record shows the last one.
@@ -88,7 +96,9 @@ class ForkedRanks:
     pids: Tuple[int, ...] = ()
     returncode: Optional[int] = None
     stderr: Optional[IO[bytes]] = None
-    _ended: Dict[int, int] = field(default_factory=dict)  #: children of the batch, from before the pids were known on
+    _ended: Dict[int, int] = field(
+        default_factory=dict
+    )  #: children of the batch, from before the pids were known on
 
     def note_exits(self, ended: Mapping[int, int]) -> None:
         """Learn which children of the batch have ended and were reaped."""
