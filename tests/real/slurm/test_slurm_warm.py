@@ -1,20 +1,27 @@
 """Ranks that a batch on the real Slurm forks where the partition says `warm: true`: they find what fresh ones find, and nothing is left."""
 
+import contextlib
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
-from nosy_runs import is_alive, nosy, pair
-from running_suites import text_of
+from nosy_runs import nosy, pair
+from pods import bash
+from running_suites import wait_for
 from services import Slurm
 from slurm_batches import submit
 
+from pytest_mlhpc.node.batch import warm
+
 pytestmark = pytest.mark.servers
 
-SUITE = text_of(__file__, "../warm_ranks.py.txt")
 LIMIT_S = 1200.0
+TRAININGS = """
+@pytest.mark.parametrize("turn", [1, 2])
+@train("cosmoflow", time_limit=600)
+def test_training(run, turn):
+    pass
+"""
 
 #: Runs of one job: what their ranks do, and whether they may be forked.
 RUNS = {
@@ -32,15 +39,32 @@ def facts(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
     """What ranks found in one job of one node."""
     folder = tmp_path_factory.mktemp("warm")
     runs = [nosy(name, acts, may=may) for name, (acts, may) in RUNS.items()]
-    batch = submit(slurm, folder, *runs, pair("pair"), options=("--nodes=1", "--exclusive"))
+    options = ("--nodes=1", "--exclusive", f"--chdir={folder}")
+    waits = bash(f"while [ ! -e {folder}/go ]; do sleep 0.1; done", "waits")
+    batch = submit(slurm, folder, *runs, pair("pair"), waits, options=options)
     try:
+        batch.await_line("pair", "end")
+        assert len(warm_processes(folder)) == 1
+        (folder / "go").touch()
         assert batch.await_end() == 0, batch.log("fresh")
     finally:
         slurm.run("scancel", batch.job)
+    wait_for(lambda: not warm_processes(folder))
     files = {name: Path("facts.json") for name in RUNS} | {
         f"pair {rank}": Path(f"facts{rank}.json") for rank in (0, 1)
     }
     return {name: json.loads((folder / name.split()[0] / file).read_text()) for name, file in files.items()}
+
+
+def warm_processes(folder: Path) -> list[str]:
+    """Return the pids of processes that fork ranks for a job with *folder* as its working directory."""
+    there = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            forks = entry.name.isdigit() and warm.__name__.encode() in (entry / "cmdline").read_bytes()
+            if forks and (entry / "cwd").readlink() == folder:
+                there.append(entry.name)
+    return there
 
 
 def found(facts: dict[str, dict], name: str) -> dict:
@@ -66,25 +90,16 @@ def test_several_ranks_of_a_run_are_forked_by_one_process(facts):
     assert facts["pair 0"]["warm"] == facts["pair 1"]["warm"] is not None
 
 
-def test_no_warm_process_is_left_of_a_job(facts):
-    assert not [one["warm"] for one in facts.values() if one["warm"] is not None and is_alive(one["warm"])]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("warm", [True, False])
-def test_trainings_that_share_a_job_are_forked_where_the_partition_says_so(suite, warm):
-    suite.tests(SUITE)
+@pytest.mark.parametrize("says", [True, False])
+def test_ranks_that_share_a_job_are_forked_where_the_partition_says_so(suite, says):
+    suite.tests(TRAININGS)
     file = suite.folder / "systems.yaml"
     systems = json.loads(file.read_text())
     (part,) = systems["systems"]["cluster"]["partitions"].values()
-    part.update(launcher="auto", **({"warm": True} if warm else {}))
+    part.update(launcher="auto", **({"warm": True} if says else {}))
     file.write_text(json.dumps(systems))
-    result = suite.start("--mlhpc-pack", *(() if warm else ("-k", "before"))).end(LIMIT_S)
-    result.expect(0, passed=5 if warm else 2)
-    ranks = [one["measurement"]["environment"] for one in result.records if "training" in one["benchmark"]]
-    interpreters = [environment["interpreter"] for environment in ranks]
-    assert interpreters == ["fresh", "fresh"] or (interpreters[:2], interpreters[-1]) == (
-        ["warm", "warm"],
-        "warm",
-    )
-    assert ("warm" in interpreters) is warm
+    result = suite.start("--mlhpc-pack").end(LIMIT_S)
+    result.expect(0, passed=2)
+    found = [record["measurement"]["environment"]["interpreter"] for record in result.records]
+    assert found == ["warm" if says else "fresh"] * 2
