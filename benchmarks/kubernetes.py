@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+from benchmarks import packed_training
 from benchmarks.kubernetes_cluster import Cluster, started
 from benchmarks.report import Row, machine, table
 from benchmarks.slurm_cluster import NotHereError
@@ -24,7 +25,7 @@ JOBS, AT_ONCE = 20, 8
 #: Seconds that the jobs take: from 10 to 60, short and long ones mixed as in a suite.
 SECONDS = [10 + (at * 23) % 51 for at in range(JOBS)]
 LINES, CUTS = 100_000, (5_000, 20_000, 40_000)
-PARTS = ("jobs", "lines")
+PARTS = ("jobs", "lines", "training")
 
 HEAD = 'from pytest_mlhpc import Metric, program\n\nRATE = Metric("rate", r"rate: (\\S+)", "items/s")\n'
 TEST = """
@@ -46,7 +47,7 @@ def run(parts: tuple[str, ...] = PARTS) -> list[Row]:
             with started(Path(name)) as cluster:
                 rows: list[Row] = []
                 for part in parts:
-                    rows += _jobs(cluster) if part == "jobs" else _lines(cluster)
+                    rows += {"jobs": _jobs, "lines": _lines, "training": _trainings}[part](cluster)
                     print(f"{part}: {'; '.join(row.measured for row in rows)}", file=sys.stderr, flush=True)
                 return rows
     except NotHereError as error:
@@ -116,6 +117,18 @@ def _delay_row(names: dict[str, int], seen: dict[str, float], stamps: Path) -> R
 def _left_row(cluster: Cluster) -> Row:
     left = cluster.objects()
     return Row("objects left", "0", str(len(left)) + (f": {', '.join(left)}" if left else ""), not left)
+
+
+def _trainings(cluster: Cluster) -> list[Row]:
+    """Train in pods that several trainings share."""
+
+    def session(partition: str) -> None:
+        unwatched = Path("/dev/null")
+        ended = cluster.session(packed_training.SUITE, unwatched, "--mlhpc-pack", partition=partition)
+        if ended.code:
+            raise SystemExit(f"pytest ended with {ended.code}:\n{ended.printed[-5000:]}")
+
+    return packed_training.rows("in a pod", cluster.folder / "state", session)
 
 
 def _lines(cluster: Cluster) -> list[Row]:

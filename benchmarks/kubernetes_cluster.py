@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks import packed_training
 from benchmarks.slurm_cluster import ROOT, UNFIT, Ended, NotHereError
 from pytest_mlhpc.provision.kubernetes.connect import connect
 from pytest_mlhpc.provision.kubernetes.objects import JOB, POD, SECRET, SERVICE, ObjectRef, object_ref
@@ -59,7 +60,9 @@ class Cluster:
             "environments": {"default": {"python": self.environment["MLHPC_TEST_PYTHON"]}},
             "preset": "smoke", "time_limit": "5m",
         }  # fmt: skip
-        systems = {"schema": 1, "systems": {"bench": {"partitions": {"pods": partition}}}}
+        training = {**partition, "launcher": "auto", "nodes": {"cores": 2, "memory": "3GiB", "max": 1}}
+        trainings = {name: {**training, "warm": warm} for name, warm in packed_training.PARTITIONS.items()}
+        systems = {"schema": 1, "systems": {"bench": {"partitions": {"pods": partition, **trainings}}}}
         (self.folder / "systems.yaml").write_text(json.dumps(systems), encoding="utf-8")  # JSON is YAML
 
     def kubectl(self, *words: str) -> str:
@@ -72,9 +75,9 @@ class Cluster:
             raise SystemExit(f"kubectl {shlex.join(words)}: {done.stderr}")
         return done.stdout
 
-    def session(self, suite: str, reports: Path, *options: str) -> Ended:
+    def session(self, suite: str, reports: Path, *options: str, partition: str = "pods") -> Ended:
         """Run pytest over one suite in a folder of its own and return how it ended."""
-        where = self.folder / "suite"
+        where = self.folder / f"suite-{time.monotonic_ns()}"
         where.mkdir()
         (where / "test_suite.py").write_text(suite, encoding="utf-8")
         (where / "conftest.py").write_text(CONFTEST.read_text(encoding="utf-8"), encoding="utf-8")
@@ -94,7 +97,7 @@ class Cluster:
         }
         begin = time.perf_counter()
         done = subprocess.run(
-            [*argv, "--system", "bench:pods", *options], cwd=where, env={**self.environment, **variables},
+            [*argv, "--system", f"bench:{partition}", *options], cwd=where, env={**self.environment, **variables},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         return Ended(done.stdout, time.perf_counter() - begin, 0.0, done.returncode)

@@ -7,11 +7,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import slurm_following, slurm_packing, slurm_queued, slurm_waiting
+from benchmarks import packed_training, slurm_following, slurm_packing, slurm_queued, slurm_waiting
 from benchmarks.report import Row, machine, table
 from benchmarks.slurm_cluster import Cluster, NotHereError, started
 
-PARTS = ("waiting", "packing", "queued", "following")
+PARTS = ("waiting", "packing", "training", "queued", "following")
 
 
 def run(parts: tuple[str, ...] = PARTS, accounting: str = "dbd") -> list[Row]:
@@ -37,8 +37,19 @@ def _measured(parts: tuple[str, ...], accounting: str) -> list[Row]:
 def _part(part: str, cluster: Cluster, reframe: str) -> list[Row]:
     if part == "following":
         return slurm_following.rows(cluster, reframe)
+    if part == "training":
+        state = Path(cluster.environment["MLHPC_STATE"])
+        return packed_training.rows("in a packed Slurm allocation", state, lambda name: _train(cluster, name))
     measure = {"packing": slurm_packing, "queued": slurm_queued, "waiting": slurm_waiting}[part]
     return measure.rows(cluster)
+
+
+def _train(cluster: Cluster, partition: str) -> None:
+    unwatched = {"MLHPC_BENCH_REPORTS": "/dev/null"}
+    ended = cluster.session(partition, packed_training.SUITE, "reports", "--mlhpc-pack", variables=unwatched)
+    if ended.code:
+        raise SystemExit(f"pytest ended with {ended.code}:\n{ended.printed[-5000:]}")
+    cluster.idle()
 
 
 def main() -> int:

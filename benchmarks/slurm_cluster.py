@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -13,6 +14,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from benchmarks import packed_training
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFTESTS = Path(__file__).with_name("slurm_conftests")
@@ -39,6 +42,7 @@ PARTITION = """
         launcher: {launcher}
         accelerator: cpu
         nodes: {{cores: {cores}, memory: 1000MiB, max: 4}}
+        warm: {warm}
         slurm: {{partition: cpu, exclusive: {exclusive}, max_time: 1h, pending_limit: 4h}}
         environments:
           default: {{python: "{python}", setup: 'export PATH="{wrappers}:$PATH" MLHPC_BENCH_COUNTS="{counts}.jobs"'}}
@@ -98,11 +102,13 @@ class Cluster:
             (wrappers / name).chmod(0o755)
         made = [
             PARTITION.format(
-                name=name, launcher=launcher, cores=cores, exclusive=exclusive,
+                name=name, launcher=launcher, cores=cores, exclusive=exclusive, warm=json.dumps(warm),
                 python=sys.executable, wrappers=wrappers, counts=self.folder / "counts",
             )
-            for name, launcher, cores, exclusive in (
-                ("quarter", "srun", 4, "false"), ("quarter_plain", "plain", 4, "false"), ("whole", "srun", 16, "true"),
+            for name, launcher, cores, exclusive, warm in (
+                ("quarter", "srun", 4, "false", False), ("quarter_plain", "plain", 4, "false", False),
+                ("whole", "srun", 16, "true", False),
+                *((name, "auto", 2, "true", warm) for name, warm in packed_training.PARTITIONS.items()),
             )
         ]  # fmt: skip
         (self.folder / "systems.yaml").write_text(SYSTEMS.format(partitions="".join(made)))

@@ -1,4 +1,4 @@
-"""What a short run costs beyond its own steps: a rank that a warm process forks against one that imports torch itself.
+"""What a short run costs beyond its own steps: ranks that a warm process forks against those that import torch themselves.
 
 Both go the way of every run on `local`, in turns, so that whatever else the machine does meets both. A run is submitted when the
 one before has ended. Its own steps are the warm-up and the timed window; what is left is processes, imports, calibration, making
@@ -36,6 +36,8 @@ ROOT = Path(__file__).parents[1]
 #: Pairs of runs of each workload, and the steps of a run: enough for a fastest tenth.
 PAIRS = int(os.environ.get("MLHPC_BENCHMARK_PAIRS", "8"))
 NAMES = ("cosmoflow", "deepcam", "language_model", "resnet50")
+#: What is trained, and by how many ranks: several are started by torchrun where they are not forked.
+TRAININGS = (*((name, 1) for name in NAMES), ("cosmoflow", 2))
 STEPS, WARM_UP = 20, 2
 
 #: How far the figures of the two may be apart: beyond that a workload's ranks are not forked.
@@ -55,11 +57,12 @@ class Side:
 def run() -> list[Row]:
     """Return what a run costs on either side, whether figures agree, and what `make bench` takes."""
     with tempfile.TemporaryDirectory() as folder:
-        sides = {name: _turns(Path(folder), name) for name in NAMES}
+        sides = {one: _turns(Path(folder), *one) for one in TRAININGS}
     rows = []
-    for name, (warm, fresh) in sides.items():
+    for (name, ranks), (warm, fresh) in sides.items():
         there, here = statistics.median(warm.beyond), statistics.median(fresh.beyond)
-        rows.append(Row(f"{name}, smoke: a run beyond its own steps, fresh", "-", f"{here:.2f} s", None))
+        what = f"{name}, smoke, {ranks} rank{'s' * (ranks > 1)}: a run beyond its own steps, fresh"
+        rows.append(Row(what, "-", f"{here:.2f} s", None))
         rows.append(Row("... forked", "<= 0.5 s", f"{there:.2f} s", there <= 0.5))
         rows.append(Row("... ratio", "-", f"{there / here:.2f}", None))
         there, here = statistics.median(warm.computing), statistics.median(fresh.computing)
@@ -75,24 +78,25 @@ def run() -> list[Row]:
     return [*rows, _bench()]
 
 
-def _turns(folder: Path, name: str) -> tuple[Side, Side]:
+def _turns(folder: Path, name: str, ranks: int) -> tuple[Side, Side]:
     """Run a workload *PAIRS* times on either side, and once before that nobody counts; return (forked, fresh)."""
     sides = (Side(), Side())
-    state = folder / f"state-{name}"
+    state = folder / f"state-{name}-{ranks}"
     built = payload.build(state)
     local = LocalProvisioner(state_dir=state, session_id=uuid.uuid4().hex)
     try:
-        _once(local, state, built.sha256, name, Side(), warm=True)
+        _once(local, _plan(state, built.sha256, name, ranks, warm=True), Side())
         for turn, warm in itertools.product(range(PAIRS), (True, False)):
             is_warm = warm is (turn % 2 == 0)  # each side is as often the first of a pair
-            _once(local, state, built.sha256, name, sides[0 if is_warm else 1], warm=is_warm)
+            plan = _plan(state, built.sha256, name, ranks, warm=is_warm)
+            _once(local, plan, sides[0 if is_warm else 1])
     finally:
         local.close()
     return sides
 
 
-def _once(local: LocalProvisioner, state: Path, sha256: str, name: str, side: Side, *, warm: bool) -> None:
-    plan = _plan(state, sha256, name, warm=warm)
+def _once(local: LocalProvisioner, plan: Plan, side: Side) -> None:
+    (run,) = plan.runs
     computed, began = _processor_s(), time.perf_counter()
     handle = local.submit(plan)
     measured, ended = None, False
@@ -104,11 +108,11 @@ def _once(local: LocalProvisioner, state: Path, sha256: str, name: str, side: Si
                 raise RuntimeError(json.dumps(dict(event.message.body)))
             ended = ended or isinstance(event, AllocationEnded)
     if measured is None:
-        raise RuntimeError(f"{name} measured nothing")
+        raise RuntimeError(f"{run.workload} measured nothing")
     values = {one.name: one.value for one in measured.metrics}
     own = values["epoch_time"] + values["warmup_time"]
-    if measured.environment["interpreter"] != ("warm" if warm else "fresh"):
-        raise RuntimeError(f"the rank of {name} was {measured.environment['interpreter']}")
+    if measured.environment["interpreter"] != ("warm" if run.warm else "fresh"):
+        raise RuntimeError(f"the rank of {run.workload} was {measured.environment['interpreter']}")
     side.beyond.append(time.perf_counter() - began - own)
     step_s = measured.contention["own_cores"] * values["epoch_time"] / measured.steps
     side.computing.append(_processor_s() - computed - step_s * (STEPS + WARM_UP))
@@ -123,7 +127,7 @@ def _processor_s() -> float:
     return sum(jiffies) / os.sysconf("SC_CLK_TCK")
 
 
-def _plan(state: Path, sha256: str, name: str, *, warm: bool) -> Plan:
+def _plan(state: Path, sha256: str, name: str, ranks: int, *, warm: bool) -> Plan:
     workload = next(one for one in WORKLOADS if one.name == name)
     run = RunPlan(
         run_id=uuid.uuid4().hex,
@@ -133,10 +137,10 @@ def _plan(state: Path, sha256: str, name: str, *, warm: bool) -> Plan:
         workload=name,
         parameters=parameters_of(workload, "smoke"),
         nodes=1,
-        ranks=1,
+        ranks=ranks,
         cores_per_rank=1,
         device_type="cpu",
-        launcher="plain",
+        launcher="plain" if ranks == 1 else "torchrun",
         time_limit_s=600.0,
         steps=STEPS,
         warmup_steps=WARM_UP,

@@ -21,6 +21,9 @@ from pytest_mlhpc.config.validation import holds_variable, validate
 from pytest_mlhpc.config.yaml import YamlNode
 from pytest_mlhpc.errors import Problem, UsageError, nearest
 
+#: Schedulers with which ranks are forked unless the partition says otherwise.
+WARM: Final = frozenset({"local", "kubernetes"})
+
 #: What ``{name}`` may be, and what it becomes.
 DERIVED: Final[Mapping[str, str]] = {
     "cores": "cores of a node",
@@ -439,6 +442,7 @@ def make_partition(
         owner=found.owner or "",
         maintenance=maintenance_of(found.maintenance),
         matters=found.matters,
+        warm=found.scheduler in WARM if found.warm is None else found.warm,
         scheduler_options=options,
         ssh=found.transport.ssh if found.transport else "",
     )

@@ -112,6 +112,7 @@ class Partition:
     matters: float | None = (
         None  #: smallest loss that fails a test, a share of the level; None: the usual one
     )
+    warm: bool = False  #: ranks of short runs may be forked (``node/batch/warm.py``)
     scheduler_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  #: may hold secrets
     ssh: str = ""  #: where the scheduler's commands are, as for ssh(1); empty: on this machine
 

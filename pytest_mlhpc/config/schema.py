@@ -326,6 +326,9 @@ class PartitionModel(BaseModel):
     matters: Share | None = Field(
         None, description="smallest loss that fails a test here; else 5 %, on scheduler local 10 %"
     )
+    warm: bool | None = Field(
+        None, description="fork ranks of short runs from a process that has imported torch; else not on Slurm"
+    )
     transport: TransportModel | None = Field(
         None, description="how Slurm's commands are reached; without it they are on this machine"
     )

@@ -59,8 +59,9 @@ def plan_of(
         _planted(replace(run_plan(spec, attempt), usual_s=usual(spec)), spec, fault)
         for spec, attempt in specs
     )
-    if any(_setup(spec) != _setup(specs[0][0]) for spec, _ in specs):
-        # A warm process has imported torch in the environment of one side.
+    several = specs[0][0].target.partition.scheduler == "local" or sum(run.warm for run in runs) > 1
+    if not several or any(_setup(spec) != _setup(specs[0][0]) for spec, _ in specs):
+        # A warm process has imported torch in the environment of one side. Beyond `local` none outlives its allocation.
         runs = tuple(replace(run, warm=False) for run in runs)
     first = specs[0][0]
     runs = tuple(_of_its_side(run, spec, first) for run, (spec, _) in zip(runs, specs, strict=True))
@@ -184,18 +185,19 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
 
 
 def may_be_warm(spec: JobSpec) -> bool:
-    """Return whether the only rank of *spec* may be forked by a process that has imported torch (``node/batch/warm.py``).
+    """Return whether ranks of *spec* may be forked by a process that has imported torch (``node/batch/warm.py``).
 
     Runs of the reference preset take so long that an import is nothing. A rank that is bound to cores chooses them before it
-    imports torch, and one that compiles imports torch's compiler.
+    imports torch, one that compiles imports torch's compiler, and one of MPI starts with MPI's own variables.
     """
     partition = spec.target.partition
     short = spec.preset != "reference" or spec.data == NO_DATA
-    alone = (
-        spec.ranks == 1 and spec.launcher == "plain" and spec.workload != "command" and not spec.about_nodes
-    )
+    ours = spec.workload != "command" and not spec.about_nodes
+    here = spec.nodes == 1 and spec.launcher in {"plain", "torchrun"}
     plain = not any(spec.parameters.get(name) for name in ("binding", "compile"))
-    return partition.scheduler == "local" and partition.accelerator in WARM and short and alone and plain
+    mpi = spec.parameters.get("backend") == "mpi"
+    able = partition.warm and partition.accelerator in WARM
+    return able and short and ours and here and plain and not mpi
 
 
 def _device_ids(spec: JobSpec) -> tuple[str, ...]:

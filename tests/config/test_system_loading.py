@@ -17,6 +17,7 @@ from pytest_mlhpc.builtin import make_manager
 from pytest_mlhpc.config.systems import load_systems
 from pytest_mlhpc.config.systems_files import find_systems_file
 from pytest_mlhpc.errors import ConfigError, UsageError
+from pytest_mlhpc.provision.kubernetes.schema import KubernetesOptions
 
 
 class SlurmOptions(BaseModel):
@@ -135,6 +136,23 @@ def test_what_matters_is_said_for_a_partition_or_by_the_defaults_for_the_site(tm
     assert [one.partition.matters for one in load(tmp_path, text).select("mine")] == [0.03, 0.005]
     with pytest.raises(ConfigError, match="write it like '3 %'"):
         load(tmp_path, text.replace("3 %", "0.03")).select("mine")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "says", "warm"),
+    [("local", "", True), ("kubernetes", "", True), ("slurm", "", False), ("slurm", "true", True), ("local", "false", False)],
+)  # fmt: skip
+def test_ranks_are_forked_as_the_partition_says_else_not_on_slurm(tmp_path, scheduler, says, warm):
+    options = {"slurm": {"slurm": "{partition: x}"}, "kubernetes": {"kubernetes": "{namespace: x, image: y}"}}
+    text = partition(
+        scheduler=scheduler, nodes="{cores: 2, memory: 1GiB}", environments="{default: {python: python3}}",
+        **({"warm": says} if says else {}), **options.get(scheduler, {}),
+    )  # fmt: skip
+    path = tmp_path / "systems.yaml"
+    path.write_text(text)
+    known = {**SCHEDULERS, "kubernetes": KubernetesOptions}
+    (found,) = load_systems(path, schedulers=known, launchers={"plain"}, environ={}).select("mine")
+    assert found.partition.warm is warm
 
 
 def test_the_owner_of_a_partition_is_its_own_or_its_systems_or_that_of_the_defaults(tmp_path: Path):

@@ -10,7 +10,7 @@ from pytest_mlhpc.errors import SpecError
 from pytest_mlhpc.jobs.contradictions import duplicates, lacking, unfulfilled
 from pytest_mlhpc.jobs.declare import Declaration, resolve
 from pytest_mlhpc.jobs.metrics import Metric
-from pytest_mlhpc.jobs.plan import run_plan
+from pytest_mlhpc.jobs.plan import plan_of, run_plan
 from pytest_mlhpc.jobs.spec import same_needs
 from pytest_mlhpc.node.protocol.plan import MetricPattern
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
@@ -126,7 +126,9 @@ def test_a_collective_without_devices_has_no_such_parameter_and_reads_no_data(de
     [
         ("cosmoflow", {}, True),
         ("cosmoflow", {"preset": "reference"}, False),  # an import is nothing of such a run
-        ("cosmoflow", {"devices_per_node": 2}, False),  # torchrun starts several ranks
+        ("cosmoflow", {"devices_per_node": 2}, True),  # several ranks on one node
+        ("cosmoflow", {"nodes": 2}, False),  # those on other nodes are started there
+        ("cosmoflow", {"devices_per_node": 2, "backend": "mpi"}, False),  # MPI starts its ranks itself
         ("cosmoflow", {"compile": "default"}, False),  # its rank imports the compiler
         ("cosmoflow", {"binding": "cores"}, False),  # its rank chooses cores before it imports torch
         ("storage", {"preset": "reference"}, True),  # a probe is short in each preset
@@ -138,15 +140,41 @@ def test_ranks_of_short_runs_may_be_forked(declare, workload, fields, may):
 
 @pytest.mark.parametrize(
     ("scheduler", "accelerator", "may"),
-    [("local", "cpu", True), ("local", "cuda", True), ("local", "rocm", False), ("slurm", "cpu", False)],
+    [("local", "cpu", True), ("local", "cuda", True), ("kubernetes", "cuda", True), ("slurm", "cpu", True)]
+    + [("local", accelerator, False) for accelerator in ("rocm", "xpu", "ipu", "wse")],
 )
 def test_ranks_are_forked_only_where_that_was_tried(declare, scheduler, accelerator, may):
     assert run_plan(on(declare("cosmoflow"), scheduler, accelerator), 0).warm is may
 
 
-def on(spec, scheduler, accelerator):
-    """Return *spec* on a partition of this scheduler and accelerator."""
-    partition = replace(spec.target.partition, scheduler=scheduler, accelerator=accelerator)
+def test_ranks_are_forked_only_where_the_partition_says_so(declare):
+    assert not run_plan(on(declare("cosmoflow"), "kubernetes", "cpu", warm=False), 0).warm
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun", "podrun", "poprun"])
+def test_ranks_that_their_launcher_must_start_are_not_forked(declare, launcher):
+    assert not run_plan(replace(on(declare("cosmoflow"), "slurm", "cpu"), launcher=launcher), 0).warm
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "runs", "warm"),
+    [
+        ("local", 1, True),
+        ("kubernetes", 1, False),
+        ("kubernetes", 2, True),
+        ("slurm", 1, False),
+        ("slurm", 2, True),
+    ],
+)
+def test_a_run_alone_in_an_allocation_is_fresh_but_on_local(declare, scheduler, runs, warm):
+    spec = on(declare("cosmoflow"), scheduler, "cpu")
+    plan = plan_of([(spec, attempt) for attempt in range(runs)], Path("/runs"), "")
+    assert {run.warm for run in plan.runs} == {warm}
+
+
+def on(spec, scheduler, accelerator, *, warm=True):
+    """Return *spec* on a partition of this scheduler and accelerator, on which ranks may be forked or not."""
+    partition = replace(spec.target.partition, scheduler=scheduler, accelerator=accelerator, warm=warm)
     return replace(spec, target=replace(spec.target, partition=partition))
 
 

@@ -119,14 +119,14 @@ def test_a_build_of_another_environment_is_another_build(on_slurm):
 
 
 def test_packages_of_a_revision_keep_ranks_from_a_warm_process(declare, target):
-    there = replace(target.partition, scheduler="local")
+    there = replace(target.partition, scheduler="local", warm=True)
     spec = declare("cosmoflow", on=replace(target, partition=there))
     runs = plan_of([(spec, 1), (replace(spec, packages=("/tree",)), 2)], _PATH, "").runs
     assert [(run.warm, run.packages) for run in runs] == [(False, ()), (False, ("/tree",))]
 
 
 def test_no_rank_of_two_sides_is_forked_by_a_process_that_has_imported_torch_for_one(declare, target):
-    there = replace(target.partition, scheduler="local")
+    there = replace(target.partition, scheduler="local", warm=True)
     spec = declare("cosmoflow", on=replace(target, partition=there))
     other = replace(spec, env={"X": "1"})
     assert [run.warm for run in plan_of([(spec, 1), (other, 2)], _PATH, "").runs] == [False, False]

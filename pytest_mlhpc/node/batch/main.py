@@ -29,9 +29,9 @@ from pytest_mlhpc.node.batch.output import CannotWrite, ControllerLost, Lines, R
 from pytest_mlhpc.node.batch.runs import Site, do_run
 from pytest_mlhpc.node.batch.test_nodes import hold
 from pytest_mlhpc.node.batch.vetting import vet
-from pytest_mlhpc.node.batch.warm import WarmRanks
+from pytest_mlhpc.node.batch.warm import WarmRanks, warm_ranks
 from pytest_mlhpc.node.files import EXIT_UNSAFE, UnsafeDirectoryError, open_private
-from pytest_mlhpc.node.processes import EXIT_TERMINATED, become_subreaper, raise_file_limit, reap, say
+from pytest_mlhpc.node.processes import EXIT_TERMINATED, raise_file_limit, reap, say
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED, Plan, read_plan
 
 #: The log of a batch, in the folder of its plan.
@@ -79,17 +79,14 @@ def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> i
         return plan
     signals = BatchSignals()
     raise_file_limit(max((run.ranks for run in plan.runs), default=1))
-    problem = become_subreaper()
-    if problem:
-        say(f"orphaned processes cannot be adopted: {problem}")
-    if folder is None:
+    with warm_ranks() as warm:
+        if folder is not None:
+            return in_job(plan, path, folder, signals, os.environ if environ is None else environ, warm=warm)
         relay = Relay(os.dup(1))
         os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
-        with contextlib.closing(WarmRanks()) as warm:
-            site = Site((os.uname().nodename,), os.uname().nodename, warm=None if problem else warm)
-            code = do_all(plan, path, relay, signals, site)
-            return do_more(relay.fd, signals, site) if more and code == 0 else code
-    return in_job(plan, path, folder, signals, os.environ if environ is None else environ)
+        site = Site((os.uname().nodename,), os.uname().nodename, warm=warm)
+        code = do_all(plan, path, relay, signals, site)
+        return do_more(relay.fd, signals, site) if more and code == 0 else code
 
 
 def do_more(output: int, signals: BatchSignals, site: Site) -> int:
@@ -182,6 +179,7 @@ def in_job(  # noqa: PLR0917 - from the plan to what tells of the job
     signals: BatchSignals,
     environ: Mapping[str, str],
     job: Optional[JobAround] = None,
+    warm: Optional[WarmRanks] = None,
 ) -> int:
     """Do all runs on the nodes of the job around us, Slurm's without *job*, with lines in *folder*; return the exit code."""
     try:
@@ -198,7 +196,8 @@ def in_job(  # noqa: PLR0917 - from the plan to what tells of the job
             found = nodes.allocated(environ) if job is None else job.hosts()
             relay = Relay(lines.open(found, environ.get("SLURM_JOB_ID", "") if job is None else job.id))
             if job is None:
-                site = Site(found, nodes.own_node(environ), slurm="SLURM_JOB_ID" in environ, lifeline=False)
+                slurm = "SLURM_JOB_ID" in environ
+                site = Site(found, nodes.own_node(environ), slurm=slurm, lifeline=False, warm=warm)
                 code = do_all(plan, path, relay, signals, site)
             else:
                 code = job.do_all(relay)

@@ -26,6 +26,7 @@ import shutil
 import sys
 import tempfile
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Tuple
 
@@ -55,10 +56,10 @@ from pytest_mlhpc.node.batch.pod_stream import LogSource, PodRelay, PodStream, t
 from pytest_mlhpc.node.batch.podrun import Share, Tasks
 from pytest_mlhpc.node.batch.runs import Site
 from pytest_mlhpc.node.batch.vetting import all_runs
+from pytest_mlhpc.node.batch.warm import WarmRanks, warm_ranks
 from pytest_mlhpc.node.processes import (
     EXIT_TERMINATED,
     CappedLog,
-    become_subreaper,
     end_descendants,
     raise_file_limit,
     reap,
@@ -295,16 +296,14 @@ def main(arguments: List[str], environ: MutableMapping[str, str]) -> int:
         return EXIT_PLAN
     signals = BatchSignals()
     raise_file_limit(max((run.ranks for run in plan.runs), default=1))
-    problem = become_subreaper()
-    if problem:
-        say(f"orphaned processes cannot be adopted: {problem}")
     name_user(environ)
     # What the processes of a job's node print goes to the first node alone.
     stream = PodStream(os.open(os.devnull, os.O_WRONLY) if place.shared else os.dup(1))
     os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
     code = EXIT_BUG
     try:
-        code = _do_part(plan, place, path.parent, stream, signals, environ)
+        with warm_ranks() as warm:
+            code = _do_part(plan, place, path.parent, stream, signals, environ, warm)
     except Exception:  # noqa: BLE001 - whatever it is, what was measured has to go out
         traceback.print_exc()
     ending = STALLED_ENDING_S if signals.stop() else STALLED_S
@@ -321,6 +320,7 @@ def _do_part(  # noqa: PLR0917 - from the plan to the environment
     stream: PodStream,
     signals: BatchSignals,
     environ: MutableMapping[str, str],
+    warm: Optional[WarmRanks],
 ) -> int:
     try:
         path = _prepare(plan, place, config)
@@ -335,16 +335,23 @@ def _do_part(  # noqa: PLR0917 - from the plan to the environment
     try:
         relay = PodRelay(stream, plan)
         if place.pods == 1:
-            site = Site((place.label,), place.label, lifeline=False, pod=True)
+            site = Site((place.label,), place.label, lifeline=False, pod=True, warm=warm)
             return do_all(plan, path, relay, signals, site)
         if place.rank:
             return serve(plan, place, stream, signals, environ)
-        return _lead(plan, place, relay, signals, sockets)
+        return _lead(plan, place, relay, signals, sockets, warm)
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
 
 
-def _lead(plan: Plan, place: PodPlace, relay: PodRelay, signals: BatchSignals, sockets: str) -> int:
+def _lead(  # noqa: PLR0917 - from the plan to what forks its ranks
+    plan: Plan,
+    place: PodPlace,
+    relay: PodRelay,
+    signals: BatchSignals,
+    sockets: str,
+    warm: Optional[WarmRanks],
+) -> int:
     """Wait for the other pods, do all runs with them, and tell them that it is over."""
     code = EXIT_BUG
     try:
@@ -361,7 +368,7 @@ def _lead(plan: Plan, place: PodPlace, relay: PodRelay, signals: BatchSignals, s
             code = give_up(plan, relay, missing_pods(hub, place))
         else:
             site = Site(hub.labels, place.label, lifeline=False, hub=hub.path, address=address, pod=True)
-            code = do_all(plan, path_of(place), relay, signals, site)
+            code = do_all(plan, path_of(place), relay, signals, replace(site, warm=warm))
     except NodesUnknown as error:
         code = give_up(plan, relay, str(error))
     finally:

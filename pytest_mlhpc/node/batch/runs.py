@@ -150,6 +150,7 @@ def _build(
         artifacts=(),
         cwd=None,
         variables={**run.variables, **build.variables},
+        warm=False,
     )
     supervisor = supervise(RankBook(alone, ()), folder, BuildRelay())
     execute(supervisor, alone)
@@ -191,6 +192,11 @@ class Site:
     address: str = ""
     pod: bool = False  #: the memory limit is this container's, and the kernel tells of it here
     warm: Optional[WarmRanks] = None  #: what forks ranks of short runs
+
+    def forks(self, run: RunPlan) -> bool:
+        """Return whether the ranks of *run* are forked here: those of a launcher that would start them on this node alone."""
+        alone = run.launcher in ("plain", "torchrun") and run.workload != "command" and not run.wrapper
+        return run.warm and alone and self.warm is not None and self.direct(run)
 
     def direct(self, run: RunPlan) -> bool:
         """Return whether the run's processes are all on this node, started by ourselves and not by Slurm."""
@@ -238,7 +244,7 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: EndSigna
     if run.builds:
         run = with_builds(run, builds_folder(plan, pod=site.pod))
         began_ns = time.time_ns()
-    run = on_node(run)
+    run = replace(on_node(run), warm=site.forks(run))
     started = run.workload == "command"  # it has no ranks that would say so
     if started:
         relay.send(run, "started", {"protocol": PROTOCOL, "payload_sha256": running_payload()})

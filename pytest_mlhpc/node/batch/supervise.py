@@ -20,9 +20,10 @@ from pytest_mlhpc.node.batch.ranks import (
     OUTPUT_RANKS,
     LauncherOutput,
     RankBook,
+    RankState,
 )
 from pytest_mlhpc.node.batch.server import RankConnection, RankMessage, RankServer, RemoteServer, open_pidfd
-from pytest_mlhpc.node.batch.warm import ForkedRank, WarmRanks
+from pytest_mlhpc.node.batch.warm import ForkedRanks, WarmRanks
 from pytest_mlhpc.node.launch.spawn import LABELLING, RankLines
 from pytest_mlhpc.node.processes import (
     MOST_STRANGERS,
@@ -57,7 +58,7 @@ class Supervisor:
     """Runs one run's processes to their end; ``book`` knows what came of it.
 
     *wakeup* is readable when a child ended or a signal came, standard input when the controller is gone (unless there is
-    no such *lifeline*), and *stop* tells whether a signal asked the batch to end. *warm* forks the only rank of a run that may be warm, and
+    no such *lifeline*), and *stop* tells whether a signal asked the batch to end. *warm* forks the ranks of a run that may be warm, and
     outlives each run.
     """
 
@@ -83,9 +84,8 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._pidfds: Dict[int, int] = {}  # rank -> pidfd
         self._connections: List[RankConnection] = []
-        self._process: Union[subprocess.Popen[bytes], ForkedRank, None] = None
+        self._process: Union[subprocess.Popen[bytes], ForkedRanks, None] = None
         self._warm = warm
-        self._early: Dict[int, int] = {}  # exits before the pid of a forked rank was known
         self._joined = JoinedLines()
         labelled = book.run.workload == "command" and book.run.launcher in LABELLING
         ranks = book.run.started if labelled else 0
@@ -159,10 +159,10 @@ class Supervisor:
         run = self.book.run
         program = run.workload == "command"
         cwd = run.cwd if program and run.cwd else str(self.directory)
-        process: Union[subprocess.Popen[bytes], ForkedRank, None] = None
+        process: Union[subprocess.Popen[bytes], ForkedRanks, None] = None
         try:
-            if self._warm is not None and run.warm and self.logs.own != LAUNCHER and not run.wrapper:
-                process = self._warm.fork(run.python, environment, cwd)
+            if self._warm is not None and run.warm:
+                process = self._warm.fork(run.python, environment, cwd, run.started)
             process = process or subprocess.Popen(
                 argv,
                 env=dict(environment),
@@ -187,13 +187,13 @@ class Supervisor:
     def _forked(
         self, warm: Optional[WarmRanks], asked: int, argv: List[str], environment: Mapping[str, str]
     ) -> None:
-        """Learn the pid of the rank that was to be forked; where there is none, start a rank as any other."""
+        """Learn the pids of the ranks that were to be forked; where there are none, start ranks as any others."""
         why = None if warm is None else warm.answer()
         if why == "":
             return
         self._selector.unregister(asked)
         if why is None:
-            self._note_exits(self._early)
+            self._note_exits({})
             return
         if self._process is not None and self._process.stdout is not None:
             self._selector.unregister(self._process.stdout.fileno())
@@ -270,8 +270,9 @@ class Supervisor:
     def _note_exits(self, ended: Mapping[int, int]) -> None:
         if self._warm is not None:
             self._warm.note_exits(ended)
-        if self._process is not None and self._process.pid == 0:
-            self._early.update(ended)
+        if isinstance(self._process, ForkedRanks):
+            self._process.note_exits(ended)
+            self.launcher_exit = self._process.returncode
         elif self._process is not None and self._process.pid in ended:
             self.launcher_exit = ended[self._process.pid]
             self._process.returncode = self.launcher_exit  # reaped here, not by Popen
@@ -381,6 +382,9 @@ class Supervisor:
         self._listen_to_all()
         for number in list(self._pidfds):
             self._rank_ended(number)
+        if isinstance(self._process, ForkedRanks):
+            for number, code in self._process.exits().items():  # of those, too, that never said anything
+                self.book.ranks.setdefault(number, RankState()).exit = code
         for number, rank in self.book.ranks.items():
             if rank.exit is not None:
                 self.book.ended(number)

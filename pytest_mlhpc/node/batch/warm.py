@@ -1,9 +1,12 @@
 """Warm ranks: a process that has imported torch forks the ranks of short runs, so that each does not import it again.
 
 Both ends are here. :class:`WarmRanks` is the batch's; run as ``python -m pytest_mlhpc.node.batch.warm FD`` the module is the warm
-process. It imports what ranks import, opens no device, starts no thread, and then forks a rank for each request. A rank is
+process. It imports what ranks import, opens no device, starts no thread, and then forks the ranks of a run for each request. A rank is
 forked twice: its parent ends at once, so that it becomes a child of the batch (a subreaper), which learns of its end as of a
 rank that it started itself. The warm process dies with its batch, and a new one is made after its death.
+
+The batch forks ranks on its own node alone: on `local`, in a pod, and in a Slurm job's batch step, where a rank that it starts
+itself has all that the job has. Several ranks need no torchrun: they meet at rank 0, as those of srun do.
 
 A rank that is forked finds what a fresh interpreter would: the variables, the working directory, the output and the random
 numbers are its own. Libraries read many variables when they are loaded, so a warm process serves one environment alone: the
@@ -29,13 +32,26 @@ import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import IO, Any, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.processes import die_with_parent, say
+from pytest_mlhpc.node.launch.step import rank_variables
+from pytest_mlhpc.node.processes import become_subreaper, die_with_parent, say
 
 #: Variables by which a batch tells a rank of its run; all others are the same for all ranks of a warm process.
-OF_RUN = ("MLHPC_PLAN", "MLHPC_RUN", "MLHPC_SECRET", "MLHPC_CHANNEL", "MLHPC_OUTPUT")
+OF_RUN = (
+    "MLHPC_PLAN",
+    "MLHPC_RUN",
+    "MLHPC_SECRET",
+    "MLHPC_CHANNEL",
+    "MLHPC_OUTPUT",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+#: What torchrun tells its ranks beside their places, where all are on one node (torch 2.0 to 2.13:
+#: ``torch/distributed/elastic/agent/server/local_elastic_agent.py``); a record shows the last one.
+AS_TORCHRUN = {"GROUP_RANK": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 #: Set for a rank that was forked, to the pid of the warm process; its record says that it was.
 FORKED = "MLHPC_FORKED"
@@ -70,13 +86,30 @@ DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
 @dataclass
-class ForkedRank:
-    """A rank that was asked for. ``pid`` is 0 until the warm process has sent it; the names are those of Popen."""
+class ForkedRanks:
+    """All ranks of a run, which were asked for. There are no ``pids`` until the warm process has sent them.
 
-    stdout: IO[bytes]  #: its output and its standard error
-    pid: int = 0
+    Names that Popen has mean the same; ``returncode`` is that of the first rank that ended badly, or 0 once all have ended.
+    """
+
+    stdout: IO[bytes]  #: their output and their standard error
+    pids: Tuple[int, ...] = ()
     returncode: Optional[int] = None
     stderr: Optional[IO[bytes]] = None
+    _ended: Dict[int, int] = field(
+        default_factory=dict
+    )  #: children of the batch, from before the pids were known on
+
+    def note_exits(self, ended: Mapping[int, int]) -> None:
+        """Learn which children of the batch have ended and were reaped."""
+        self._ended.update(ended)
+        codes = self.exits()
+        if self.returncode is None and (any(codes.values()) or 0 < len(codes) == len(self.pids)):
+            self.returncode = next(filter(None, codes.values()), 0)
+
+    def exits(self) -> Dict[int, int]:
+        """Return rank -> exit code, or minus the signal's number, of those that have ended."""
+        return {rank: self._ended[pid] for rank, pid in enumerate(self.pids) if pid in self._ended}
 
 
 @dataclass
@@ -86,7 +119,7 @@ class WarmRanks:
     ``connection`` is to be watched while :attr:`asked` holds a rank: :meth:`answer` takes what comes.
     """
 
-    asked: Optional[ForkedRank] = None
+    asked: Optional[ForkedRanks] = None
     connection: Optional[socket.socket] = None
     _process: Optional[subprocess.Popen[bytes]] = None
     _key: Any = None
@@ -98,8 +131,10 @@ class WarmRanks:
         """The warm process, while no rank is under way: nothing of a run that has ended, and not to be ended with it."""
         return (self._process.pid,) if self._process is not None and self.asked is None else ()
 
-    def fork(self, python: str, environment: Mapping[str, str], cwd: str) -> Optional[ForkedRank]:
-        """Ask for a rank with *environment* that starts in *cwd*; None where this environment has no warm process.
+    def fork(
+        self, python: str, environment: Mapping[str, str], cwd: str, ranks: int = 1
+    ) -> Optional[ForkedRanks]:
+        """Ask for *ranks* with *environment* that start in *cwd*; None where this environment has no warm process.
 
         The first request of an environment starts it. What becomes of the request, :meth:`answer` tells.
 
@@ -116,7 +151,7 @@ class WarmRanks:
             self._start(python, common)
             self._key, self._deaths = key, 0 if self._key != key else self._deaths
         reading, writing = os.pipe()
-        request = json.dumps({"variables": own, "cwd": cwd}).encode() + b"\n"
+        request = json.dumps({"variables": own, "cwd": cwd, "ranks": ranks}).encode() + b"\n"
         try:
             if self.connection is not None:
                 socket.send_fds(self.connection, [request], [writing])
@@ -126,16 +161,16 @@ class WarmRanks:
             return None
         finally:
             os.close(writing)
-        self.asked = ForkedRank(os.fdopen(reading, "rb", 0))
+        self.asked = ForkedRanks(os.fdopen(reading, "rb", 0))
         return self.asked
 
     def answer(self) -> Optional[str]:
-        """Take what has come: the pid of the rank that was asked for; return why there is no such rank, or None.
+        """Take what has come: the pids of the ranks that were asked for; return why there are none, or None.
 
         An empty string means that nothing has come yet.
         """
-        rank, connection = self.asked, self.connection
-        if rank is None or connection is None:
+        ranks, connection = self.asked, self.connection
+        if ranks is None or connection is None:
             return "nothing was asked for"
         try:
             line = connection.recv(MOST_BYTES, socket.MSG_DONTWAIT)
@@ -149,8 +184,9 @@ class WarmRanks:
         if not isinstance(said, dict):
             said = {"died": "its answer cannot be read"}
         self.asked = None
-        if isinstance(said.get("pid"), int):
-            rank.pid, self._deaths = int(said["pid"]), 0
+        if isinstance(said.get("pids"), list):
+            ranks.pids, self._deaths = tuple(map(int, said["pids"])), 0
+            ranks.note_exits({})
             return None
         if "refused" not in said:
             return self._died(str(said.get("died", "it gives no reason")))
@@ -208,6 +244,16 @@ class WarmRanks:
         self.connection = ours
 
 
+@contextlib.contextmanager
+def warm_ranks() -> Iterator[Optional[WarmRanks]]:
+    """Adopt orphaned processes, and yield what forks ranks, which are such; None where this process can adopt none."""
+    problem = become_subreaper()
+    if problem:
+        say(f"orphaned processes cannot be adopted: {problem}")
+    with contextlib.closing(WarmRanks()) as warm:
+        yield None if problem else warm
+
+
 @dataclass(frozen=True)
 class Imported:
     """The warm process after its imports: what they printed lies in the file ``printed``, ``spans`` see :func:`mapped_files`."""
@@ -229,7 +275,12 @@ def main(arguments: List[str]) -> int:
     refused = import_ahead()
     gc.collect()
     gc.freeze()  # a rank's collections need not walk, and so copy, what was imported
-    parent = Imported(os.getpid(), connection, printed, mapped_files())
+    spans: Sequence[Tuple[int, int]] = ()
+    try:
+        spans = mapped_files()
+    except OSError as error:  # gVisor has no such file
+        refused = refused or f"what is in its memory is not known: {error.strerror}"
+    parent = Imported(os.getpid(), connection, printed, spans)
     while True:
         request, fds, _, _ = socket.recv_fds(connection, MOST_BYTES, 1)
         if not request:
@@ -316,7 +367,7 @@ def seed_anew() -> None:
 
 
 def _fork(parent: Imported, request: Mapping[str, Any], output: int) -> None:
-    """Fork a rank that is no child of ours, and tell the batch its pid before it does anything."""
+    """Fork ranks that are no children of ours, and tell the batch their pids before they do anything."""
     connection = parent.connection
     try:
         middle = os.fork()
@@ -329,15 +380,17 @@ def _fork(parent: Imported, request: Mapping[str, Any], output: int) -> None:
     code = 1
     try:
         waiting, starting = os.pipe()
-        rank = os.fork()
-        if rank == 0:
-            os.close(starting)
-            if os.read(waiting, 1):  # nothing: who was to tell of this rank died before
-                _be_rank(parent, request, output)
-        else:
-            _tell(connection, {"pid": rank})
-            os.write(starting, b"g")
-            code = 0
+        ranks: List[int] = []
+        for number in range(int(request["ranks"])):
+            ranks.append(os.fork())
+            if ranks[-1] == 0:
+                os.close(starting)
+                if os.read(waiting, 1):  # nothing: who was to tell of this rank died before
+                    _be_rank(parent, request, number, output)
+                os._exit(code)
+        _tell(connection, {"pids": ranks})
+        os.write(starting, b"g" * len(ranks))
+        code = 0
     except OSError as error:
         _tell(connection, {"died": f"it cannot fork: {error.strerror}"})
     finally:
@@ -349,8 +402,16 @@ def _tell(connection: socket.socket, message: Mapping[str, Any]) -> None:
         connection.send(json.dumps(message).encode())
 
 
-def _be_rank(parent: Imported, request: Mapping[str, Any], output: int) -> NoReturn:
-    """Turn this child into what a fresh interpreter that runs a rank would be."""
+def _places(number: int, ranks: int) -> Mapping[str, str]:
+    """Return the variables that tell a rank its place among those of its run, which are all on this node."""
+    if ranks == 1:
+        return {}
+    here = {**rank_variables(number, number, ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    return {**here, **{name: os.environ.get(name, value) for name, value in AS_TORCHRUN.items()}}
+
+
+def _be_rank(parent: Imported, request: Mapping[str, Any], number: int, output: int) -> NoReturn:
+    """Turn this child into what a fresh interpreter that runs rank *number* would be."""
     code = 1
     try:
         os.setsid()
@@ -368,7 +429,7 @@ def _be_rank(parent: Imported, request: Mapping[str, Any], output: int) -> NoRet
         if sys.path[:1] == [str(Path.cwd())]:  # as `python -m` puts it there
             sys.path[0] = request["cwd"]
         os.chdir(request["cwd"])
-        os.environ.update(request["variables"])
+        os.environ.update({**request["variables"], **_places(number, int(request["ranks"]))})
         os.environ[FORKED] = str(parent.pid)
         seed_anew()
         touch(parent.spans)

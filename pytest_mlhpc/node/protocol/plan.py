@@ -158,7 +158,7 @@ class RunPlan:
     An ``exclusive`` run owns ``device_ids`` (empty, or on CPUs: the whole machine) while it lasts.
     ``nonce`` tells attempts apart and stands in all lines; ``secret`` is what processes of the run prove to know, and stands
     in no line. ``launcher_options`` are more arguments of the launcher's own command (srun, mpirun), ``wrapper`` those that go before
-    the interpreter or program, such as a container runtime with its options. A ``warm`` run has one rank, which may be forked by
+    the interpreter or program, such as a container runtime with its options. Ranks of a ``warm`` run may be forked by
     a process that has imported torch (``node/batch/warm.py``). ``environment`` and ``image`` are set where they are not the
     plan's: a comparison runs two sides in one allocation. ``packages`` are folders from which Python imports before all others, also before
     the payload: those of another revision. ``usual_s`` is how long the timed steps take by the baseline, in seconds.

@@ -7,7 +7,7 @@ was sent; 1: a failure with a name was sent, and its traceback is on standard er
 
 torch's optimizers import ``torch._dynamo`` when the first one is made, to mark their own functions as not to be compiled (torch 2.4
 to 2.13: ``torch/_compile.py``, ``torch/optim/optimizer.py``); that took 1.4 s of a start of 2.4 s on two cores. A run without
-``compile`` gets a stand-in with the two functions that they call. Whoever asks it for anything else gets the real module, from then on.
+``compile`` gets a stand-in with the functions that they and ``torch.distributed`` call. Whoever asks it for anything else gets the real module, from then on.
 """
 
 from __future__ import annotations
@@ -60,7 +60,38 @@ class StandIn(ModuleType):
             "__"
         ):  # asked by the import system and by pickle; of a module without them these are none
             raise AttributeError(name)
-        return getattr(real_module(), name)
+        return PARTS[name](f"{NAME}.{name}") if name in PARTS else getattr(real_module(), name)
+
+
+class StandInPart(ModuleType):
+    """Stands for a module below ``torch._dynamo``; what it does not know itself the real one has."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the real module has."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(getattr(real_module(), self.__name__.rpartition(".")[2]), name)
+
+
+class TraceRules(StandInPart):
+    """``init_process_group`` has them forget what they found before (torch 2.4 to 2.13): they have found nothing."""
+
+    @staticmethod
+    def clear_lru_cache() -> None:
+        """Do nothing."""
+
+
+class Utils(StandInPart):
+    """DistributedDataParallel asks whether the compiler reduces gradients (torch 2.4 to 2.13): not by the default of ``config.py``."""
+
+    @staticmethod
+    def get_optimize_ddp_mode() -> str:
+        """Return the default."""
+        return "ddp_optimizer"
+
+
+#: What ranks of several ask of ``torch._dynamo``: the real one took each of them 0.65 s of processor time (torch 2.13).
+PARTS: Mapping[str, Callable[[str], StandInPart]] = {"trace_rules": TraceRules, "utils": Utils}
 
 
 class SubmoduleFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -38,7 +38,7 @@ def module_pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
     """Make a group of pods whose runs all tests of a module read."""
     folder = tmp_path_factory.mktemp("pods")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLHPC_TEST", folder.name)
+        patch.setenv("MLHPC_TEST", str(folder))  # each worker has a folder of this name
         with closing_pods(folder) as make:
             yield make
             wait_for(lambda: not orphans())

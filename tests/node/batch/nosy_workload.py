@@ -15,13 +15,20 @@ import torch
 
 OF_RUN = (
     "MLHPC_RUN", "MLHPC_SECRET", "MLHPC_CHANNEL", "MLHPC_PLAN", "MLHPC_FORKED", "MLHPC_SESSION", "PWD", "OLDPWD", "_",
+    "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
 
 
 def probe(place):
     """Write the facts, do the acts, and fail: nothing is measured here."""
     facts = {**found(), "drawn": [random.getrandbits(64), torch.initial_seed(), *drawn_by_numpy()]}
-    Path("facts.json").write_text(json.dumps({**facts, "warm": os.environ.get("MLHPC_FORKED")}))
+    file = Path.cwd() / f"facts{os.environ.get('RANK', '')}.json"
+    whole = [file.with_name(f"facts{rank}.json") for rank in range(int(os.environ.get("WORLD_SIZE", "0")))]
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps({**facts, "warm": os.environ.get("MLHPC_FORKED")}))
+    part.rename(file)
+    while not all(one.exists() for one in whole):  # the first rank that fails ends the others
+        time.sleep(0.01)
     for act in place.run.parameters.get("acts", ()):
         globals()[act]()
     raise RuntimeError("nothing is measured here")
@@ -108,6 +115,17 @@ def abort():
 
 def leave():
     os._exit(3)
+
+
+def end_the_warm_process():
+    os.kill(int(os.environ["MLHPC_FORKED"]), signal.SIGKILL)
+
+
+def second_dies():
+    """Kill rank 1; the other one stays."""
+    if os.environ["RANK"] == "1":
+        die()
+    time.sleep(600)
 
 
 def stay():

@@ -3,22 +3,28 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from batches import finish, messages, start, write_plan
-from pods import run_plan
+from nosy_runs import is_alive, nosy, pair
+from pods import Pods, run_plan
 from running_suites import wait_for
 
 from pytest_mlhpc.node.batch import warm
-from pytest_mlhpc.node.processes import descendants, stat_fields
+from pytest_mlhpc.node.processes import descendants
+from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.worker.workloads.trainings import OWN_TRAININGS
 
 pytestmark = pytest.mark.servers
 
 HERE = str(Path(__file__).parent)
+WORKER = str(Path(__file__).parents[1] / "worker")
+
+#: Where a batch forks ranks: for the session that started it, in a pod, and in a job, whose lines go to files.
+PLACES = ("local", "pod", "job")
 
 #: Runs of one allocation, one after the other: what their rank does, and whether it may be forked.
 RUNS = {
@@ -38,18 +44,16 @@ RUNS = {
     "last": ((), True),
 }
 
-
-def is_alive(pid: str | int) -> bool:
-    return stat_fields(int(pid))[:1] not in ([], ["Z"], ["X"])
-
-
-def nosy(name: str, acts: tuple[str, ...] = (), *, may: bool = True, **variables: str):
-    """Return a run whose rank looks about itself and then does *acts*."""
-    return run_plan(
-        name, workload="nosy", launcher="plain", ranks=1, data_source="none", steps=1, secret="s" * 32,
-        parameters={"acts": list(acts)}, warm=may,
-        variables={"MLHPC_WORKLOAD_MODULE": "nosy_workload", "PYTHONPATH": HERE, **variables},
-    )  # fmt: skip
+#: Runs of two ranks, by torchrun where they are not forked; which of their variables are torchrun's own.
+PAIRS = {
+    "pair": ((), True),
+    "messy pair": (("mess",), True),
+    "pair after mess": ((), True),
+    "pair fresh": ((), False),
+    "one of two dies": (("second_dies",), True),
+    "one of two dies fresh": (("second_dies",), False),
+}
+TORCHRUN_S = ("TORCHELASTIC_", "ROLE_", "GROUP_WORLD_SIZE", "PET_", "KINETO_")
 
 
 @dataclass(frozen=True)
@@ -57,42 +61,70 @@ class Done:
     """What came of an allocation whose runs have ended."""
 
     folder: Path
-    output: bytes
+    messages: Sequence[Message]
     errors: str
-    runs: tuple[str, ...]
 
-    def facts(self, run: str) -> dict:
-        """What the rank of *run* found, but for what is drawn by chance."""
-        facts = json.loads((self.folder / run / "facts.json").read_text())
+    def facts(self, run: str, rank: str = "") -> dict:
+        """What a rank of *run* found, but for what is drawn by chance."""
+        facts = json.loads((self.folder / run / f"facts{rank}.json").read_text())
         return {name: fact for name, fact in facts.items() if name not in ("drawn", "warm")}
 
-    def fact(self, run: str, name: str):
-        return json.loads((self.folder / run / "facts.json").read_text())[name]
+    def fact(self, run: str, name: str, rank: str = ""):
+        return json.loads((self.folder / run / f"facts{rank}.json").read_text())[name]
+
+    def body(self, run: str, kind: str) -> dict:
+        (body,) = [one.body for one in self.messages if (one.run_id, one.kind) == (run, kind)]
+        return body
 
     def end(self, run: str) -> list[int]:
-        (body,) = [
-            one.body for one in messages(self.output, *self.runs) if (one.run_id, one.kind) == (run, "end")
-        ]
-        return body["exit"]
+        return self.body(run, "end")["exit"]
 
     def failure(self, run: str) -> tuple[str, str]:
-        (body,) = [
-            one.body for one in messages(self.output, *self.runs) if (one.run_id, one.kind) == (run, "failed")
-        ]
+        body = self.body(run, "failed")
         return body["outcome"], body["text"]
 
     def log(self, run: str) -> str:
         return (self.folder / run / "rank0.log").read_text()
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def do_all(folder: Path, *runs, place: str = "local") -> Done:
+    """Do *runs* in one allocation at *place*."""
+    names = [run.run_id for run in runs]
+    if place == "pod":
+        group = Pods(folder, *runs)
+        try:
+            group.start()
+            assert group.ends() == {0: 0}, group.errors()
+        finally:
+            group.close()
+        return Done(group.work(0), group.messages(), group.errors())
+    (folder / "lines").mkdir()
+    code, output, errors = finish(start(folder, *runs, lines="lines" if place == "job" else ""))
+    assert code == 0, errors
+    output = (folder / "lines/alloc.jsonl").read_bytes() if place == "job" else output
+    return Done(folder, messages(output, *names), errors)
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
     """An allocation with all of RUNS."""
     folder = tmp_path_factory.mktemp("warm")
     runs = [nosy(name, acts, may=may) for name, (acts, may) in RUNS.items()]
-    code, output, errors = finish(start(folder, *runs))
-    assert code == 0, errors
-    return Done(folder, output, errors, tuple(RUNS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLHPC_TEST", str(folder))
+        yield do_all(folder, *runs, place=request.param)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """An allocation with all of PAIRS, and a training of two ranks."""
+    variables = {"MLHPC_WORKLOAD_MODULE": "tiny_workload", "PYTHONPATH": WORKER}
+    trained = run_plan(
+        "training", workload="tiny", parameters={"global_batch": 8}, launcher="torchrun", ranks=2, steps=2, warm=True,
+        variables=variables, secret="s" * 32,
+    )  # fmt: skip
+    runs = [pair(name, acts, may=may) for name, (acts, may) in PAIRS.items()]
+    return do_all(tmp_path_factory.mktemp("pairs"), *runs, trained)
 
 
 def test_the_modules_of_all_our_trainings_are_imported_before_a_rank_is_forked():
@@ -145,6 +177,49 @@ def test_output_is_the_rank_s_own(done):
 
 def test_nothing_is_left_of_an_allocation(done):
     assert not is_alive(done.fact("first", "warm"))
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_each_of_several_forked_ranks_finds_what_one_of_torchrun_finds(pairs, rank):
+    """Torchrun's ranks obey Ctrl-C, which the batch's ignore; where they are forked, rank 0 has the store that torchrun has else."""
+    apart = {"variables", "signals", "handlers", *(["files"] if rank == "0" else [])}
+    forked, fresh = (
+        {name: fact for name, fact in pairs.facts(run, rank).items() if name not in apart}
+        for run in ("pair", "pair fresh")
+    )
+    assert forked == fresh
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_several_forked_ranks_have_the_variables_of_their_places_and_none_of_torchrun_s_agent(pairs, rank):
+    forked, fresh = (pairs.fact(run, "variables", rank) for run in ("pair", "pair fresh"))
+    assert (forked["RANK"], forked["LOCAL_RANK"], forked["WORLD_SIZE"]) == (rank, rank, "2")
+    assert forked == {name: text for name, text in fresh.items() if not name.startswith(TORCHRUN_S)}
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_nothing_that_several_ranks_changed_reaches_the_next_ones(pairs, rank):
+    assert pairs.facts("pair after mess", rank) == pairs.facts("pair", rank)
+    assert pairs.fact("pair after mess", "warm", rank) == pairs.fact("pair", "warm", rank)
+
+
+def test_no_two_forked_ranks_of_a_run_draw_the_same_numbers(pairs):
+    drawn = [number for rank in "01" for number in pairs.fact("pair", "drawn", rank)]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_a_forked_rank_of_several_that_is_killed_is_named(pairs):
+    text = "rank 1 was killed by SIGKILL (the kernel does that when memory runs out)"
+    for run in ("one of two dies", "one of two dies fresh"):
+        outcome, said = pairs.failure(run)
+        assert (outcome, said[: len(text)]) == ("worker_killed", text)
+        assert pairs.end(run)[1] == -9
+
+
+def test_several_forked_ranks_train_together(pairs):
+    measured = pairs.body("training", "measurement")
+    assert (measured["ranks"], measured["environment"]["interpreter"]) == (2, "warm")
+    assert pairs.end("training") == [0, 0]
 
 
 class Batch:
@@ -247,10 +322,9 @@ def test_an_interpreter_whose_imports_start_threads_forks_no_rank(tmp_path):
     code = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     (site / "sitecustomize.py").write_text(code)
     run = nosy("one", PYTHONPATH=f"{HERE}{os.pathsep}{site}")
-    code, output, errors = finish(start(tmp_path, run))
-    found = Done(tmp_path, output, errors, ("one",))
+    found = do_all(tmp_path, run)
     assert found.fact("one", "warm") is None
-    assert "ranks of this environment are not forked: its imports started 1 threads" in errors
+    assert "ranks of this environment are not forked: its imports started 1 threads" in found.errors
 
 
 @pytest.mark.parametrize(

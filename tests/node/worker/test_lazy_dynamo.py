@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from pytest_mlhpc.node.worker import main as rank
+
 START = """
 import sys
 import torch
@@ -98,6 +100,8 @@ def test_a_run_that_compiles_has_the_real_one(run):
         "from torch._dynamo.utils import counters",
         "torch.compile(lambda x: x * 2, backend='eager')(torch.ones(2))",
         "torch._dynamo.reset()",
+        "torch._dynamo.utils.counters",
+        "torch._dynamo.trace_rules.lookup",
     ],
 )
 def test_whoever_asks_for_more_gets_the_real_one(run, asks):
@@ -118,7 +122,6 @@ def test_it_is_left_alone_where_it_is_imported_already(run):
 
 
 def test_a_rank_of_several_trains_with_it(run):
-    """DistributedDataParallel asks the compiler's settings: it has the real one from then on."""
     body = """
 import os
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
@@ -129,9 +132,15 @@ model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.ones(2, 4)).sum().backward()
 optimizer.step()
-print("trained")
+print(stands_in(), model._use_python_reducer)
 """
-    assert run(body) == ["trained"]
+    assert run(body) == ["True", "False"]
+
+
+def test_the_real_one_says_of_gradients_what_the_stand_in_says(run):
+    assert run("import torch._dynamo.utils as u; print(u.get_optimize_ddp_mode())") == [
+        rank.Utils.get_optimize_ddp_mode()
+    ]
 
 
 def test_at_the_end_what_others_registered_runs_and_torch_s_operators_stay(run):

@@ -1,0 +1,56 @@
+"""Ranks of short runs that share a pod on the real cluster: a process that has imported torch forks them, unless the partition says no."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from running_suites import wait_for
+
+from pytest_mlhpc.node.batch import warm
+
+pytestmark = [pytest.mark.servers, pytest.mark.slow]
+
+LIMIT_S = 1200.0
+TRAININGS = """
+@pytest.mark.parametrize("turn", range({number}))
+@train("cosmoflow", time_limit=600)
+def test_training(run, turn):
+    pass
+"""
+
+
+def warm_processes(pod: str) -> list[int]:
+    """Return the processes that fork ranks in *pod*, by their numbers on this machine."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            forks = entry.name.isdigit() and warm.__name__.encode() in (entry / "cmdline").read_bytes()
+            if forks and f"MLHPC_POD_NAME={pod}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def interpreters(result) -> list[str]:
+    return [record["measurement"]["environment"]["interpreter"] for record in result.records]
+
+
+def test_ranks_that_share_a_pod_are_forked_also_after_the_warm_process_was_killed(pod_suite):
+    pod_suite.tests(TRAININGS.format(number=3))
+    session = pod_suite.start("--mlhpc-pack")
+    pod = pod_suite.pod("Running")["metadata"]["name"]
+    (first,) = session.until("a warm process", lambda: warm_processes(pod), LIMIT_S)
+    os.kill(first, signal.SIGKILL)
+    result = session.end(LIMIT_S)
+    result.expect(0, passed=3)
+    assert interpreters(result)[1:] == ["warm", "warm"]
+    wait_for(lambda: not warm_processes(pod))
+
+
+def test_a_partition_may_keep_its_ranks_from_being_forked(pod_suite):
+    pod_suite.tests(TRAININGS.format(number=2))
+    pod_suite.partition({"warm": False})
+    result = pod_suite.start("--mlhpc-pack").end(LIMIT_S)
+    result.expect(0, passed=2)
+    assert interpreters(result) == ["fresh", "fresh"]
