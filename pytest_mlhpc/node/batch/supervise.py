@@ -29,6 +29,7 @@ from pytest_mlhpc.node.processes import (
     JoinedLines,
     end_descendants,
     exit_code_of_foreign,
+    last_lines,
     reap,
 )
 
@@ -138,6 +139,13 @@ class Supervisor:
         )
         gone = self.book.suspect is not None or (self.launcher_exit or 0) < 0
         return killed or (trouble is not None and (gone or self.launcher_output.cancelled))
+
+    def last_lines(self, rank: int, lines: int, characters: int) -> str:
+        """Return the last lines of a rank's output: of a launcher's log those that this rank printed."""
+        path = self.logs.path(LAUNCHER) if self._labels else ""
+        if not path:
+            return self.logs.last_lines(rank, lines, characters)
+        return last_lines(self._indices[OUTPUT_RANKS].of(rank, Path(path).read_bytes()), lines, characters)
 
     def await_signal(self, seconds: float) -> None:
         """Give a signal *seconds* to arrive.
