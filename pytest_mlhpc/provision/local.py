@@ -335,8 +335,8 @@ class LocalProvisioner:
 
 
 def _shared_variables(plan: Plan) -> dict[str, str]:
-    """Return the variables that all runs of *plan* have: of two sides that are compared, neither inherits the other's."""
-    first, *others = (run.variables for run in plan.runs)
+    """Return the variables that all runs and builds of *plan* have: of two that differ, neither inherits the other's."""
+    first, *others = (one.variables for run in plan.runs for one in (run, *run.builds))
     return {name: text for name, text in first.items() if all(one.get(name) == text for one in others)}
 
 

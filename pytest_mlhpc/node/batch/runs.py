@@ -29,7 +29,14 @@ from pytest_mlhpc.node.child_process import package_root
 from pytest_mlhpc.node.cores import on_node, waiting_variables
 from pytest_mlhpc.node.files import make_private, own_folder, unwritten
 from pytest_mlhpc.node.launch import module_of, step, torchrun
-from pytest_mlhpc.node.processes import CappedLog, GrowthWatch, describe_exit, job_counters, say
+from pytest_mlhpc.node.processes import (
+    EXIT_TERMINATED,
+    CappedLog,
+    GrowthWatch,
+    describe_exit,
+    job_counters,
+    say,
+)
 from pytest_mlhpc.node.protocol.channel import running_payload
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, BuildPlan, Plan, RunPlan, read_plan
 from pytest_mlhpc.node.protocol.schema import to_json
@@ -178,10 +185,9 @@ def _remove_old(root: Path) -> None:
 
 
 def _program(run: RunPlan, build: BuildPlan, argv: Sequence[str], **changes: Any) -> RunPlan:
-    """Return the run of the program that builds: within the time of *run*, and in its environment."""
-    variables = {**run.variables, **build.variables}
+    """Return the run of the program that builds: within the time of *run*, with the variables of the build alone."""
     alone = {"launcher": "plain", "processes": 1, "files": {}, "artifacts": (), "cwd": None, **changes}
-    return replace(run, argv=tuple(argv), variables=variables, **alone)
+    return on_node(replace(run, argv=tuple(argv), variables=build.variables, **alone))
 
 
 def build_run(run: RunPlan, build: BuildPlan) -> RunPlan:
@@ -496,14 +502,16 @@ def measurement(book: RankBook) -> Optional[Mapping[str, Any]]:
 
 def main(arguments: List[str], environ: Mapping[str, str]) -> int:
     """Make in this pod the build whose run and key *arguments* are, unless it is there; return the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # what it had begun is removed
     run_id, key = arguments
     plan = read_plan(Path(environ["MLHPC_PLAN"]), own_disk=True)
     run = next(one for one in plan.runs if one.run_id == run_id)
     build = next(one for one in run.builds if one.key == key)
     root, codes = builds_folder(plan, pod=True), [0]
+    argv = _program(run, build, build.argv).argv
 
     def execute(folder: Path) -> Optional[Failure]:
-        done = subprocess.run(build.argv, cwd=str(folder), stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(argv, cwd=str(folder), stdin=subprocess.DEVNULL, check=False)
         codes.append(done.returncode)
         return ("build_failed", "") if done.returncode else None
 

@@ -32,6 +32,7 @@ from pytest_mlhpc.node.processes import (
     last_lines,
     reap,
 )
+from pytest_mlhpc.node.run_files import start_error
 
 #: Time between SIGTERM and SIGKILL, in seconds.
 GRACE_S = 5.0
@@ -182,7 +183,9 @@ class Supervisor:
             )
         except (OSError, ValueError) as error:
             outcome = "command_not_found" if program else "launch_failed"
-            self.book.fail(outcome, f"cannot start {argv[0]!r}: {error}")
+            own = program and argv[:1] == list(run.argv[:1])
+            why = start_error(run, error) if own else f"cannot start {argv[0]!r}: {error}"
+            self.book.fail(outcome, why)
             return
         self._process = process
         for fd, is_error in self._pipes():
