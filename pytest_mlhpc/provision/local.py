@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -336,7 +337,8 @@ class LocalProvisioner:
 
 def _shared_variables(plan: Plan) -> dict[str, str]:
     """Return the variables that all runs and builds of *plan* have: of two that differ, neither inherits the other's."""
-    first, *others = (one.variables for run in plan.runs for one in (run, *run.builds))
+    sets = ((run.variables, *(build.variables for build in run.builds)) for run in plan.runs)
+    first, *others = itertools.chain.from_iterable(sets)
     return {name: text for name, text in first.items() if all(one.get(name) == text for one in others)}
 
 
