@@ -89,6 +89,14 @@ def test_a_variable_names_a_build(run, tool):
     assert run["starts"].value == RANKS
 
 
+sized = build("sh -c 'echo {cores_per_rank} {last_level_cache} $MINE $GREETING > sizes'", env={"MINE": "{numa_nodes}"})
+
+
+@program("cat {sized}/sizes", env={"GREETING": "of the test"})
+def test_a_build_has_values_and_no_variable_of_a_test(run, sized):
+    assert [word.isdigit() for word in run.output.split()] == [True] * 3, run.output
+
+
 @program("{broken}/tool", STARTS)
 def test_a_build_that_fails(run, broken): pass
 
@@ -143,7 +151,7 @@ echo all is well
 """
 
 #: How many tests the suite has.
-TESTS = 13
+TESTS = 14
 
 #: What a session says of those that fail, and of those whose needs do: two of them need the same run.
 FAILS = ("below_reference",)

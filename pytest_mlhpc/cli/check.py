@@ -12,10 +12,14 @@ import pytest
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
+from pytest_mlhpc.config.build import DERIVED
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.config.systems_files import known_names
-from pytest_mlhpc.errors import Problem, UsageError, did_you_mean
+from pytest_mlhpc.errors import Problem, UsageError, did_you_mean, nearest
 from pytest_mlhpc.jobs.decorators import declared_of
+from pytest_mlhpc.jobs.programs import names_in
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.node.cores import ON_NODE
 from pytest_mlhpc.session.bench import bench_of
 from pytest_mlhpc.store.text import count
 
@@ -41,6 +45,7 @@ def command(paths: tuple[str, ...], systems_file: str | None) -> CommandReport:
         ],
         "nowhere": list(checked.nowhere),
         "unknown_places": list(checked.unknown_places),
+        "unknown_words": list(checked.unknown_words),
         "left_out": dict(left_out),
     }
     text = "".join(f"{line}\n" for line in _lines(checked, left_out))
@@ -52,7 +57,7 @@ def _lines(checked: SuiteCheck, left_out: Mapping[str, str]) -> Iterator[str]:
         yield str(finding)
     for test in checked.nowhere:
         yield f"note: {test} runs on none of the systems: no partition gives what it asks for"
-    for text in checked.unknown_places:
+    for text in (*checked.unknown_places, *checked.unknown_words):
         yield f"note: {text}"
     if not checked.tests and not checked.findings:
         yield "no test here declares a run; `mlhpc init` writes a first suite"
@@ -81,6 +86,7 @@ class SuiteCheck:
 
     ``nowhere`` are functions that no target gives what they ask for. ``unknown_places`` are references of a test for a system or
     device that no systems file and none of the known systems has: such a reference judges nothing.
+    ``unknown_words`` are words in braces that nothing is put in for, and that are nearly one for which something is.
     """
 
     tests: int
@@ -88,6 +94,7 @@ class SuiteCheck:
     findings: tuple[SuiteProblem, ...]
     nowhere: tuple[str, ...] = ()
     unknown_places: tuple[str, ...] = ()
+    unknown_words: tuple[str, ...] = ()
 
 
 class _Collector:
@@ -100,6 +107,7 @@ class _Collector:
         self.broken: list[Problem] = []
         self.deselected: set[str] = set()
         self.unknown_places: set[str] = set()
+        self.unknown_words: set[str] = set()
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Take what no target gives, or the user left out."""
@@ -118,6 +126,8 @@ class _Collector:
                 self.unknown_places.update(
                     f"{_function(item.nodeid)}: {text}" for text in unknown_places(given, places)
                 )
+            for node_id, spec in bench.specs.items():
+                self.unknown_words.update(f"{_function(node_id)}: {text}" for text in unknown_words(spec))
             self.tests = frozenset(_function(node_id) for node_id in (*bench.specs, *bench.faults))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -150,8 +160,8 @@ def check(paths: Sequence[str], systems_file: str | None) -> SuiteCheck:
     found = findings(collector.faults, collector.targets)
     broken = (SuiteProblem(problem) for problem in collector.broken)
     nowhere = tuple(sorted(collector.deselected - collector.tests))
-    unknown = tuple(sorted(collector.unknown_places))
-    return SuiteCheck(len(collector.tests), collector.targets, (*broken, *found), nowhere, unknown)
+    unknown = (tuple(sorted(one)) for one in (collector.unknown_places, collector.unknown_words))
+    return SuiteCheck(len(collector.tests), collector.targets, (*broken, *found), nowhere, *unknown)
 
 
 def known_places(partitions: Iterable[Partition]) -> frozenset[str]:
@@ -175,6 +185,15 @@ def unknown_places(reference: object, places: Collection[str]) -> Iterator[str]:
                 yield f"no system or device is called {place!r}{meant}; its reference judges nothing"
 
 
+def unknown_words(spec: JobSpec) -> Iterator[str]:
+    """Yield a text for each word in braces that nothing is put in for, and that is nearly a known one: others are the program's own."""
+    known = {*DERIVED, *ON_NODE, *(build.name for build in spec.builds), *spec.needs}
+    of_builds = (text for build in spec.builds for text in (*build.argv, *build.variables.values()))
+    for name in sorted(names_in((*spec.argv, *spec.env.values(), *of_builds)) - known):
+        if near := nearest(name, known):
+            yield f"{{{name}}} is handed on as it stands (did you mean {{{near}}}?)"
+
+
 def findings(faults: Mapping[str, Iterable[Problem]], targets: Sequence[str]) -> tuple[SuiteProblem, ...]:
     """Return each problem of *faults* (node id -> problems) once, with its targets where it is not on all of *targets*."""
     where: dict[Problem, set[str]] = {}
@@ -183,8 +202,14 @@ def findings(faults: Mapping[str, Iterable[Problem]], targets: Sequence[str]) ->
             where.setdefault(problem, set()).update(one for one in targets if _is_on(node_id, one))
     return tuple(
         SuiteProblem(problem, () if len(found) == len(targets) else tuple(sorted(found)))
-        for problem, found in where.items()
+        for problem, found in sorted(where.items(), key=lambda one: _line(one[0]))
     )
+
+
+def _line(problem: Problem) -> tuple[str, int]:
+    """Return file and line of a problem, for its place among others."""
+    file, _, line = problem.where.rpartition(":")
+    return (file, int(line)) if line.isdecimal() else (problem.where, 0)
 
 
 def _is_on(node_id: str, target: str) -> bool:

@@ -83,8 +83,9 @@ def build(
 
     Args:
         command: a list of arguments, or a text that is split as a POSIX shell splits it. It starts in the folder of the build.
+            Values such as ``{last_level_cache}`` are put in as into commands of tests, here and in ``env``.
         files: files, folders and globs relative to the file that declares it, which it finds in that folder.
-        env: variables over those of the test.
+        env: variables over those of the environment. Those of the test are not there, so that tests that differ in them share it.
         where: ``node``: by the first run that needs it. ``login``: where pytest runs, before anything is submitted, with the
             modules of the environment; for sites whose nodes have no compiler, or no network.
     """
@@ -171,6 +172,9 @@ def build_plan(where: str, name: str, declared: Build, folder: Path, target: Tar
     except SoftwareError as error:
         raise SpecError([Problem(where, f"{name}: {error.key}", str(error))]) from None
     before = declared.where == "login" and target.partition.scheduler != "local"
+    if before and (figures := names_in([*argv, *env.values()]) & set(ON_NODE)):
+        text = f"where='login': {{{min(figures)}}} is known on the nodes alone; leave where out, or write the figure"
+        raise SpecError([Problem(where, name, text)])
     return BuildPlan(name, _key(argv, files, env, target), argv, files, env, before)
 
 

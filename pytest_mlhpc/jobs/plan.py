@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +21,7 @@ from pytest_mlhpc.node.protocol.plan import (
     LYING_EXIT,
     SLOW_RANK,
     VETTED,
+    BuildPlan,
     Learned,
     MetricPattern,
     Plan,
@@ -130,16 +133,7 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
     """Return the run of one attempt with a new id and nonce."""
     partition, environment = spec.target.partition, spec.target.environment
     source, path, kind = _data_source(spec)
-    derived: dict[str, object] = {
-        **derived_values(
-            cores=spec.node_cores,
-            memory=spec.node_memory,
-            devices=partition.nodes.devices,
-            nodes=spec.nodes,
-            ranks=spec.started,
-        ),
-        **folders_of(spec),
-    }
+    derived = {**values_of(spec), **folders_of(spec)}
     return RunPlan(
         run_id=uuid7(),
         nonce=secrets.token_hex(8),
@@ -157,7 +151,7 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
         warmup_steps=spec.warmup_steps,
         python=environment.python,
         variables={
-            **{name: fill(text, derived) for name, text in environment.variables.items()},
+            **_of_environment(spec),
             **{name: with_values(text, derived) for name, text in spec.env.items()},
             **({"MLHPC_WORKLOAD_MODULE": spec.module} if spec.module else {}),
         },
@@ -168,7 +162,7 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
         sanity=spec.sanity,
         functions=spec.functions,
         checks=spec.checks,
-        builds=spec.builds,
+        builds=builds_of(spec),
         needed=spec.needed,
         metrics={name: MetricPattern(**rule) for name, rule in spec.metrics.items()},
         exclusive=spec.exclusive,
@@ -182,6 +176,42 @@ def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
         warm=may_be_warm(spec),
         packages=spec.packages,
     )
+
+
+def values_of(spec: JobSpec) -> dict[str, object]:
+    """Return what stands for a word in braces that the controller knows, in runs of *spec*."""
+    return {
+        **derived_values(
+            cores=spec.node_cores,
+            memory=spec.node_memory,
+            devices=spec.target.partition.nodes.devices,
+            nodes=spec.nodes,
+            ranks=spec.started,
+        )
+    }
+
+
+def _of_environment(spec: JobSpec) -> dict[str, str]:
+    values = values_of(spec)
+    return {name: fill(text, values) for name, text in spec.target.environment.variables.items()}
+
+
+def builds_of(spec: JobSpec) -> tuple[BuildPlan, ...]:
+    """Return the builds of *spec* with values in place of words in braces, and with the environment's variables.
+
+    A build has none of the test's own variables: tests that differ in these share it.
+    """
+    values = values_of(spec)
+    found = []
+    for build in spec.builds:
+        argv = tuple(with_values(word, values) for word in build.argv)
+        own = {name: with_values(text, values) for name, text in build.variables.items()}
+        key = build.key
+        if (argv, own) != (build.argv, build.variables):
+            text = json.dumps([key, argv, own], sort_keys=True)
+            key = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[: len(key)]
+        found.append(replace(build, argv=argv, variables={**_of_environment(spec), **own}, key=key))
+    return tuple(found)
 
 
 def may_be_warm(spec: JobSpec) -> bool:

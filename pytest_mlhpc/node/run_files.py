@@ -36,6 +36,17 @@ def place_of_run(directory: Path, run_id: str) -> Tuple[Path, Path]:
     return (inner if inner.is_dir() else directory), next((one for one in logs if one.is_file()), logs[0])
 
 
+def start_error(run: RunPlan, error: Exception) -> str:
+    """Return why the program of *run* cannot be started, and where it was looked for."""
+    why = getattr(error, "strerror", None) or str(error)
+    if run.cwd is not None and getattr(error, "filename", None) == run.cwd:
+        return f"the folder {run.cwd!r} to start {run.argv[0]!r} in: {why}"
+    beside = "among the test's files, and beside the test where the nodes see that folder"
+    places = f"relative to {run.cwd!r}" if run.cwd else beside
+    where = places if "/" in run.argv[0] else "in the folders of PATH"
+    return f"cannot start {run.argv[0]!r}: {why} (looked for {where})"
+
+
 def staged_name(files: Mapping[str, str]) -> str:
     """Return the folder of the plan's directory in which the copy of *files* lies: equal files share one copy."""
     text = json.dumps(sorted(files.items()))

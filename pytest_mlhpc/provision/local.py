@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -335,8 +336,9 @@ class LocalProvisioner:
 
 
 def _shared_variables(plan: Plan) -> dict[str, str]:
-    """Return the variables that all runs of *plan* have: of two sides that are compared, neither inherits the other's."""
-    first, *others = (run.variables for run in plan.runs)
+    """Return the variables that all runs and builds of *plan* have: of two that differ, neither inherits the other's."""
+    sets = ((run.variables, *(build.variables for build in run.builds)) for run in plan.runs)
+    first, *others = itertools.chain.from_iterable(sets)
     return {name: text for name, text in first.items() if all(one.get(name) == text for one in others)}
 
 

@@ -31,9 +31,9 @@ from pytest_mlhpc.node.processes import (
     start_in_new_session,
 )
 from pytest_mlhpc.node.protocol.lines import Message
-from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
+from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan
 from pytest_mlhpc.node.protocol.schema import Measurement
-from pytest_mlhpc.node.run_files import link_files
+from pytest_mlhpc.node.run_files import link_files, start_error
 from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, measure
 from pytest_mlhpc.provision.conversation import Conversation, result_message, run_message
 from pytest_mlhpc.provision.guardian import (
@@ -463,22 +463,13 @@ def start_command(plan: Plan, environment: Mapping[str, str]) -> CommandProcess 
     except (OSError, ValueError) as error:
         log.close()
         short = isinstance(error, OSError) and error.errno in _SHORTAGES
-        return Failure("launch_failed" if short else "command_not_found", _start_error(run, error))
+        return Failure("launch_failed" if short else "command_not_found", start_error(run, error))
     return CommandProcess(plan, process, log)
 
 
 def _own_folder(plan: Plan) -> Path:
     """Return the folder in which the program of *plan*'s only run starts where it names no other."""
     return Path(plan.directory) / plan.runs[0].run_id
-
-
-def _start_error(run: RunPlan, error: OSError | ValueError) -> str:
-    if isinstance(error, OSError) and run.cwd is not None and error.filename == run.cwd:
-        return f"the folder {run.cwd!r} to start {run.argv[0]!r} in: {error.strerror}"
-    why = error.strerror if isinstance(error, OSError) else str(error)
-    places = f"relative to {run.cwd!r}" if run.cwd else "beside the test, and in the new folder of the run"
-    where = places if "/" in run.argv[0] else "in the folders of PATH"
-    return f"cannot start {run.argv[0]!r}: {why} (looked for {where})"
 
 
 def popen(

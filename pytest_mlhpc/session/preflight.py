@@ -31,7 +31,7 @@ from pytest_mlhpc.jobs.budget import (
     used_hours,
 )
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.plan import plan_of
+from pytest_mlhpc.jobs.plan import builds_of, plan_of
 from pytest_mlhpc.jobs.provisioner import AllocationEnded, LineArrived
 from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s, run_root
 from pytest_mlhpc.node.batch.runs import COMPLETE
@@ -159,7 +159,7 @@ def build_before(
     lines: list[str] = []
     for spec in specs:
         root = run_root(spec.target.partition, state_dir)
-        for build in (one for one in spec.builds if one.before):
+        for build in (one for one in builds_of(spec) if one.before):
             place = (root, build.key)
             if place not in made and not (root / "builds" / build.key / COMPLETE).exists():
                 began = time.monotonic()

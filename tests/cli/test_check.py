@@ -128,3 +128,31 @@ def test_it(run): pass
         "note: test_it.py::test_it: no system or device is called 'sitee:small' (did you mean 'site'?); its reference judges nothing",
         "1 test checked on 2 targets: no problem",
     ]
+
+
+def test_a_word_in_braces_that_is_nearly_a_figure_or_a_build_is_noted(project, mlhpc):
+    (project / "test_it.py").write_text(
+        """
+from pytest_mlhpc import build, program
+
+stream = build("make N={last_level_cash}")
+
+@program("{stram}/stream {cores} {print}", env={"NUMA": "{numa_node}"})
+def test_it(run, stream): pass
+"""
+    )
+    assert mlhpc("check").out.splitlines() == [
+        "note: test_it.py::test_it: {last_level_cash} is handed on as it stands (did you mean {last_level_cache}?)",
+        "note: test_it.py::test_it: {numa_node} is handed on as it stands (did you mean {numa_nodes}?)",
+        "note: test_it.py::test_it: {stram} is handed on as it stands (did you mean {stream}?)",
+        "1 test checked on 2 targets: no problem",
+    ]
+
+
+def test_problems_stand_in_the_order_of_their_lines():
+    """A plug-in may shuffle tests."""
+    problems = [Problem(f"test_a.py:{line}", "files", "there is none") for line in (10, 9, 100)]
+    found = findings(
+        {f"test_a.py::test_{number}[a:b]": [one] for number, one in enumerate(problems)}, ["a:b"]
+    )
+    assert [one.problem.where for one in found] == ["test_a.py:9", "test_a.py:10", "test_a.py:100"]

@@ -10,8 +10,9 @@ from pytest_mlhpc.jobs import software
 from pytest_mlhpc.jobs.builds import Build, build_plan
 from pytest_mlhpc.jobs.ledger_entry import spec_digest
 from pytest_mlhpc.jobs.metrics import Metric
-from pytest_mlhpc.jobs.plan import run_plan
+from pytest_mlhpc.jobs.plan import builds_of, run_plan
 from pytest_mlhpc.jobs.spec import same_needs
+from pytest_mlhpc.node.protocol.plan import BuildPlan
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 
 RATE = [Metric("rate", r"rate: (\S+)", "items/s")]
@@ -235,3 +236,21 @@ def test_the_functions_of_a_test_are_found_by_its_file_and_names(declare, target
         "command", on=target, node_id="u.py::test_it", folder=folder.parent, command=["x"], metrics=[metric]
     )
     assert spec_digest(moved) == spec_digest(replace(spec, benchmark=moved.benchmark))
+
+
+def test_a_build_on_the_login_node_has_no_figure_of_the_nodes(target, tmp_path):
+    partition = replace(target.partition, scheduler="slurm")
+    build = Build("make N={last_level_cache}", where="login")
+    with pytest.raises(SpecError) as caught:
+        build_plan("here", "tool", build, tmp_path, replace(target, partition=partition))
+    assert "{last_level_cache} is known on the nodes alone" in str(caught.value.problems[0])
+
+
+def test_builds_with_other_figures_are_other_builds_and_those_without_are_shared(declare):
+    builds = tuple(
+        BuildPlan(name, f"key-of-{name}", ("make", word)) for name, word in (("a", "N={nodes}"), ("b", "all"))
+    )
+    one, two = (builds_of(replace(declare("cosmoflow", nodes=count), builds=builds)) for count in (1, 2))
+    assert [(build.argv, len(build.key)) for build in two] == [(("make", "N=2"), 8), (("make", "all"), 8)]
+    assert one[0].key != two[0].key != "key-of-a"
+    assert one[1].key == two[1].key == "key-of-b"

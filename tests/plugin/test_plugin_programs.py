@@ -28,7 +28,7 @@ def test_a_program_that_is_nowhere_is_named_with_where_it_was_looked_for(suite):
     suite.write('@program("./bench", RATE)\ndef test_it(run): pass\n')
     suite.run().expect(
         1,
-        "*cannot start './bench': No such file or directory (looked for beside the test, and in the new folder*",
+        "*cannot start './bench': No such file or directory (looked for among the test's files, and beside the test*",
     )
 
 
@@ -39,7 +39,8 @@ def test_files_artifacts_variables_and_ranks_are_the_same_as_on_a_cluster(suite)
     result = suite.run("test_files.py")
     result.assert_outcomes(passed=TESTS, failed=len(FAILS), errors=WITH_ERRORS)
     assert all(text in " ".join(result.outlines) for text in (*FAILS, *ERRORS))
-    (built,) = suite.state.glob("builds/*")  # of two runs, and nothing of the one that failed
+    (built,) = (one.parent for one in suite.state.glob("builds/*/tool"))  # of two runs
+    assert len(list(suite.state.glob("builds/*"))) == 2  # nothing of the one that failed
     assert sorted(path.name for path in built.iterdir()) == [".complete", "make-tool.sh", "rank0.log", "tool"]
     (record,) = [one for one in suite.records() if "test_files[" in one["node_id"]]
     assert record["asked"]["env"] == {"GREETING": "hello {ranks}, numa {numa_nodes}", "MY_TOKEN": "***"}

@@ -192,6 +192,14 @@ class RankIndex:
             size += self._runs.pop()[1]
         self._runs.append((rank, size))
 
+    def of(self, rank: int, log: bytes) -> bytes:
+        """Return what *rank* printed of *log*."""
+        found, at = b"", 0
+        for number, size in self._runs:
+            found += log[at : at + size] if number == rank else b""
+            at += size
+        return found
+
     def content(self) -> bytes:
         """Return the file's content."""
         return b"".join(b"%d %d\n" % one for one in self._runs)

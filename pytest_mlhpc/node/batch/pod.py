@@ -111,7 +111,8 @@ class PodAgent:
     ) -> None:
         self._place, self._wire, self._stream, self._signals = place, wire, stream, signals
         self._runs = all_runs(plan)
-        self._tags = tags(list(self._runs))
+        #: The controller knows the runs of the plan alone: no other may have a tag that is taken for one of theirs.
+        self._tags = {**{name: name for name in self._runs}, **tags([run.run_id for run in plan.runs])}
         self._environ = own_variables(environ)
         self._code: Optional[int] = None
         self._tasks: Optional[Tasks] = None

@@ -9,6 +9,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,9 +29,16 @@ from pytest_mlhpc.node.child_process import package_root
 from pytest_mlhpc.node.cores import on_node, waiting_variables
 from pytest_mlhpc.node.files import make_private, own_folder, unwritten
 from pytest_mlhpc.node.launch import module_of, step, torchrun
-from pytest_mlhpc.node.processes import CappedLog, GrowthWatch, describe_exit, job_counters, say
+from pytest_mlhpc.node.processes import (
+    EXIT_TERMINATED,
+    CappedLog,
+    GrowthWatch,
+    describe_exit,
+    job_counters,
+    say,
+)
 from pytest_mlhpc.node.protocol.channel import running_payload
-from pytest_mlhpc.node.protocol.plan import PROTOCOL, BuildPlan, Plan, RunPlan
+from pytest_mlhpc.node.protocol.plan import PROTOCOL, BuildPlan, Plan, RunPlan, read_plan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.run_files import ARCHIVE, artifact_archive, copy_files, link_files, staged_name
 
@@ -46,10 +55,12 @@ OLD_S = 7 * 86400.0
 Execute = Callable[[Supervisor, RunPlan], None]
 #: Makes the supervisor of a run in a folder.
 Supervise = Callable[[RankBook, Path, Any], Supervisor]
+#: Outcome and text.
+Failure = Tuple[str, str]
 
 
-class BuildRelay:
-    """Takes what a run says of itself: of a build nobody hears but by its failure."""
+class DiscardedRelay:
+    """Discards what a run reports that is in no plan: a build, or the vetting of nodes."""
 
     def send(self, run: RunPlan, kind: str, body: Mapping[str, Any]) -> None:
         """Send nothing."""
@@ -77,46 +88,83 @@ def with_builds(run: RunPlan, root: Path) -> RunPlan:
 
 
 def build_all(
-    plan: Plan, run: RunPlan, root: Path, supervise: Supervise, execute: Execute
-) -> Optional[Tuple[str, str]]:
+    plan: Plan, run: RunPlan, root: Path, supervise: Supervise, execute: Execute, *, pods: Sequence[str] = ()
+) -> Optional[Failure]:
     """Build what *run* needs and is not there; return the failure (outcome, text) that the run is, or None.
 
-    Two batches may build the same at once, each in a folder of its own: the first that ends gives its folder the name.
+    It is built in each of *pods*, the names of several on which the run starts processes: they see no common folder.
 
     Raises:
         ControllerLost: the batch has to end; nothing is left of a build that had begun.
     """
+
+    def make(build: BuildPlan, alone: RunPlan, folder: Path) -> Optional[Failure]:
+        return _supervised(build, supervise(RankBook(alone, pods), folder, DiscardedRelay()), alone, execute)
+
     for build in run.builds:
-        if (root / build.key / COMPLETE).exists():
+        if _complete(root / build.key) >= max(1, len(pods)):
             continue
         if build.before:
             text = "was made where pytest runs, before the job was submitted, and is not seen here"
             return "build_failed", f"the build {build.name} {text}: {root / build.key}"
-        folder = root / f"{build.key}.{run.nonce}"
-        try:
-            make_private(root)
-            _remove_old(root)
-            make_private(folder)
-            copy_files(
-                {".": str(Path(plan.directory) / staged_name(build.files))} if build.files else {}, folder
+        if pods:
+            alone = build_run(run, build)
+            failure = make(build, alone, Path(plan.directory) / alone.run_id)
+        else:
+            alone = _program(run, build, build.argv)
+            failure = _make(
+                plan, build, root / f"{build.key}.{run.nonce}", functools.partial(make, build, alone)
             )
-        except OSError as error:
-            return unwritten(error), f"cannot write {error.filename or folder}: {error.strerror}"
-        before = _contents(folder)
-        try:
-            failure = _build(run, build, folder, supervise, execute)
-            if failure is None and _contents(folder) == before:
-                text = f"the build {build.name} ({' '.join(build.argv)[:200]}) wrote nothing into its folder"
-                failure = "build_failed", text
-            if failure is None:
-                (folder / COMPLETE).touch()
-                with contextlib.suppress(OSError):  # another batch was first
-                    folder.rename(root / build.key)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         if failure is not None:
             return failure
+        if pods:
+            with contextlib.suppress(OSError):  # then the next run that needs it asks all pods again
+                (root / build.key / COMPLETE).write_text(str(len(pods)), encoding="ascii")
     return None
+
+
+def _complete(folder: Path) -> int:
+    """Return in how many pods the build is complete whose folder this is; 1 where there are no pods, 0: it is to be made."""
+    try:
+        return max(1, int((folder / COMPLETE).read_bytes()))
+    except ValueError:
+        return 1
+    except OSError:
+        return 0
+
+
+def _make(
+    plan: Plan, build: BuildPlan, folder: Path, execute: Callable[[Path], Optional[Failure]]
+) -> Optional[Failure]:
+    """Build in *folder* by *execute*, and give it the name by which runs find it; return the failure, if it is one.
+
+    Two batches may build the same at once, each in a folder of its own: the first that ends gives its folder the name.
+    """
+    root = folder.parent
+    try:
+        make_private(root)
+        _remove_old(root)
+        make_private(folder)
+        staged = {".": str(Path(plan.directory) / staged_name(build.files))} if build.files else {}
+        copy_files(staged, folder)
+    except OSError as error:
+        return unwritten(error), f"cannot write {error.filename or folder}: {error.strerror}"
+    before = _contents(folder)
+    try:
+        failure = execute(folder)
+        if failure is None and _contents(folder) == before:
+            failure = "build_failed", f"{_named(build)} wrote nothing into its folder"
+        if failure is None:
+            (folder / COMPLETE).touch()
+            with contextlib.suppress(OSError):  # another batch was first
+                folder.rename(root / build.key)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return failure
+
+
+def _named(build: BuildPlan) -> str:
+    return f"the build {build.name} ({' '.join(build.argv)[:200]})"
 
 
 def _contents(folder: Path) -> Dict[str, Tuple[int, int]]:
@@ -137,30 +185,41 @@ def _remove_old(root: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _build(
-    run: RunPlan, build: BuildPlan, folder: Path, supervise: Supervise, execute: Execute
-) -> Optional[Tuple[str, str]]:
-    """Run the program that builds, as a run is: within the run's time, and ended with the batch."""
-    alone = replace(
-        run,
-        argv=build.argv,
-        launcher="plain",
-        processes=1,
-        files={},
-        artifacts=(),
-        cwd=None,
-        variables={**run.variables, **build.variables},
-        warm=False,
-    )
-    supervisor = supervise(RankBook(alone, ()), folder, BuildRelay())
+def _program(run: RunPlan, build: BuildPlan, argv: Sequence[str], **changes: Any) -> RunPlan:
+    """Return the run of the program that builds: within the time of *run*, with the variables of the build alone."""
+    alone = {"launcher": "plain", "processes": 1, "files": {}, "artifacts": (), "cwd": None, "warm": False, **changes}
+    return on_node(replace(run, argv=tuple(argv), variables=build.variables, **alone))
+
+
+def build_run(run: RunPlan, build: BuildPlan) -> RunPlan:
+    """Return the run that builds in each pod of *run*: of this module as a program, once in each.
+
+    It is in no plan; both ends of a group of pods make it out of the plan.
+    """
+    argv = (sys.executable, "-m", "pytest_mlhpc.node.batch.runs", run.run_id, build.key)
+    changes = {"run_id": f"{run.run_id}-{build.key}", "launcher": "podrun", "processes": run.nodes}
+    return _program(run, build, argv, **changes)
+
+
+def _supervised(
+    build: BuildPlan, supervisor: Supervisor, alone: RunPlan, execute: Execute
+) -> Optional[Failure]:
+    """Run *alone*, which builds, as any run is: within its time, and ended with the batch; return the failure, if it is one."""
     execute(supervisor, alone)
-    trouble, code = supervisor.book.trouble, supervisor.launcher_exit
+    book, code = supervisor.book, supervisor.launcher_exit
+    trouble = book.trouble
     if trouble is None and code == 0:
         return None
-    why = describe_exit(code or 0) if code or trouble is None else trouble.text
-    lines = supervisor.logs.last_lines(0, LINES, CHARACTERS)
+    rank = 0 if trouble is None or trouble.rank is None else trouble.rank
+    if trouble is None or trouble.outcome in ("worker_exit", "worker_killed"):
+        state, node = book.ranks.get(rank), book.node_of(rank)
+        ended = state.exit if state is not None else code
+        why = describe_exit(ended or 0) + (f" on {node}" if node else "")
+    else:
+        why = trouble.text
+    lines = supervisor.last_lines(rank, LINES, CHARACTERS)
     said = f"; its last lines:\n{lines}" if lines and lines not in why else ""
-    return "build_failed", f"the build {build.name} ({' '.join(build.argv)[:200]}): {why}{said}"
+    return "build_failed", f"{_named(build)}: {why}{said}"
 
 
 #: What a launcher above us would have set, and a rank of ours would take for its own place; and what is for this batch alone.
@@ -276,9 +335,7 @@ def memory_watch(site: Site) -> Optional[Callable[[], bool]]:
     return GrowthWatch(job_counters()).grown if site.slurm else None
 
 
-def prepare(
-    plan: Plan, run: RunPlan, path: Path, signals: EndSignals, site: Site
-) -> Optional[Tuple[str, str]]:
+def prepare(plan: Plan, run: RunPlan, path: Path, signals: EndSignals, site: Site) -> Optional[Failure]:
     """Build what *run* needs; return the failure (outcome, text) that it is, or None.
 
     Raises:
@@ -291,7 +348,10 @@ def prepare(
         )
 
     root = builds_folder(plan, pod=site.pod)
-    return build_all(plan, run, root, supervise, lambda one, alone: execute(one, alone, path, site))
+    pods = site.nodes[: run.nodes] if site.hub and not site.direct(run) else ()
+    return build_all(
+        plan, run, root, supervise, lambda one, alone: execute(one, alone, path, site), pods=pods
+    )
 
 
 def send_artifacts(supervisor: Supervisor, relay: Lines) -> None:
@@ -444,3 +504,34 @@ def measurement(book: RankBook) -> Optional[Mapping[str, Any]]:
         book.fail(getattr(error, "outcome", "metric_invalid"), f"the ranks' reports do not combine: {error}")
         return None
     return body
+
+
+def main(arguments: List[str], environ: Mapping[str, str]) -> int:
+    """Make in this pod the build whose run and key *arguments* are, unless it is there; return the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # what it had begun is removed
+    run_id, key = arguments
+    plan = read_plan(Path(environ["MLHPC_PLAN"]), own_disk=True)
+    run = next(one for one in plan.runs if one.run_id == run_id)
+    build = next(one for one in run.builds if one.key == key)
+    root, codes = builds_folder(plan, pod=True), [0]
+    argv = _program(run, build, build.argv).argv
+
+    def execute(folder: Path) -> Optional[Failure]:
+        done = subprocess.run(argv, cwd=str(folder), stdin=subprocess.DEVNULL, check=False)
+        codes.append(done.returncode)
+        return ("build_failed", "") if done.returncode else None
+
+    if _complete(root / key):
+        return 0
+    try:
+        failure = _make(plan, build, root / f"{key}.{run.nonce}", execute)
+    except (OSError, ValueError) as error:
+        failure = "build_failed", f"cannot start {build.argv[0]!r}: {getattr(error, 'strerror', '') or error}"
+    if failure is None:
+        return 0
+    sys.stderr.write(failure[1])
+    return codes[-1] if codes[-1] > 0 else 1 if not codes[-1] else 128 - codes[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -30,8 +30,10 @@ from pytest_mlhpc.node.processes import (
     JoinedLines,
     end_descendants,
     exit_code_of_foreign,
+    last_lines,
     reap,
 )
+from pytest_mlhpc.node.run_files import start_error
 
 #: Time between SIGTERM and SIGKILL, in seconds.
 GRACE_S = 5.0
@@ -139,6 +141,13 @@ class Supervisor:
         gone = self.book.suspect is not None or (self.launcher_exit or 0) < 0
         return killed or (trouble is not None and (gone or self.launcher_output.cancelled))
 
+    def last_lines(self, rank: int, lines: int, characters: int) -> str:
+        """Return the last lines of a rank's output: of a launcher's log those that this rank printed."""
+        path = self.logs.path(LAUNCHER) if self._labels else ""
+        if not path:
+            return self.logs.last_lines(rank, lines, characters)
+        return last_lines(self._indices[OUTPUT_RANKS].of(rank, Path(path).read_bytes()), lines, characters)
+
     def await_signal(self, seconds: float) -> None:
         """Give a signal *seconds* to arrive.
 
@@ -174,7 +183,9 @@ class Supervisor:
             )
         except (OSError, ValueError) as error:
             outcome = "command_not_found" if program else "launch_failed"
-            self.book.fail(outcome, f"cannot start {argv[0]!r}: {error}")
+            own = program and argv[:1] == list(run.argv[:1])
+            why = start_error(run, error) if own else f"cannot start {argv[0]!r}: {error}"
+            self.book.fail(outcome, why)
             return
         self._process = process
         for fd, is_error in self._pipes():

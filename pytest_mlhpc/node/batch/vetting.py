@@ -17,11 +17,10 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 from pytest_mlhpc.node.agents.wire import key_of, proof
 from pytest_mlhpc.node.batch.output import ControllerLost, Lines
 from pytest_mlhpc.node.batch.ranks import LAUNCHER, RankBook
-from pytest_mlhpc.node.batch.runs import EndSignals, Site, execute
+from pytest_mlhpc.node.batch.runs import DiscardedRelay, EndSignals, Site, build_run, execute
 from pytest_mlhpc.node.batch.supervise import Supervisor
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.launch.step import KEEP_GOING
-from pytest_mlhpc.node.processes import CappedLog
 from pytest_mlhpc.node.protocol.plan import BUDGET_S, VETTED, Plan, RunPlan, VetSettings
 from pytest_mlhpc.node.protocol.schema import from_json
 from pytest_mlhpc.node.vet.finding import Exit, NodeVerdict, Severity, VetVerdict
@@ -82,9 +81,10 @@ def vet_run(plan: Plan) -> Optional[RunPlan]:
 
 
 def all_runs(plan: Plan) -> Dict[str, RunPlan]:
-    """Return the runs of *plan* by their ids, with that which vets its nodes."""
+    """Return the runs of *plan* by their ids, with those of vetting and of builds, which are in no plan."""
     vetting = vet_run(plan)
-    return {run.run_id: run for run in (*plan.runs, *((vetting,) if vetting else ()))}
+    builds = [build_run(run, build) for run in plan.runs for build in run.builds]
+    return {run.run_id: run for run in (*plan.runs, *builds, *((vetting,) if vetting else ()))}
 
 
 def limit_of(settings: VetSettings) -> float:
@@ -127,16 +127,6 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: EndSignals, *, site: Site
         found = result_of(written.verdict, site.nodes, pods=bool(site.hub))
     _tell(plan, relay, written, _report(directory), found)
     return found
-
-
-class DiscardedRelay:
-    """Discards what a run reports: the controller does not know this run."""
-
-    def send(self, run: RunPlan, kind: str, body: Mapping[str, Any]) -> None:
-        """Forget it."""
-
-    def log(self, run: RunPlan, number: int, log: CappedLog) -> None:
-        """Forget it."""
 
 
 def _read(out: Path) -> Tuple[Optional[WrittenVerdict], str]:

@@ -95,7 +95,7 @@ class BuildPlan:
     """What a program needs to be built: ``{name}`` in its arguments is the folder of the build.
 
     ``key`` names that folder: it is a digest of all that the build depends on, so that a later run finds it ready. ``files`` are
-    those that ``argv`` finds in its folder, as of a run; ``variables`` are set over the run's. ``before``: it is made before
+    those that ``argv`` finds in its folder, as of a run; ``variables`` are in place of the run's. ``before``: it is made before
     anything is submitted, on the machine of the controller.
     """
 

@@ -63,3 +63,19 @@ def test_ranks_end_with_the_process_that_spawned_them(folder, tmp_path):
     _, output, _ = finish(process)
     failed = next(one for one in messages(output) if one.kind == "failed")
     assert failed.body["outcome"] == "worker_killed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"argv": ("./nosuch",)}, "cannot start './nosuch': No such file or directory (looked for among the test's files, and beside"),
+        ({"argv": ("nosuch",)}, "cannot start 'nosuch': No such file or directory (looked for in the folders of PATH)"),
+        ({"argv": ("./nosuch",), "cwd": "/usr"}, "cannot start './nosuch': No such file or directory (looked for relative to '/usr')"),
+        ({"argv": ("sh",), "cwd": "/no/folder"}, "the folder '/no/folder' to start 'sh' in: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_a_program_that_is_not_there_says_where_it_was_looked_for(folder, changes, text):
+    _, output, _ = finish(start(folder, run_plan(**changes)))
+    failed = next(one for one in messages(output) if one.kind == "failed")
+    assert failed.body["outcome"] == "command_not_found"
+    assert text in failed.body["text"]

@@ -86,3 +86,59 @@ def test_files_on_a_volume_that_pods_do_not_have_are_named(volume_suite, tmp_pat
         "is no folder here",
         error=1,
     )
+
+
+HELLO = r"""
+#include <stdio.h>
+#include <unistd.h>
+
+int main(void) {
+    char name[256];
+    gethostname(name, sizeof name);
+    printf("start: 1\nin %s\n", name);
+    return 0;
+}
+"""
+
+COMPILED = """
+    from pytest_mlhpc import build
+
+    hello = build("gcc -O2 -o hello hello.c", files=["hello.c"])
+    torn = build("gcc -o torn torn.c", files=["*.c"])
+    STARTS = Metric("starts", r"start: (\\S+)", "1", better="none", reduce="sum")
+
+    @program("{hello}/hello", STARTS)
+    def test_once(run, hello):
+        assert run["starts"].value == 1
+
+    @program("{hello}/hello", STARTS, nodes=2, ranks_per_node=2)
+    def test_ranks(run, hello):
+        assert run["starts"].value == 4
+        assert [len({one.output.split()[-1] for one in run.ranks[at:at + 2]}) for at in (0, 2)] == [1, 1]
+        assert len({one.output.split()[-1] for one in run.ranks}) == 2
+
+    @program("sh -c 'grep main hello.c; cat folder/data; $HELLO'", nodes=2, ranks_per_node=1, files=["hello.c", "folder/"], env={"HELLO": "{hello}/hello"})
+    def test_files_are_in_each_pod(run, hello):
+        assert [one.output.splitlines()[:3] for one in run.ranks] == [["int main(void) {", "of the folder", "start: 1"]] * 2
+
+    @program("{torn}/torn", STARTS, nodes=2, ranks_per_node=1)
+    def test_torn(run, torn):
+        pass
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--mlhpc-pack",)], ids=["alone", "packed"])
+def test_a_c_program_is_compiled_in_each_pod_on_which_it_has_ranks(pod_suite, options):
+    pod_suite.partition({"nodes": {"max": 2}}, kind="pods")
+    (pod_suite.folder / "hello.c").write_text(HELLO)
+    (pod_suite.folder / "torn.c").write_text("int main(void) { return no_such_name; }\n")
+    (pod_suite.folder / "folder").mkdir()
+    (pod_suite.folder / "folder" / "data").write_text("of the folder\n")
+    pod_suite.tests(COMPILED)
+    pod_suite.run(*options).expect(
+        1,
+        "build_failed: the build torn (gcc -o torn torn.c): ended with exit code 1 on mlhpc-",
+        "no_such_name",
+        passed=3,
+        error=1,
+    )
