@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import math
 import os
 import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +29,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 90.0
 #: Exit code of a command that ran past ``--limit``, as of timeout(1).
 EXIT_LIMIT = 124
+#: What is waited for while the command runs.
+_AWAITED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_DAY_S = 86400.0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -68,54 +71,44 @@ def run(command: Sequence[str], *, grace_s: float, limit_s: float | None = None)
     """
     if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-    child = subprocess.Popen(command, preexec_fn=_interrupt_with_parent)  # noqa: PLW1509 - there is one thread
-    previous = _pass_signals_on(child.pid)
+    # Blocked, and waited for: the handler of a signal that comes just before waitpid(2) would run after it only.
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)  # of whoever waits for it, such as make
     try:
+        child = subprocess.Popen(command, preexec_fn=_interrupt_with_parent)  # noqa: PLW1509 - there is one thread
         code = _await(child, limit_s)
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
     return code, _end_descendants(grace_s)
 
 
 def _interrupt_with_parent() -> None:
     """Let the kernel interrupt the command when this process dies; pytest then runs its fixtures to their end."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0)
-
-
-def _pass_signals_on(pid: int) -> dict[int, object]:
-    def pass_on(number: int, _frame: object) -> None:
-        os.kill(pid, number)
-
-    # A terminal sends Ctrl-C to both; what is sent to this process alone is meant for the command.
-    previous: dict[int, object] = {
-        number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)
-    }
-    previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN if os.isatty(0) else pass_on)
-    return previous
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
 
 
 def _await(child: subprocess.Popen[bytes], limit_s: float | None) -> int:
-    """Wait for the command, and collect every orphan that ends meanwhile: tests look whether processes are gone."""
-    late = threading.Event()
+    """Wait for the command, and collect every orphan that ends meanwhile: tests look whether processes are gone.
 
-    def kill() -> None:
-        late.set()
-        os.kill(child.pid, signal.SIGKILL)
-
-    timer = threading.Timer(limit_s, kill) if limit_s is not None else None
-    if timer:
-        timer.start()
-    pid = 0
-    while pid != child.pid:
-        pid, status = os.waitpid(-1, 0)
-    if timer:
-        timer.cancel()
-    child.returncode = code = os.waitstatus_to_exitcode(status)
-    if late.is_set():
-        return EXIT_LIMIT
-    return code if code >= 0 else 128 - code
+    Signals are passed on to the command. A terminal sends Ctrl-C to both, so that this one is not.
+    """
+    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+    late = False
+    while True:
+        came = signal.sigtimedwait(_AWAITED, min(max(deadline - time.monotonic(), 0), _DAY_S))
+        if came is None and time.monotonic() >= deadline:
+            late, deadline = True, math.inf
+            os.kill(child.pid, signal.SIGKILL)
+        elif came is not None and came.si_signo == signal.SIGCHLD:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            while pid not in {0, child.pid}:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == child.pid:
+                child.returncode = code = os.waitstatus_to_exitcode(status)
+                return EXIT_LIMIT if late else code if code >= 0 else 128 - code
+        elif came is not None and not (came.si_signo == signal.SIGINT and os.isatty(0)):
+            os.kill(child.pid, came.si_signo)
 
 
 def _end_descendants(grace_s: float) -> list[str]:

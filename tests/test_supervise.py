@@ -92,7 +92,8 @@ def test_the_exit_code_of_a_command_that_a_signal_ended_names_the_signal(tmp_pat
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_to_the_supervisor_reaches_the_command(tmp_path, number):
-    program = f"import signal, sys, time\nsignal.signal({number:d}, lambda *_: sys.exit(7))\nopen('up', 'w')\ntime.sleep(7000)"
+    # It blocks the signal and waits for it: a handler would not end a sleep that begins just after the signal.
+    program = f"import signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, [{number:d}])\nopen('up', 'w')\nsignal.sigwait([{number:d}])\nsys.exit(7)"
     words = [*SUPERVISE, "--quiet", "--", sys.executable, "-c", program]
     with subprocess.Popen(words, cwd=tmp_path, stdin=subprocess.DEVNULL) as process:
         await_that((tmp_path / "up").exists)
@@ -114,8 +115,8 @@ def test_a_supervisor_whose_parent_is_killed_ends_the_command(tmp_path):
 
 def test_a_command_whose_supervisor_is_killed_is_interrupted(tmp_path):
     program = (
-        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'up')\n"
-        "try:\n    time.sleep(7000)\nfinally:\n    open('cleaned', 'w')"
+        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\n"
+        "try:\n    os.rename('pid', 'up')\n    while True: time.sleep(0.1)\nfinally:\n    open('cleaned', 'w')"
     )
     with subprocess.Popen(
         [*SUPERVISE, "--quiet", "--", sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.DEVNULL

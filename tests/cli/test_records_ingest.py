@@ -1,4 +1,4 @@
-"""`mlhpc records ingest`: what it stores and says; the forms of its sources are in tests/history/test_foreign.py."""
+"""`mlhpc records ingest`: what it stores and says; the forms of its sources are in tests/history/test_foreign_runs.py."""
 
 import json
 import subprocess

@@ -80,9 +80,10 @@ def test_two_nodes_by_srun_and_by_torchrun_are_judged_against_stored_baselines(s
 
 @pytest.mark.slow
 def test_the_whole_smoke_suite_runs_packed(slurm, tmp_path):
-    run_suites(tmp_path, "suites/training", "--mlhpc-baseline=update")
+    both = ("cpu", "torchrun")  # partitions that differ in their launcher
+    run_suites(tmp_path, "suites/training", "--mlhpc-baseline=update", on=both)
     widen(tmp_path / "baselines")
-    assert "10 passed" in run_suites(tmp_path, "suites/training")
+    assert "16 passed" in run_suites(tmp_path, "suites/training", on=both)
 
 
 @pytest.mark.slow
