@@ -20,6 +20,8 @@ from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST, DropLi
 ENOUGH = DropLimits.enough
 #: Nights before the loss that say what the level was, at most.
 BEFORE = DropLimits.before
+#: ... and for each night that the loss has lasted, at least: the nights of a month wander, and 16 of them may all lie high.
+BEFORE_EACH = 3
 #: Standard errors from which on re-runs are asked for.
 GATE = 1.8
 #: Standard errors from which on a loss that re-runs left undecided is suspect.
@@ -103,7 +105,8 @@ def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: Los
     series = [(_standing(history, better), better) for history, better in series]
     for nights in DropLimits.nights:
         least = limits.matters * (SINGLE if nights == 1 else SEVERAL)
-        drops = lasting_drops(series, DropLimits(limits.score, least, (nights,)))
+        rule = DropLimits(limits.score, least, (nights,), enough=max(ENOUGH, BEFORE_EACH * nights))
+        drops = lasting_drops(series, rule)
         for row, ((history, better), drop) in enumerate(zip(series, drops, strict=True)):
             if drop is not None and found[row] is None:
                 found[row] = _agreed(history, better, drop, limits)
