@@ -20,7 +20,7 @@ from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST, DropLi
 ENOUGH = DropLimits.enough
 #: Nights before the loss that say what the level was, at most.
 BEFORE = DropLimits.before
-#: ... and for each night that the loss has lasted, at least: the nights of a month wander, and 16 of them may all lie high.
+#: ... and at least this many for each night of the loss: the level of a few nights may be a high spell of a noisy series.
 BEFORE_EACH = 3
 #: Standard errors from which on re-runs are asked for.
 GATE = 1.8
