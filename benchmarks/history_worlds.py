@@ -6,8 +6,6 @@ one night share the common part and redraw their own. The worlds are those by wh
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,13 +14,13 @@ from numpy.typing import NDArray
 from pytest_mlhpc.judge import fence, losses
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.losses import LossLimits, limits_for
-from pytest_mlhpc.judge.rules import AT_ONCE, enough
+from pytest_mlhpc.judge.rules import AT_ONCE
 
 Floats = NDArray[np.float64]
 
 #: Nights of a series, and how many of them come first to say what is usual: an alarm there is not counted.
 NIGHTS, QUIET = 150, 30
-#: Nights whose median is the accepted value: before, nothing is judged.
+#: Nights before which nothing is judged.
 ACCEPTED = 8
 TOLERANCE = 0.05
 RUNS = 1 + fence.RERUNS
@@ -106,50 +104,25 @@ def judged_nights(
         there = np.flatnonzero(~np.isnan(runs[:, night, 0])).tolist()
         for row in there:
             histories[row].append(Attempts(float(runs[row, night, 0])))
-        grown = [row for row in there if enough(histories[row][:-1])]
-        lost = {row: loss for row in grown if (loss := losses.open_loss(histories[row], "higher"))}
-        others = [row for row in grown if row not in lost]
-        young = [row for row in sorted({*there} - {*grown}) if _outside(histories[row])]
+        lost = {row: loss for row in there if (loss := losses.open_loss(histories[row], "higher"))}
+        others = [row for row in there if row not in lost]
         for row, loss in lost.items():
             again = _ending(runs[row, night], loss)
             made[row, night] = len(again)
             histories[row][-1] = Attempts(float(runs[row, night, 0]), again)
         open_rows = [row for row, loss in lost.items() if not _is_over(histories[row][-1], loss)]
         gates = losses.possible_losses([(histories[row], "higher") for row in others])
-        asked = [row for row, gate in zip(others, gates, strict=True) if gate is not None]
-        for row in [*asked, *young]:
+        asked = [
+            row for row, gate in zip(others, gates, strict=True) if gate is not None and night >= ACCEPTED
+        ]
+        for row in asked:
             made[row, night] = runs.shape[2] - 1
             histories[row][-1] = Attempts(float(runs[row, night, 0]), tuple(runs[row, night, 1:].tolist()))
         found = losses.certain_losses([(histories[row], "higher") for row in asked], rule)
-        lost_rows = [row for row, loss in zip(asked, found, strict=True) if loss]
-        for row in [*open_rows, *lost_rows, *(row for row in young if _confirmed(histories[row]))]:
+        for row in [*open_rows, *(row for row, loss in zip(asked, found, strict=True) if loss)]:
             failed[row, night] = True
             histories[row][-1] = replace(histories[row][-1], regressed=True)
     return failed, made
-
-
-def _outside(history: Sequence[Attempts]) -> bool:
-    """Return whether the last night of a young series lies outside the fence of its first nights, so that it is run again."""
-    return len(history) > ACCEPTED and _drop(history, history[-1].value) > _width(history)
-
-
-def _confirmed(history: Sequence[Attempts]) -> bool:
-    """Return whether the re-runs of the last night of a young series confirm its loss."""
-    drops = [_drop(history, value) for value in history[-1].reruns]
-    return bool(fence.confirmed(drops, _width(history)))
-
-
-def _drop(history: Sequence[Attempts], value: float) -> float:
-    return fence.drop(value, _accepted(history), "higher")
-
-
-def _accepted(history: Sequence[Attempts]) -> float:
-    return statistics.median(losses.levels(history)[:ACCEPTED])
-
-
-def _width(history: Sequence[Attempts]) -> float:
-    figures = [night.value for night in history[:-1] if not night.regressed]
-    return fence.make_fence(figures, _accepted(history), TOLERANCE).width
 
 
 def _ending(runs: Floats, loss: losses.Loss) -> tuple[float, ...]:
