@@ -53,7 +53,7 @@ def test_the_bound_holds_the_dearest_reruns_that_are_possible(job):
     one, four, eight = map(max_hours, specs)
     reruns = [total_bound(specs, most) - (one + four + eight) for most in (0, 2, 6, 99)]
     assert reruns == pytest.approx([0, 2 * four, 4 * four + 2 * one, 4 * four + 4 * one])
-    assert RERUNS_PER_JOB == RERUNS
+    assert RERUNS_PER_JOB == 2 * RERUNS
 
 
 def test_each_account_is_bound_by_its_own_dearest_reruns(job):
