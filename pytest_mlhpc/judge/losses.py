@@ -134,8 +134,8 @@ def chance_a_month(series: float, score: float, *, confirmed: bool = True, attem
     *confirmed* is whether re-runs agreed, of so many *attempts* in all. No score far beyond what the noise of the records reaches
     is believed.
     """
-    farther = 0.0 if confirmed else ALONE
-    beyond = score - _OF_600 - (-FURTHER if attempts >= FURTHER_MADE else farther)
+    nearer = FURTHER if attempts >= FURTHER_MADE else 0.0 if confirmed else -ALONE
+    beyond = score - _OF_600 + nearer
     return series / 600 * math.pow(10.0, -min(beyond, _BELIEVED))
 
 
