@@ -6,6 +6,7 @@ one night share the common part and redraw their own. The worlds are those by wh
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +24,8 @@ NIGHTS, QUIET = 150, 30
 #: Nights before which nothing is judged.
 ACCEPTED = 8
 TOLERANCE = 0.05
-RUNS = 1 + fence.RERUNS
+#: Attempts of a night at first; further re-runs are drawn apart, so that they change no other draw.
+RUNS, ATTEMPTS = 1 + fence.RERUNS, 1 + 2 * fence.RERUNS
 
 
 def white(rows: int, draw: np.random.Generator) -> tuple[Floats, Floats]:
@@ -83,6 +85,7 @@ def nights(world: str, rows: int, size: float, seed: int) -> Nights:
     """Return *rows* series of *world*; with a *size* each drops by that share in one of its nights 60 to 129."""
     draw = np.random.default_rng([seed, list(WORLDS).index(world), round(size * 1000)])
     common, own = WORLDS[world](rows, draw)
+    own = np.concatenate([own, WORLDS[world](rows, draw.spawn(1)[0])[1][:, :, 1:]], axis=2)
     runs = 1 + common[:, :, None] + own
     drops = draw.integers(60, NIGHTS - 20, rows) if size else np.full(rows, NIGHTS)
     runs *= np.where(np.arange(NIGHTS)[None, :, None] >= drops[:, None, None], 1 - size, 1.0)
@@ -107,22 +110,30 @@ def judged_nights(
         lost = {row: loss for row in there if (loss := losses.open_loss(histories[row], "higher"))}
         others = [row for row in there if row not in lost]
         for row, loss in lost.items():
-            again = _ending(runs[row, night], loss)
-            made[row, night] = len(again)
-            histories[row][-1] = Attempts(float(runs[row, night, 0]), again)
+            ending = _ending(runs[row, night], loss)
+            made[row, night] = len(ending)
+            histories[row][-1] = Attempts(float(runs[row, night, 0]), ending)
         open_rows = [row for row, loss in lost.items() if not _is_over(histories[row][-1], loss)]
         gates = losses.possible_losses([(histories[row], "higher") for row in others])
         asked = [
             row for row, gate in zip(others, gates, strict=True) if gate is not None and night >= ACCEPTED
         ]
         for row in asked:
-            made[row, night] = runs.shape[2] - 1
-            histories[row][-1] = Attempts(float(runs[row, night, 0]), tuple(runs[row, night, 1:].tolist()))
+            histories[row][-1] = _rerun(runs[row, night, :RUNS])
+        again = losses.further_reruns([(histories[row], "higher") for row in asked], rule)
+        for row in itertools.compress(asked, again):
+            histories[row][-1] = _rerun(runs[row, night])
+        for row in asked:
+            made[row, night] = len(histories[row][-1].reruns)
         found = losses.certain_losses([(histories[row], "higher") for row in asked], rule)
         for row in [*open_rows, *(row for row, loss in zip(asked, found, strict=True) if loss)]:
             failed[row, night] = True
             histories[row][-1] = replace(histories[row][-1], regressed=True)
     return failed, made
+
+
+def _rerun(runs: Floats) -> Attempts:
+    return Attempts(float(runs[0]), tuple(runs[1:].tolist()))
 
 
 def _ending(runs: Floats, loss: losses.Loss) -> tuple[float, ...]:

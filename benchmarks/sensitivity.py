@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.history_worlds import RUNS, Floats, judged_nights
+from benchmarks.history_worlds import ATTEMPTS, Floats, judged_nights
 from benchmarks.report import Row
 from benchmarks.verdict_noise import Noise, read
 from pytest_mlhpc.judge.losses import limits_for
@@ -66,10 +66,10 @@ def _delays(values: Floats, size: float, draw: np.random.Generator) -> Floats:
     """Return after how many nights each planted loss failed its test; infinite where none did."""
     own = np.log(values / np.median(values))
     sigma = max(1.4826 * float(np.median(np.abs(own))), 1e-5)
-    runs = np.full((len(BEGINS), KNOWN + WITHIN[-1], RUNS), np.nan)
+    runs = np.full((len(BEGINS), KNOWN + WITHIN[-1], ATTEMPTS), np.nan)
     for row, begin in enumerate(BEGINS):
         part = own[begin - KNOWN : begin + WITHIN[-1]]
-        around = draw.choice(own, (len(part), RUNS - 1))
+        around = draw.choice(own, (len(part), ATTEMPTS - 1))
         logs = np.column_stack([part, rerun_deviations(part, around, correlation_of_neighbours(own), sigma)])
         logs[KNOWN:] += np.log(1 - size)
         runs[row, : len(part)] = np.exp(logs)

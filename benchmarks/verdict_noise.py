@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.history_worlds import RUNS, Floats
+from benchmarks.history_worlds import ATTEMPTS, RUNS, Floats
 from pytest_mlhpc.judge.sensitivity import rerun_deviations
 
 #: Nights of a series that are looked at, the first one that is judged, and the nights in which a fault may begin.
@@ -68,7 +68,7 @@ def planted(noise: Sequence[Noise], fault: str, seed: int) -> Planted:
     share; and the rest drawn from the nights around it.
     """
     draw = np.random.default_rng(seed)
-    runs = np.full((len(noise), NIGHTS, RUNS), np.nan)
+    runs = np.full((len(noise), NIGHTS, ATTEMPTS), np.nan)
     begins, lengths = np.zeros(len(noise), dtype=np.int64), np.zeros(len(noise), dtype=np.int64)
     for row, one in enumerate(noise):
         nights = min(len(one.values), NIGHTS)
@@ -82,6 +82,11 @@ def planted(noise: Sequence[Noise], fault: str, seed: int) -> Planted:
 
 def planted_runs(one: Noise, fault: str, begin: int, draw: np.random.Generator) -> Floats:
     """Return the runs (nights x attempts) of all nights of *one* with a *fault* that begins in the night *begin*."""
+    further = draw.spawn(1)[0]
+    return np.hstack([_attempts(one, fault, begin, draw), _attempts(one, fault, begin, further)[:, 1:]])
+
+
+def _attempts(one: Noise, fault: str, begin: int, draw: np.random.Generator) -> Floats:
     values = one.values
     nights, after = len(values), np.arange(len(values)) >= begin
     level = np.array([np.median(values[max(0, at - 25) : at + 26]) for at in range(nights)])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.history_worlds import RUNS, Floats, judged_nights
+from benchmarks.history_worlds import ATTEMPTS, Floats, judged_nights
 from benchmarks.report import Row
 from benchmarks.verdict_noise import Noise, planted_runs
 from pytest_mlhpc.alert.channels.base import IncidentState
@@ -61,7 +61,7 @@ def site(noise: Sequence[Noise], systems: int, series: int, drops: int, seed: in
     """Return a site of *systems* with *series* each, *drops* of 5 % planted, each into one series in one night."""
     draw = np.random.default_rng([seed, systems, series])
     total = systems * series
-    runs = np.empty((total, NIGHTS, RUNS))
+    runs = np.empty((total, NIGHTS, ATTEMPTS))
     begins = np.full(total, NIGHTS)
     begins[draw.choice(total, drops, replace=False)] = draw.integers(BEFORE, BEFORE + LAST, drops)
     for row in range(total):

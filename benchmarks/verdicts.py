@@ -13,7 +13,7 @@ from benchmarks import verdict_changes, verdict_sites
 from benchmarks.history_worlds import Floats, judged_nights
 from benchmarks.report import Row
 from benchmarks.verdict_noise import DRIFT_SOON, JUDGED, SOON, Noise, planted, planted_runs, read
-from pytest_mlhpc.judge.losses import ALONE, LossLimits, limits_for
+from pytest_mlhpc.judge.losses import ALONE, FURTHER, LossLimits, limits_for
 
 SITES = (50, 600, 2_000)
 #: Nights by which one series of a clean site is begun later than the one before; nights of a month.
@@ -143,7 +143,7 @@ def run(noise: Path | None = None, seeds: int = 2, *, quick: bool = False) -> It
 def _curve(screened: Sequence[Noise], seeds: Sequence[int]) -> Iterator[Row]:
     """Yield what limits below that of 600 series would find there, and how often they would be wrong."""
     for score in LOWER:
-        judge = ours(LossLimits(0.05, score, score + ALONE))
+        judge = ours(LossLimits(0.05, score, score + ALONE, score - FURTHER))
         red, _spells = clean_mornings(screened, judge, 600)
         large, just = (found(judge, screened, fault, seeds) for fault in ("step 10", "step 5"))
         words = (

@@ -132,7 +132,8 @@ def _certainty(tonight: Attempts, loss: Loss, series: int, per_alarm: float) -> 
     again = ["confirmed by re-runs"] if tonight.reruns or tonight.regressed else []
     if not math.isfinite(loss.score):
         return ", ".join(again)
-    rate = losses.chance_a_month(per_alarm, loss.score, confirmed=bool(again))
+    made = len(tonight.finite)
+    rate = losses.chance_a_month(per_alarm, loss.score, confirmed=bool(again), attempts=made)
     often = (
         f"about {rate:.2g} times a month" if rate >= 0.1 else f"less than once in {_round(1 / rate)} months"
     )

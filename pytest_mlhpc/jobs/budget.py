@@ -148,8 +148,8 @@ class Budget:
 #: Less than that is not given exactly, in hours.
 _MIN_HOURS = 0.001
 
-#: Most re-runs of one judged job (judge/fence.py: RERUNS; a test compares the two).
-RERUNS_PER_JOB = 4
+#: Most re-runs of one judged job (twice RERUNS of judge/fence.py; a test compares the two).
+RERUNS_PER_JOB = 8
 #: Slurm's time limits are whole minutes, rounded up (sbatch(1), --time).
 _MINUTE_S = 60.0
 #: How long a job may hold its nodes beyond its limit: KillWait of slurm.conf(5), 30 s by default, until all is killed.

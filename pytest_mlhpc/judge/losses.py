@@ -20,6 +20,8 @@ from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST, DropLi
 ENOUGH = DropLimits.enough
 #: Nights before the loss that say what the level was, at most.
 BEFORE = DropLimits.before
+#: ... and at least this many for each night of the loss: the level of a few nights may be a high spell of a noisy series.
+BEFORE_EACH = 3
 #: Standard errors from which on re-runs are asked for.
 GATE = 1.8
 #: Standard errors from which on a loss that re-runs left undecided is suspect.
@@ -30,12 +32,16 @@ SINGLE, SEVERAL = 1.4, 0.6
 #: An attempt confirms a loss from this share of its size on; of a loss of several nights, no night and no attempt of tonight
 #: may lie below the other share.
 CONFIRMS, AGREES = 0.6, 0.3
-#: Attempts of tonight that must confirm a loss: one re-run of four may be off.
-ATTEMPTS_CONFIRM = 4
+#: Attempts of tonight that must confirm a loss, and their share: one of five may be off, two of nine.
+ATTEMPTS_CONFIRM, SHARE_CONFIRMS = 4, 0.75
 #: Nights at both ends of an epoch whose levels say whether it has drifted.
 MONTH = 30
 #: Standard errors that noise lies farther off where too few re-runs of tonight could confirm a loss.
 ALONE = 1.0
+#: ... and so many nearer where as many further re-runs confirm it.
+FURTHER = 0.5
+#: Attempts of tonight from which on further re-runs count as made: one of nine may have broken.
+FURTHER_MADE = 8
 #: An improvement is a level of its own from this multiple of its nights' spread on, where both levels hardly overlap.
 APART = 4.0
 #: Nights whose median says whether a level was better for a while.
@@ -56,12 +62,13 @@ class LossLimits:
     """What a loss must be to fail its test.
 
     ``matters`` is its least size (share of the level), ``score`` its least certainty (standard errors), ``alone`` the least one
-    where too few re-runs of tonight could confirm it.
+    where too few re-runs of tonight could confirm it, ``further`` the least one where twice as many did.
     """
 
     matters: float = 0.05
     score: float = _OF_600
     alone: float = _OF_600 + ALONE
+    further: float = _OF_600 - FURTHER
 
 
 def limits_for(series: float, matters: float) -> LossLimits:
@@ -72,7 +79,8 @@ def limits_for(series: float, matters: float) -> LossLimits:
     series; others show more (docs/judge.md). Each decade of series asks for one more.
     """
     decades = math.log10(max(series, 1.0) / 600)
-    return LossLimits(matters, max(3.5, _OF_600 + decades), max(4.0, _OF_600 + ALONE + decades))
+    score = _OF_600 + decades
+    return LossLimits(matters, max(3.5, score), max(4.0, score + ALONE), max(3.5, score - FURTHER))
 
 
 @dataclass(frozen=True)
@@ -103,19 +111,31 @@ def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: Los
     series = [(_standing(history, better), better) for history, better in series]
     for nights in DropLimits.nights:
         least = limits.matters * (SINGLE if nights == 1 else SEVERAL)
-        drops = lasting_drops(series, DropLimits(limits.score, least, (nights,)))
+        rule = DropLimits(limits.further, least, (nights,), enough=max(ENOUGH, BEFORE_EACH * nights))
+        drops = lasting_drops(series, rule)
         for row, ((history, better), drop) in enumerate(zip(series, drops, strict=True)):
             if drop is not None and found[row] is None:
                 found[row] = _agreed(history, better, drop, limits)
     return found
 
 
-def chance_a_month(series: float, score: float, *, confirmed: bool = True) -> float:
+def further_reruns(series: Sequence[tuple[Sequence[Attempts], str]], limits: LossLimits) -> list[bool]:
+    """Return of each (history, better) whether as many further re-runs shall confirm or refute what those of tonight confirm.
+
+    A loss that would be certain without any re-run needs none.
+    """
+    found = certain_losses(series, replace(limits, score=limits.further))
+    return [loss is not None and loss.score < limits.alone for loss in found]
+
+
+def chance_a_month(series: float, score: float, *, confirmed: bool = True, attempts: int = 0) -> float:
     """Return how many losses of that certainty noise alone shows in a month among so many series: the inverse of :func:`limits_for`.
 
-    *confirmed* is whether re-runs agreed. No score far beyond what the noise of the records reaches is believed.
+    *confirmed* is whether re-runs agreed, of so many *attempts* in all. No score far beyond what the noise of the records reaches
+    is believed.
     """
-    beyond = score - _OF_600 - (0.0 if confirmed else ALONE)
+    nearer = FURTHER if attempts >= FURTHER_MADE else 0.0 if confirmed else -ALONE
+    beyond = score - _OF_600 + nearer
     return series / 600 * math.pow(10.0, -min(beyond, _BELIEVED))
 
 
@@ -301,10 +321,13 @@ def _agreed(history: Sequence[Attempts], better: str, drop: Drop, limits: LossLi
     level = statistics.median(known[: -drop.nights][-BEFORE:])
     tonight = [_lost(value, level, better) for value in history[-1].finite]
     nights = [_lost(value, level, better) for value in known[-drop.nights :]]
-    if drop.nights == 1 or len(tonight) >= ATTEMPTS_CONFIRM:
-        agreed = sum(one > CONFIRMS * drop.size for one in tonight) >= ATTEMPTS_CONFIRM
+    if len(tonight) >= ATTEMPTS_CONFIRM:
+        certain = limits.further if len(tonight) >= FURTHER_MADE else limits.score
+        least = max(ATTEMPTS_CONFIRM, math.ceil(SHARE_CONFIRMS * len(tonight)))
+        agreed = sum(one > CONFIRMS * drop.size for one in tonight) >= least
     else:
-        agreed = drop.score >= limits.alone
+        certain, agreed = limits.alone, drop.nights > 1
+    agreed = agreed and drop.score >= certain
     if drop.nights > 1:
         agreed = agreed and min(*nights, *tonight) > AGREES * drop.size
     return Loss(drop.nights, level, drop.size, drop.score) if agreed else None

@@ -44,6 +44,8 @@ def judge_night(case: Case) -> Ruling:
     history = [*case.nights, case.tonight(excused=True)]
     if excuse := _excuse(case, history):
         return Ruling(_verdict(case, Verdict.INCONCLUSIVE, level, excuse))
+    if more := _further(case, history):
+        return Ruling(_verdict(case, Verdict.INCONCLUSIVE, level, f"{more} further re-runs are needed"), more)
     if loss := losses.certain_losses([(history, case.entry.better)], case.limits)[0]:
         return Ruling(_verdict(case, Verdict.REGRESSED, loss.level, _certain(case, loss)))
     return _undecided_night(case, history, level)
@@ -57,6 +59,19 @@ def _excuse(case: Case, history: Sequence[Attempts]) -> str:
         return ""
     slower = 1.0 - speed(case.attempts[0], case.reference)
     return f"this machine is {slower:.1%} slower today, and corrected for that nothing is lost"
+
+
+def _further(case: Case, history: Sequence[Attempts]) -> int:
+    """Return how many re-runs to make beyond the usual ones of a loss that these confirm, and that is only just certain."""
+    made, by = len(case.attempts) - 1, case.setting.by
+    more = min(
+        2 * fence.RERUNS - made,
+        by.reruns_allowed,
+        fence.MOST_TRIES + fence.RERUNS - made - by.reruns_broken,
+    )
+    if made < fence.RERUNS or more <= 0:
+        return 0
+    return more if losses.further_reruns([(history, case.entry.better)], case.limits)[0] else 0
 
 
 def _undecided_night(case: Case, history: Sequence[Attempts], level: float) -> Ruling:

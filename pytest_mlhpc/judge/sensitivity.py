@@ -136,7 +136,7 @@ class SimulatedNights:
         blocks = draw.integers(0, len(own), (TRIALS, -(-count // BLOCK)))
         where = (blocks[:, :, None] + np.arange(BLOCK)) % len(own)
         first = own[where.reshape(TRIALS, -1)[:, :count]]
-        around = draw.choice(own, (TRIALS, count, fence.RERUNS))
+        around = draw.choice(own, (TRIALS, count, 2 * fence.RERUNS))
         self._runs = np.exp(
             np.concatenate(
                 [
@@ -169,12 +169,19 @@ class SimulatedNights:
             gates = losses.possible_losses([(histories[row], self._better) for row in rows])
             asked = [row for row, gate in zip(rows, gates, strict=True) if gate is not None]
             for row in asked:
-                histories[row][-1] = Attempts(runs[row][night][0], tuple(runs[row][night][1:]))
+                histories[row][-1] = _rerun(runs[row][night][: 1 + fence.RERUNS])
+            again = losses.further_reruns([(histories[row], self._better) for row in asked], self._limits)
+            for row in itertools.compress(asked, again):
+                histories[row][-1] = _rerun(runs[row][night])
             certain = losses.certain_losses([(histories[row], self._better) for row in asked], self._limits)
             for row, loss in zip(asked, certain, strict=True):
                 if loss is not None:
                     night_of[row] = night + 1
         return night_of
+
+
+def _rerun(runs: Sequence[float]) -> Attempts:
+    return Attempts(runs[0], tuple(runs[1:]))
 
 
 def _smallest(nights: SimulatedNights, within: int) -> float | None:

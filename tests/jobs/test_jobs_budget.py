@@ -51,9 +51,9 @@ def test_devices_and_cores_are_counted_by_node(job):
 def test_the_bound_holds_the_dearest_reruns_that_are_possible(job):
     specs = [job("s", seconds=60), job("l", nodes=4, seconds=60), job("n", nodes=8, judged=())]
     one, four, eight = map(max_hours, specs)
-    reruns = [total_bound(specs, most) - (one + four + eight) for most in (0, 2, 6, 99)]
-    assert reruns == pytest.approx([0, 2 * four, 4 * four + 2 * one, 4 * four + 4 * one])
-    assert RERUNS_PER_JOB == RERUNS
+    reruns = [total_bound(specs, most) - (one + four + eight) for most in (0, 2, 10, 99)]
+    assert reruns == pytest.approx([0, 2 * four, 8 * four + 2 * one, 8 * four + 8 * one])
+    assert RERUNS_PER_JOB == 2 * RERUNS
 
 
 def test_each_account_is_bound_by_its_own_dearest_reruns(job):

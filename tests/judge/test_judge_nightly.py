@@ -40,8 +40,10 @@ def judged(*figures, history, baseline=None, **options):
         ([90.0, 90.2, 89.9], quiet(), Verdict.INCONCLUSIVE, 2, "2 more re-runs are needed"),
         ([90.0, 90.2, 89.9, 90.1, 90.0], quiet(), Verdict.REGRESSED, 0, "tonight, "),
         ([90.0, 100.1, 99.8], quiet(), Verdict.PASSED, 0, "2 re-runs did not agree"),
-        ([95.0, 95.1, 94.9, 95.0, 95.2], quiet(), Verdict.SUSPECT, 0, "4 re-runs do not settle it; the next nights decide"),
-        ([95.0, 95.1, 94.9, 95.0, 95.2], quiet() + slow(95.0, 1), Verdict.REGRESSED, 0, "for 2 nights"),
+        ([95.5, 95.6, 95.4, 95.5, 95.7], quiet(), Verdict.SUSPECT, 0, "4 re-runs do not settle it; the next nights decide"),
+        ([95.0, 95.1, 94.9, 95.0, 95.2], quiet() + slow(95.0, 1), Verdict.INCONCLUSIVE, 4, "4 further re-runs are needed"),
+        ([95.0, 95.1, 94.9, 95.0, 95.2] + [95.0] * 4, quiet() + slow(95.0, 1), Verdict.REGRESSED, 0, "for 2 nights"),
+        ([95.0] * 6 + [97.5] * 3, quiet() + slow(95.0, 1), Verdict.SUSPECT, 0, "8 re-runs do not settle it"),
         ([95.0, 95.1, 94.9, 95.0, 100.0], quiet() + slow(95.0, 1), Verdict.SUSPECT, 0, "do not settle it"),
         ([95.0, 95.1, 94.9, 97.7, 97.9], quiet() + slow(95.0, 1), Verdict.SUSPECT, 0, "do not settle it"),
         ([94.0] * 5, quiet() + slow(94.0, 2) + [Attempts(100.0)], Verdict.SUSPECT, 0, "do not settle it"),
@@ -61,7 +63,9 @@ def judged(*figures, history, baseline=None, **options):
         "a large loss that all re-runs confirm fails the same night",
         "two re-runs at the old level end the matter",
         "a loss that just matters is suspect on its first night",
-        "and fails on its second",
+        "one that is only just certain is run again as often",
+        "and fails on its second night, when these agree",
+        "not while three of nine attempts lose only half of it",
         "not while a re-run is as good as ever",
         "nor while two re-runs lose only half of it",
         "nor as long as one of its nights was as good as ever",
@@ -90,7 +94,7 @@ def test_a_night_is_judged(figures, history, verdict, reruns, words):
 )
 def test_a_site_that_accepts_more_false_alarms_is_told_of_less_certain_losses(false_alarms, verdict):
     history = [Attempts(value) for value in noise(0.02, 40)]
-    judgement = judged(*[90.0] * 5, history=history, series=600 / false_alarms)
+    judgement = judged(*[91.0] * 9, history=history, series=600 / false_alarms)
     assert judgement.verdict is verdict
 
 
@@ -146,6 +150,27 @@ def test_with_fewer_than_three_re_runs_more_certainty_is_asked(reruns, verdict):
     assert judged(*[90.0] * (1 + reruns), history=worse, reruns_allowed=0).verdict is Verdict.REGRESSED
 
 
+@pytest.mark.parametrize(
+    ("options", "verdict", "reruns"),
+    [
+        ({"reruns_allowed": 1}, Verdict.INCONCLUSIVE, 1),
+        ({"reruns_allowed": 9, "reruns_broken": 6}, Verdict.SUSPECT, 0),
+        ({"reruns_allowed": 0}, Verdict.SUSPECT, 0),
+        ({"reruns_allowed": 0, "series": 20}, Verdict.REGRESSED, 0),
+    ],
+    ids=[
+        "as many as may be",
+        "not if too many broke",
+        "without them it is suspect",
+        "or sure enough for the site",
+    ],
+)
+def test_further_re_runs_are_those_that_can_be_had(options, verdict, reruns):
+    history = [Attempts(value) for value in noise(0.02, 40)]
+    judgement = judged(*[90.0] * 5, history=history, **options)
+    assert (judgement.verdict, judgement.reruns_wanted) == (verdict, reruns)
+
+
 @pytest.mark.parametrize(("before", "verdict"), [(1, Verdict.SUSPECT), (2, Verdict.REGRESSED)])
 def test_without_re_runs_the_third_night_of_a_loss_is_certain(before, verdict):
     history = [*quiet(), *[Attempts(80.0)] * before]
@@ -195,7 +220,7 @@ def test_a_loss_that_the_machine_explains_is_inconclusive(run, words):
     ids=["the usual", "less matters on the partition", "only more does", "the baseline file says otherwise"],
 )
 def test_what_matters_is_the_partitions_unless_the_baseline_file_says_otherwise(matters, tolerance, verdict):
-    figures = [95.0, 95.1, 94.9, 95.0, 95.2]
+    figures = [95.5, 95.6, 95.4, 95.5, 95.7]
     found = judged(*figures, history=quiet(), matters=matters, baseline=entry(tolerance=tolerance))
     assert found.verdict is verdict
 

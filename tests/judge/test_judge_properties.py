@@ -82,7 +82,7 @@ def test_a_rate_and_a_time_that_mirror_each_other_get_one_verdict(value, history
 def test_no_more_re_runs_are_wanted_than_are_allowed_and_they_come_to_an_end(values, history, allowed):
     judgement = judged(values, history, allowed=allowed)
     assert 0 <= judgement.reruns_wanted <= allowed
-    assert len(values) - 1 + judgement.reruns_wanted <= fence.RERUNS
+    assert len(values) - 1 + judgement.reruns_wanted <= 2 * fence.RERUNS
     if judgement.reruns_wanted:
         assert judgement.verdict is Verdict.INCONCLUSIVE
 

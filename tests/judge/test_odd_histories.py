@@ -81,6 +81,7 @@ def test_at_the_limit_of_a_site_noise_looks_like_a_loss_once_a_month(series):
     limits = limits_for(series, 0.05)
     assert chance_a_month(series, limits.score) == pytest.approx(1.0)
     assert chance_a_month(series, limits.alone, confirmed=False) == pytest.approx(1.0)
+    assert chance_a_month(series, limits.further, attempts=9) == pytest.approx(1.0)
     assert chance_a_month(series, limits.score + 0.2) == pytest.approx(10**-0.2)
 
 

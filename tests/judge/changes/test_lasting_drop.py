@@ -8,7 +8,7 @@ import pytest
 
 from pytest_mlhpc.judge.changes import Attempts, lasting_drop, lasting_drops
 from pytest_mlhpc.judge.fence import SMALLEST
-from pytest_mlhpc.judge.losses import SEVERAL, LossLimits, incident_losses
+from pytest_mlhpc.judge.losses import SEVERAL, LossLimits, certain_losses, incident_losses, limits_for
 
 
 def nights(count, level=100.0, sigma=0.01, seed=1):
@@ -65,6 +65,21 @@ def test_with_little_history_the_verdict_decides_alone():
     failed = Attempts(94.0, (94.5, 93.8, 94.2), regressed=True)
     assert told(([*nights(5), failed], "higher"))[0].score == math.inf
     assert told(([*nights(5), Attempts(94.0)], "higher"), ([Attempts(94.0)], "higher")) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [(34, None), (36, 12)],
+    ids=[
+        "the level of fewer nights may be a high spell",
+        "three nights before for each of the loss are enough",
+    ],
+)
+def test_a_small_loss_of_twelve_nights_needs_a_level_that_is_well_known(before, found):
+    noisy = [Attempts(102.0), Attempts(98.0)] * (before // 2)
+    history = [*noisy, *[Attempts(95.6, (95.6,) * 4)] * 12]
+    (loss,) = certain_losses([(history, "higher")], limits_for(50, 0.05))
+    assert (loss and loss.nights) == found
 
 
 @pytest.mark.parametrize("quiet", [[], nights(90, 0.0)], ids=["no nights", "nights of nothing"])
