@@ -190,7 +190,7 @@ class SlurmProvisioner:
                 return  # only an optimisation: the run is made in vain
 
     def cancel(self, handles: Sequence[Handle]) -> list[Handle]:
-        """Cancel jobs and wait until they are gone; return those that may not be."""
+        """Cancel allocations of this provisioner and wait until Slurm has ended them; return those that may not be gone."""
         known = [
             owned.pop(handle.id)
             for handle in handles
