@@ -1,12 +1,14 @@
-"""The lists of docs/vetting-checks.md, made of the checks, bounds and loads themselves.
+"""The lists of docs/vetting-checks.md and its file of bounds, made of the checks, bounds and loads themselves.
 
-``python tests/vetting/checks_page.py docs/vetting-checks.md`` writes them anew between their markers, such as
-``<!-- checks: edac pci -->`` and ``<!-- end -->``; what stands outside is written by hand and stays. Without a file
-it prints the whole tables: what each check reads, and the meaning and source of each bound and floor.
+``python tests/vetting/checks_page.py docs/vetting-checks.md`` writes lists anew between their markers, such as
+``<!-- checks: edac pci -->`` and ``<!-- end -->``, and vetting-bounds.csv beside the page. What stands outside is written by hand
+and stays. Without a file it prints what each check reads, and the source of each floor.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -18,7 +20,7 @@ from pytest_mlhpc.node.vet.policy import Bound, built_in, floors
 from pytest_mlhpc.node.vet.workers import PAIR_S, WORKS
 from pytest_mlhpc.store.text import quantity
 
-_MARKED = re.compile(r"(<!-- (checks|rules|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- (checks|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def completed(page: str) -> str:
@@ -26,7 +28,6 @@ def completed(page: str) -> str:
 
     Raises:
         KeyError: a marker names a check that does not exist.
-        ValueError: a marker names rules of which there are none.
     """
 
     def table(match: re.Match[str]) -> str:
@@ -63,19 +64,14 @@ def _checks(names: list[str]) -> str:
     return "; ".join(f"{when}: {', '.join(shown)}" for when, shown in times.items()) + ".\n"
 
 
-def _bounds(prefix: str) -> list[Bound]:
-    found = [bound for key, bound in built_in().bounds.items() if key.partition(".")[0] == prefix]
-    if not found:
-        raise ValueError(f"there are no rules {prefix}.*")
-    return found
-
-
-def _rules(prefixes: list[str]) -> str:
-    lines = []
-    for prefix in prefixes:
-        shown = [f"`{one.key}` {_stage(one, one.warn)}/{_stage(one, one.fail)}" for one in _bounds(prefix)]
-        lines.append(f"Rules of `{prefix}`, warning from/unfit from: {'; '.join(shown)}.")
-    return "\n\n".join(lines) + "\n"
+def bounds() -> str:
+    """Return a table of all bounds as CSV: key, what is counted, both stages, where they are from."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["rule", "what is counted", "warning from", "unfit from", "source"])
+    for one in sorted(built_in().bounds.values(), key=lambda bound: bound.key):
+        rows.writerow([one.key, one.meaning, _stage(one, one.warn), _stage(one, one.fail), one.source])
+    return text.getvalue()
 
 
 def _stage(bound: Bound, stage: float | None) -> str:
@@ -86,7 +82,7 @@ def _stage(bound: Bound, stage: float | None) -> str:
 
 
 def whole() -> str:
-    """Return the tables with all that is known: what checks read, what bounds mean, and where each figure is from."""
+    """Return the tables of checks and floors: what checks read, and where each floor is from."""
     checks = [
         [
             f"`{name}`",
@@ -97,10 +93,6 @@ def whole() -> str:
         ]
         for name, (one, when) in sorted(_known().items())
     ]
-    rules = [
-        [f"`{one.key}`", one.meaning, _stage(one, one.warn), _stage(one, one.fail), one.source]
-        for one in built_in().bounds.values()
-    ]
     lowest = [
         [one.hardware, f"`{one.name}`", quantity(one.fail, one.unit), one.confidence, one.source]
         for one in floors()
@@ -108,7 +100,6 @@ def whole() -> str:
     return "\n".join(
         (
             _table("| check | what it does | when | seconds at most, usually | what it reads |", checks),
-            _table("| rule | what is counted | warning from | unfit from | source |", rules),
             _table("| device | figure | floor | confidence | source |", lowest),
         )
     )
@@ -130,16 +121,16 @@ def _loads(_names: list[str]) -> str:
 
 _TABLES: dict[str, Callable[[list[str]], str]] = {
     "checks": _checks,
-    "rules": _rules,
     "loads": _loads,
 }
 
 
 def main(arguments: list[str]) -> None:
-    """Write the tables of the page that is named, or print the whole ones."""
+    """Write the tables of the page that is named and its file of bounds, or print the whole ones."""
     if arguments:
         target = Path(arguments[0])
         target.write_text(completed(target.read_text()))
+        target.with_name("vetting-bounds.csv").write_text(bounds())
     else:
         sys.stdout.write(whole())
 

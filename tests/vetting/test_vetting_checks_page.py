@@ -1,10 +1,11 @@
-"""docs/vetting-checks.md has every check, load and rule once, as the code has them, and says of each check what to do."""
+"""docs/vetting-checks.md has every check and load once, and its file every rule, as the code has them, and says of each check what to do."""
 
+import csv
 import re
 from pathlib import Path
 
 import pytest
-from checks_page import completed, main, named
+from checks_page import bounds, completed, main, named
 
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.policy import built_in, floors
@@ -17,17 +18,25 @@ CHECKS = sorted(one.name for group in all_checks() for one in group)
 LOADS = sorted([*(work.name for work in WORKS), "pairs"])
 
 
-@pytest.mark.parametrize(
-    ("table", "there"),
-    [("checks", CHECKS), ("rules", sorted({key.partition(".")[0] for key in built_in().bounds}))],
-)
-def test_every_check_and_every_rule_has_its_row_once(table: str, there: list[str]) -> None:
-    assert sorted(named(PAGE.read_text(), table)) == there
+def test_every_check_has_its_row_once() -> None:
+    assert sorted(named(PAGE.read_text(), "checks")) == CHECKS
 
 
 def test_tables_are_those_of_the_code() -> None:
     page = PAGE.read_text()
     assert completed(page) == page, AGAIN
+
+
+def test_the_file_of_bounds_is_that_of_the_code_and_has_each_rule_once() -> None:
+    text = PAGE.with_name("vetting-bounds.csv").read_text()
+    assert text == bounds(), AGAIN
+    rows = list(csv.DictReader(text.splitlines()))
+    assert [row["rule"] for row in rows] == sorted(built_in().bounds)
+    assert all(row["what is counted"] and row["source"] for row in rows)
+
+
+def test_the_page_shows_the_file_of_bounds() -> None:
+    assert "```{csv-table}\n:file: vetting-bounds.csv\n" in PAGE.read_text()
 
 
 @pytest.mark.parametrize("name", [*CHECKS, *LOADS])
@@ -46,18 +55,14 @@ def test_making_the_tables_anew_leaves_what_is_written_by_hand() -> None:
     assert completed(again) == again
 
 
-@pytest.mark.parametrize(
-    ("table", "error", "why"),
-    [("checks", KeyError, "telepathy"), ("rules", ValueError, "there are no rules telepathy")],
-)
-def test_a_table_of_what_does_not_exist_is_refused(table: str, error: type[Exception], why: str) -> None:
-    with pytest.raises(error, match=why):
-        completed(f"<!-- {table}: telepathy -->\n<!-- end -->")
+def test_a_list_of_what_does_not_exist_is_refused() -> None:
+    with pytest.raises(KeyError, match="telepathy"):
+        completed("<!-- checks: telepathy -->\n<!-- end -->")
 
 
 def test_the_whole_tables_have_what_the_page_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
     main([])
     printed = capsys.readouterr().out
-    sources = {one.source for one in (*built_in().bounds.values(), *floors())}
+    sources = {one.source for one in floors()}
     reads = {read for group in all_checks() for one in group for read in one.reads}
     assert [text for text in {*sources, *reads} if text.replace("|", r"\|") not in printed] == []
