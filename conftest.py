@@ -10,7 +10,7 @@ pytest_plugins = ["pytester"]
 
 SERVICES = (
     "slurm", "kubernetes", "image", "influxdb", "alertmanager", "smtp", "sink", "chromium", "gitlab-ci-local",
-    "grafana-schema", "sshd", "gridengine",
+    "grafana-schema", "flux", "sshd", "gridengine",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from pytest_mlhpc.judge.paired import ALPHA, follow
 
 TRIALS = 400
 #: Losses in paired standard deviations, and how many commits are candidates.
-LOSSES, CANDIDATES = (1.0, 2.0, 4.0), (2, 4, 8, 16, 32, 64)
+LOSSES, CANDIDATES = (1.0, 2.0, 4.0), (2, 8, 64)
 #: Runs of each commit that plain git bisect measures, and of each where all are tested.
 STEPS = (5, 10)
 #: The loss of today differs from the recorded one by so much (standard deviation, as a share of it).

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ class Reader:
             path.chmod(0o755)
         self.home = folder / "home"
         self.home.mkdir()
+        self.output = ""
         kept = {name: value for name, value in os.environ.items() if name not in {"CI", "PYTEST_ADDOPTS"}}
         self.environment = {
             **kept, "PATH": f"{folder}/bin:{os.environ['PATH']}", "MLHPC_STATE": str(folder / "state"), "COLUMNS": "100",
@@ -51,7 +53,8 @@ class Reader:
     def run(self, text):
         """Run each command of a block of a console, and find what the page shows of its output."""
         for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-            command, _, shown = part.partition("\n")
+            command, shown = re.fullmatch(r"([^\n]*\n(?:> [^\n]*\n)*)(.*)", part, re.DOTALL).groups()
+            command = re.sub(r"^> ", "", command, flags=re.MULTILINE)
             if _NOT_RUN.search(command):
                 continue
             code = re.search(r"# exit code (\d+)", command)
@@ -59,6 +62,7 @@ class Reader:
                 ["/bin/sh", "-c", command], cwd=self.home, env=self.environment, capture_output=True, text=True, check=False
             )  # fmt: skip
             said = done.stdout + done.stderr
+            self.output += said
             assert done.returncode == int(code[1] if code else 0), f"{command}\n{said}"
             missing = [line for line in shown.splitlines() if plain(line) not in plain(said)]
             assert [line for line in missing if line.strip() not in {"", "..."}] == [], f"{command}\n{said}"
@@ -84,11 +88,52 @@ def plain(text):
     ],
 )
 def test_a_page_holds(tmp_path, page):
-    reader = Reader(tmp_path)
+    follow(Reader(tmp_path), page)
+
+
+def follow(reader, page):
+    """Do what each block of a page says."""
     blocks = _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
     assert {"python", "console"} <= {language for language, _ in blocks}
     for language, text in blocks:
         {"python": reader.write, "yaml": reader.write, "console": reader.run}[language](text)
+
+
+def write_wheel(folder, name, version, files):
+    """Write a package that pip installs: its *files* by path."""
+    about = f"{name}-{version}.dist-info"
+    files = {
+        **files,
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in [*files, f"{about}/RECORD"])
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, text in {**files, f"{about}/RECORD": record}.items():
+            wheel.writestr(path, text)
+
+
+@pytest.mark.servers
+def test_the_case_holds_and_names_the_release_with_packages_as_fast_as_those_of_the_index(
+    tmp_path, monkeypatch
+):
+    """Releases and figures are those of the page; pip installs stand-ins for the packages from a folder."""
+    page = "docs/case.md"
+    releases = re.search(r"for release in (.*); do", (ROOT / page).read_text(encoding="utf-8"))[1].split()
+    write_wheel(tmp_path, "pyperf", "2.10.0", {"pyperf.py": ""})
+    for release in releases:
+        milliseconds = 15.7 if release < "4.18" else 20.0
+        program = (
+            f"import os\nprint(f'Mean +- std dev: {{{milliseconds} + os.getpid() % 7 / 100}} ms +- 0.3 ms')\n"
+        )
+        files = {"jsonschema/__init__.py": "", "jsonschema/benchmarks/__init__.py": ""}
+        write_wheel(tmp_path, "jsonschema", release, {**files, "jsonschema/benchmarks/issue232.py": program})
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    reader = Reader(tmp_path)
+    follow(reader, page)
+    assert "(Use jsonschema 4.18.0, ada)" in reader.output
 
 
 def test_the_readme_is_short_and_the_tutorial_reaches_a_verdict_soon():
@@ -197,6 +242,13 @@ def test_the_command_of_an_answer_is_there_with_its_options(row, mlhpc):
         pytest.param("alerts.md#alertsyaml", ["each channel whose `kinds`, `systems` and `owners` fit"], id="who gets which message?"),
         pytest.param("operating.md#retention", ["`--older 30d` leaves a month of samples"], id="how is only a month of samples left?"),
         pytest.param("gitlab.md#gitlab-ci-and-github-actions", ["bench.yml", "publish.yml", "system: cirrus"], id="how is it run from GitLab CI?"),
+        pytest.param("gitlab.md#gitlab-ci-and-github-actions", ["Build, Pipeline schedules", "MLHPC_COLLECT = yes", "source: local"], id="who starts the nightly pipeline, and what without InfluxDB?"),
+        pytest.param("gitlab.md#what-runs-when", ["mlhpc.metric.NAME"], id="where in JUnit's file are figures?"),
+        pytest.param("grafana.md#alert-rules", ["/etc/grafana/provisioning/alerting/", "uid `mlhpc`"], id="how does Grafana warn of a slower night?"),
+        pytest.param("writing-benchmarks.md#fields-that-every-workload-has", ["`global_batch`", "`learning_rate`", "`seed`"], id="which fields has a training?"),
+        pytest.param("reference.md#outcomes", ["more than 16 MiB of output"], id="how much may a program print?"),
+        pytest.param("nightly.md#1-install-it", ["mlhpc systems add cirrus", "not on PyPI yet"], id="what stands before the first night?"),
+        pytest.param("vetting-checks.md#how-to-read-a-finding", ["[bounds."], id="how is a bound of a check changed?"),
         pytest.param("influxdb.md#how-records-and-events-are-sent", ["the next push sends the week"], id="InfluxDB was away for a week: what now?"),
         pytest.param("coming-from.md#keep-reframe-and-judge-its-figures-here", ["mlhpc records ingest --reframe perflogs/"], id="how are ReFrame's perflogs taken over?"),
     ],

@@ -386,7 +386,7 @@ class DrawnNight:
 
     @property
     def first(self) -> float:
-        """The first run's figure, as a share of the level."""
+        """Return the figure of a planted night's first run, as a share of the level."""
         import numpy as np
 
         return float(np.exp(self.deviation))

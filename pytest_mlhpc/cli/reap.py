@@ -15,8 +15,8 @@ from pytest_mlhpc.alert.drill import left, remove, states
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs.ledger import Ledger, Prepare, describe, reap_expired_leases
-from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
+from pytest_mlhpc.jobs.ledger import Ledger, Prepare, reap_expired_leases
+from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, describe
 from pytest_mlhpc.jobs.ledger_files import OpenEntry, open_entries
 from pytest_mlhpc.jobs.spec import uuid7
 from pytest_mlhpc.node.files import clean

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -173,7 +172,7 @@ def _entries(directory: Path, state_dir: Path, system: str) -> Mapping[SeriesKey
 @command.command(
     "grafana",
     cls=Command,
-    help="Write Grafana dashboards for what lies in InfluxDB, as JSON files.",
+    help="Write Grafana dashboards for what lies in InfluxDB, as JSON files, and alert rules, as YAML files.",
     example="mlhpc report grafana --output dashboards",
 )
 @click.option(
@@ -193,17 +192,16 @@ def _entries(directory: Path, state_dir: Path, system: str) -> Mapping[SeriesKey
 )
 def grafana(output: Path, links: Sequence[str]) -> None:
     """Write them, and say what to do with them."""
-    from pytest_mlhpc.report.grafana import all_dashboards
+    from pytest_mlhpc.report.grafana import all_files
 
     templates = link_templates(links, os.environ, (*_LINKED, REPORT))
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for name, dashboard in all_dashboards(templates).items():
-            text = json.dumps(dashboard, indent=2, ensure_ascii=False, allow_nan=False)
+        for name, text in all_files(templates).items():
             path = output / name
             # Grafana may be reading the folder (provisioning): it never sees half a file.
             partial = path.with_name(f".{name}.{os.getpid()}")
-            partial.write_text(f"{text}\n", encoding="utf-8")
+            partial.write_text(text, encoding="utf-8")
             partial.replace(path)
             sys.stdout.write(f"{clean(str(path))}\n")
     except OSError as error:

@@ -8,7 +8,6 @@ a request takes too long or goes the wrong way; what is asked of a server is in 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import socket
 import ssl
@@ -22,6 +21,8 @@ from typing import Any, TypeVar
 import urllib3
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
+
+from pytest_mlhpc.node.agents.nodes import is_loopback
 
 #: Most bytes that one read takes.
 READ_BYTES = 256 * 1024
@@ -223,14 +224,6 @@ def proxy_of(parts: urllib.parse.SplitResult) -> urllib.parse.SplitResult | None
     if not usable:
         raise problem
     return found
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a name or an address is of this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:

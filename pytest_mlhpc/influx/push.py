@@ -147,7 +147,7 @@ class InfluxSink:
 
 
 def hint(status: int, server: InfluxServer) -> str:
-    """Return what to do about an answer, to be put behind it."""
+    """Return what to do about InfluxDB's answer *status*, to be put behind it."""
     match status:
         case 401:
             return " (check MLHPC_INFLUX_TOKEN)"

@@ -24,7 +24,7 @@ from pytest_mlhpc.store.verdict import Judgement, Verdict
 
 @dataclass(frozen=True)
 class GrantedNodes:
-    """Nodes that a test holds. ``directory`` is the folder through which their batch is asked (``node/batch/test_nodes.py``)."""
+    """Nodes that a test holds. ``directory`` is the folder through which their batch is asked (``node/batch/program_requests.py``)."""
 
     id: str  #: the scheduler's own id of the allocation, or ours where it has none
     nodes: tuple[str, ...]

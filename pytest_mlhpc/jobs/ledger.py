@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import MlhpcError, StoreError
-from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
+from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, describe
 from pytest_mlhpc.jobs.ledger_files import (
     BEAT_S,
     FILE_ID,
@@ -367,12 +367,6 @@ class Reaped:
     def __str__(self) -> str:
         """Return one line: job name, id, partition, why it had expired, what was done."""
         return f"{describe(self.entry)}: {self.why}: {self.done}"
-
-
-def describe(entry: LedgerEntry) -> str:
-    """Return name, the scheduler's id and the partition of *entry*."""
-    native = f" (job {entry.native_id})" if entry.native_id else ""
-    return f"{entry.job_name or entry.id}{native} on {entry.partition}"
 
 
 def reap_expired_leases(

@@ -81,6 +81,12 @@ class LedgerEntry:
     purpose: str = ""
 
 
+def describe(entry: LedgerEntry) -> str:
+    """Return name, the scheduler's id and the partition of *entry*."""
+    native = f" (job {entry.native_id})" if entry.native_id else ""
+    return f"{entry.job_name or entry.id}{native} on {entry.partition}"
+
+
 def job_name(allocation_id: str) -> str:
     """Return the unique name under which an allocation is submitted."""
     return f"mlhpc-{allocation_id}"

@@ -1,8 +1,9 @@
-"""Grafana dashboards: ``dashboards/*.json`` as Grafana itself exports them, and the links of a site in the cells of their tables.
+"""Grafana dashboards and alert rules: ``dashboards/*.json`` as Grafana exports them, with a site's links in the cells of tables.
 
 Edit a dashboard there. Queries are InfluxQL that InfluxDB 1.8, 2.x and 3 Core all understand. Grafana replaces ``$timeFilter`` by
 the time range and ``${name:regex}`` by what is chosen of a variable, escaped for a regular expression, several values as
-``(a|b)``. A ``uid`` never changes: an import replaces the dashboard that is there.
+``(a|b)``. A ``uid`` never changes: an import replaces the dashboard that is there. ``dashboards/*.yaml`` are the same alert rules
+in InfluxQL and in Flux, in the form of Grafana's file provisioning; a test compares both.
 """
 
 from __future__ import annotations
@@ -16,7 +17,23 @@ NAMES: Final = ("nights", "benchmark", "series", "systems", "nodes")
 #: What a site may link to, by name: the column of the tables, and how the link is called.
 _LINKED: Final = {"report": ("benchmark", "report"), "commit": ("commit", "commit"), "job": ("job_id", "job"), "pipeline": ("pipeline", "pipeline")}  # fmt: skip
 
+#: The files of alert rules, one for each query language of a data source.
+ALERT_RULES: Final = ("mlhpc-alerts-flux.yaml", "mlhpc-alerts-influxql.yaml")
+
 Dashboard = dict[str, Any]
+
+
+def all_files(templates: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the text of every dashboard and of both files of alert rules, by the name of its file.
+
+    *templates* are as of :func:`all_dashboards`.
+    """
+    folder = resources.files(__package__) / "dashboards"
+    dashboards = {
+        name: json.dumps(dashboard, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        for name, dashboard in all_dashboards(templates).items()
+    }
+    return {**dashboards, **{name: (folder / name).read_text(encoding="utf-8") for name in ALERT_RULES}}
 
 
 def cell_links(templates: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -231,7 +231,7 @@ def _read_inputs(checked: CheckedJob, stores: SessionStores) -> JudgeInputs | No
 
 
 def judge_job(checked: CheckedJob, inputs: JudgeInputs | None, terms: SessionTerms) -> JudgedJob:
-    """Return the verdict on *checked*. Pure: what it is compared with was read before."""
+    """Judge an ended job that was checked. Pure: what it is compared with was read before."""
     if terms.comparison is not None and checked.compared:
         return _judge_comparison(checked, terms.comparison)
     if inputs is None:

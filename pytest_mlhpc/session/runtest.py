@@ -184,7 +184,7 @@ def live_of(config: pytest.Config) -> LiveProgress | None:
 
 
 def properties(outcome: Outcome) -> list[tuple[str, object]]:
-    """Return benchmark, run id, verdict, and each metric as ``mlhpc.metric.NAME`` with its unit."""
+    """Return JUnit properties: benchmark, run id, verdict, and each metric as ``mlhpc.metric.NAME`` with its unit."""
     found: list[tuple[str, object]] = [
         ("mlhpc.benchmark", outcome.benchmark),
         ("mlhpc.run", outcome.record_id),

@@ -1,15 +1,17 @@
-"""The lists of docs/vetting-checks.md, made of the checks, bounds and loads themselves.
+"""The tables of docs/vetting-checks.md, made of the checks, bounds, floors and loads themselves.
 
-``python tests/vetting/checks_page.py docs/vetting-checks.md`` writes them anew between their markers, such as
-``<!-- checks: edac pci -->`` and ``<!-- end -->``; what stands outside is written by hand and stays. Without a file
-it prints the whole tables: what each check reads, and the meaning and source of each bound and floor.
+``python tests/vetting/checks_page.py docs/vetting-checks.md`` writes the table of loads anew between its markers
+``<!-- loads -->`` and ``<!-- end -->``, and the files beside the page that it shows. What stands outside is written by hand and
+stays.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pytest_mlhpc.node.vet.check import Check, LoadWatch
@@ -18,103 +20,16 @@ from pytest_mlhpc.node.vet.policy import Bound, built_in, floors
 from pytest_mlhpc.node.vet.workers import PAIR_S, WORKS
 from pytest_mlhpc.store.text import quantity
 
-_MARKED = re.compile(r"(<!-- (checks|rules|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- loads -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def completed(page: str) -> str:
-    """Return a page with all its tables made anew.
-
-    Raises:
-        KeyError: a marker names a check that does not exist.
-        ValueError: a marker names rules of which there are none.
-    """
-
-    def table(match: re.Match[str]) -> str:
-        begin, kind, names, end = match[1], match[2], (match[3] or "").split(), match[4]
-        return f"{begin}{_TABLES[kind](names)}{end}"
-
-    return _MARKED.sub(table, page)
+    """Return a page with its table of loads made anew."""
+    return _MARKED.sub(lambda match: f"{match[1]}{loads()}{match[2]}", page)
 
 
-def named(page: str, kind: str) -> list[str]:
-    """Return the names in all markers of a kind, in order."""
-    return [name for match in _MARKED.finditer(page) if match[2] == kind for name in (match[3] or "").split()]
-
-
-def _table(head: str, rows: Iterable[Iterable[str]]) -> str:
-    lines = [head, re.sub(r"[^|]+", "---", head)]
-    lines += ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _known() -> dict[str, tuple[Check | LoadWatch, str]]:
-    """Return each check by name, and when it runs."""
-    checks, watches = all_checks()
-    known: dict[str, tuple[Check | LoadWatch, str]] = {one.name: (one, one.level) for one in checks}
-    known.update({one.name: (one, f"{one.level}, under load") for one in watches})
-    return known
-
-
-def _checks(names: list[str]) -> str:
-    known = _known()
-    times: dict[str, list[str]] = {}
-    for name in names:
-        times.setdefault(known[name][1], []).append(f"`{name}` {known[name][0].cost_s:g} s")
-    return "; ".join(f"{when}: {', '.join(shown)}" for when, shown in times.items()) + ".\n"
-
-
-def _bounds(prefix: str) -> list[Bound]:
-    found = [bound for key, bound in built_in().bounds.items() if key.partition(".")[0] == prefix]
-    if not found:
-        raise ValueError(f"there are no rules {prefix}.*")
-    return found
-
-
-def _rules(prefixes: list[str]) -> str:
-    lines = []
-    for prefix in prefixes:
-        shown = [f"`{one.key}` {_stage(one, one.warn)}/{_stage(one, one.fail)}" for one in _bounds(prefix)]
-        lines.append(f"Rules of `{prefix}`, warning from/unfit from: {'; '.join(shown)}.")
-    return "\n\n".join(lines) + "\n"
-
-
-def _stage(bound: Bound, stage: float | None) -> str:
-    if stage is None:
-        return "-"
-    comparison = "<=" if bound.better == "higher" else ""
-    return f"{comparison}{quantity(stage, bound.unit)}".strip()
-
-
-def whole() -> str:
-    """Return the tables with all that is known: what checks read, what bounds mean, and where each figure is from."""
-    checks = [
-        [
-            f"`{name}`",
-            one.what,
-            when,
-            f"{one.cost_s:g}",
-            ", ".join(one.reads),
-        ]
-        for name, (one, when) in sorted(_known().items())
-    ]
-    rules = [
-        [f"`{one.key}`", one.meaning, _stage(one, one.warn), _stage(one, one.fail), one.source]
-        for one in built_in().bounds.values()
-    ]
-    lowest = [
-        [one.hardware, f"`{one.name}`", quantity(one.fail, one.unit), one.confidence, one.source]
-        for one in floors()
-    ]
-    return "\n".join(
-        (
-            _table("| check | what it does | when | seconds at most, usually | what it reads |", checks),
-            _table("| rule | what is counted | warning from | unfit from | source |", rules),
-            _table("| device | figure | floor | confidence | source |", lowest),
-        )
-    )
-
-
-def _loads(_names: list[str]) -> str:
+def loads() -> str:
+    """Return a table of all loads, in Markdown."""
     rows = [
         [
             f"`{one.name}`",
@@ -125,24 +40,69 @@ def _loads(_names: list[str]) -> str:
         for one in WORKS
     ]
     rows.append(["`pairs`", "quick", f"{PAIR_S['quick']:g} a round", f"{PAIR_S['deep']:g} a round"])
-    return _table("| load | from | seconds, quick | seconds, deep |", rows)
+    lines = ["| load | from | seconds, quick | seconds, deep |", "|---|---|---|---|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
-_TABLES: dict[str, Callable[[list[str]], str]] = {
-    "checks": _checks,
-    "rules": _rules,
-    "loads": _loads,
+def bounds() -> str:
+    """Return a table of all bounds: key, what is counted, both stages, where they are from."""
+    head = ["rule", "what is counted", "warning from", "unfit from", "source"]
+    found = sorted(built_in().bounds.values(), key=lambda bound: bound.key)
+    return _csv(
+        head,
+        ([one.key, one.meaning, _stage(one, one.warn), _stage(one, one.fail), one.source] for one in found),
+    )
+
+
+def checks() -> str:
+    """Return a table of all checks: when each runs, the seconds it usually takes, what it does and reads."""
+    head = ["check", "when", "seconds", "what it does", "what it reads"]
+    plain, watches = all_checks()
+    known: list[tuple[Check | LoadWatch, str]] = [(one, one.level) for one in plain]
+    known += [(one, f"{one.level}, under load") for one in watches]
+    rows = ([one.name, when, f"{one.cost_s:g}", one.what, ", ".join(one.reads)] for one, when in known)
+    return _csv(head, sorted(rows))
+
+
+def lowest() -> str:
+    """Return a table of all floors, each with its source."""
+    head = ["device", "figure", "floor", "confidence", "source"]
+    return _csv(
+        head,
+        (
+            [one.hardware, one.name, quantity(one.fail, one.unit), one.confidence, one.source]
+            for one in floors()
+        ),
+    )
+
+
+#: What is shown by a page beside which it lies.
+FILES: Mapping[str, Callable[[], str]] = {
+    "vetting-bounds.csv": bounds,
+    "vetting-checks.csv": checks,
+    "vetting-floors.csv": lowest,
 }
 
 
-def main(arguments: list[str]) -> None:
-    """Write the tables of the page that is named, or print the whole ones."""
-    if arguments:
-        target = Path(arguments[0])
-        target.write_text(completed(target.read_text()))
-    else:
-        sys.stdout.write(whole())
+def _csv(head: list[str], rows: Iterable[list[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()
+
+
+def _stage(bound: Bound, stage: float | None) -> str:
+    if stage is None:
+        return "-"
+    comparison = "<=" if bound.better == "higher" else ""
+    return f"{comparison}{quantity(stage, bound.unit)}".strip()
+
+
+def main(page: Path) -> None:
+    """Write the tables of *page*, and its files."""
+    page.write_text(completed(page.read_text()))
+    for name, table in FILES.items():
+        page.with_name(name).write_text(table())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(Path(sys.argv[1]))

@@ -1,10 +1,11 @@
-"""docs/vetting-checks.md has every check, load and rule once, as the code has them, and says of each check what to do."""
+"""docs/vetting-checks.md and its files have every check, load, rule and floor once, and say of each check what to do."""
 
+import csv
 import re
 from pathlib import Path
 
 import pytest
-from checks_page import completed, main, named
+from checks_page import FILES, completed, main
 
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.policy import built_in, floors
@@ -17,17 +18,37 @@ CHECKS = sorted(one.name for group in all_checks() for one in group)
 LOADS = sorted([*(work.name for work in WORKS), "pairs"])
 
 
-@pytest.mark.parametrize(
-    ("table", "there"),
-    [("checks", CHECKS), ("rules", sorted({key.partition(".")[0] for key in built_in().bounds}))],
-)
-def test_every_check_and_every_rule_has_its_row_once(table: str, there: list[str]) -> None:
-    assert sorted(named(PAGE.read_text(), table)) == there
+def rows(name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(PAGE.with_name(name).read_text().splitlines()))
 
 
-def test_tables_are_those_of_the_code() -> None:
+def test_the_table_of_loads_is_that_of_the_code() -> None:
     page = PAGE.read_text()
     assert completed(page) == page, AGAIN
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_that_of_the_code_and_the_page_shows_it(name: str) -> None:
+    assert PAGE.with_name(name).read_text() == FILES[name](), AGAIN
+    assert f"```{{csv-table}}\n:file: {name}\n" in PAGE.read_text()
+
+
+def test_every_check_has_its_row_once_with_all_that_it_reads() -> None:
+    found = rows("vetting-checks.csv")
+    assert [row["check"] for row in found] == CHECKS
+    reads = {read for group in all_checks() for one in group for read in one.reads}
+    printed = " ".join(row["what it reads"] for row in found)
+    assert [text for text in reads if text not in printed] == []
+
+
+def test_every_rule_has_its_row_once_with_its_meaning_and_source() -> None:
+    found = rows("vetting-bounds.csv")
+    assert [row["rule"] for row in found] == sorted(built_in().bounds)
+    assert all(row["what is counted"] and row["source"] for row in found)
+
+
+def test_every_floor_has_its_row_with_its_source() -> None:
+    assert [row["source"] for row in rows("vetting-floors.csv")] == [one.source for one in floors()]
 
 
 @pytest.mark.parametrize("name", [*CHECKS, *LOADS])
@@ -37,27 +58,13 @@ def test_the_page_says_what_a_check_means_and_what_to_do(name: str) -> None:
     assert min(len(meaning.split()), len(advice.split())) >= 3
 
 
-def test_making_the_tables_anew_leaves_what_is_written_by_hand() -> None:
-    page = "before\n<!-- loads -->\nold\n<!-- end -->\nafter\n"
-    again = completed(page)
+def test_making_the_tables_anew_leaves_what_is_written_by_hand(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- loads -->\nold\n<!-- end -->\nafter\n")
+    main(page)
+    again = page.read_text()
     assert again.startswith("before\n<!-- loads -->\n| load |")
     assert again.endswith("<!-- end -->\nafter\n")
     assert "old" not in again
     assert completed(again) == again
-
-
-@pytest.mark.parametrize(
-    ("table", "error", "why"),
-    [("checks", KeyError, "telepathy"), ("rules", ValueError, "there are no rules telepathy")],
-)
-def test_a_table_of_what_does_not_exist_is_refused(table: str, error: type[Exception], why: str) -> None:
-    with pytest.raises(error, match=why):
-        completed(f"<!-- {table}: telepathy -->\n<!-- end -->")
-
-
-def test_the_whole_tables_have_what_the_page_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
-    main([])
-    printed = capsys.readouterr().out
-    sources = {one.source for one in (*built_in().bounds.values(), *floors())}
-    reads = {read for group in all_checks() for one in group for read in one.reads}
-    assert [text for text in {*sources, *reads} if text.replace("|", r"\|") not in printed] == []
+    assert {path.name for path in tmp_path.iterdir()} == {"page.md", *FILES}

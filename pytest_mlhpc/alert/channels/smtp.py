@@ -22,7 +22,8 @@ from typing import Literal
 
 from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, DeliveryError, cut, plain, quoted, secret
 from pytest_mlhpc.alert.channels.http import check_limits
-from pytest_mlhpc.config.http import CancellableConnection, is_loopback, within
+from pytest_mlhpc.config.http import CancellableConnection, within
+from pytest_mlhpc.node.agents.nodes import is_loopback
 
 #: Port of each kind of security: RFC 6409 submission, RFC 8314 implicit TLS, RFC 5321.
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}

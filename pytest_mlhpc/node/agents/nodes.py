@@ -211,9 +211,12 @@ def reachable_as(node: str) -> Tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def is_loopback(address: str) -> bool:
-    """Return whether *address* never leaves its host."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address is this machine: what is sent to it never leaves its host."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def master_address(nodes: Sequence[str]) -> str:

@@ -26,8 +26,8 @@ from typing import Any, List, Mapping, Optional, Protocol, Tuple, Union
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.batch import output
 from pytest_mlhpc.node.batch.output import CannotWrite, ControllerLost, Lines, Relay
+from pytest_mlhpc.node.batch.program_requests import hold
 from pytest_mlhpc.node.batch.runs import Site, do_run
-from pytest_mlhpc.node.batch.test_nodes import hold
 from pytest_mlhpc.node.batch.vetting import vet
 from pytest_mlhpc.node.batch.warm import WarmRanks, warm_ranks
 from pytest_mlhpc.node.files import EXIT_UNSAFE, UnsafeDirectoryError, open_private

@@ -114,7 +114,7 @@ class Tasks:
         return bool(self._running)
 
     def note(self, ended: Mapping[int, int]) -> Iterable[TaskExit]:
-        """Take exit codes by pid, and return those of ours."""
+        """Take exit codes by pid, and yield those of this pod's ranks."""
         for process in self._processes:
             if process.pid in ended and process.pid in self._running:
                 code = process.returncode = ended[process.pid]  # reaped here, not by Popen

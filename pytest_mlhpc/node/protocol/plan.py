@@ -61,7 +61,7 @@ class VetSettings:
 #: Version of the conversation between controller and payload (worker lines and this file).
 PROTOCOL = 1
 
-#: The workload whose run only holds its nodes, for programs that its test asks for (``node/batch/test_nodes.py``).
+#: The workload whose run only holds its nodes, for programs that its test asks for (``node/batch/program_requests.py``).
 HELD = "nodes"
 
 #: The workload whose run is the vetting of its nodes, which its test reads (``node/batch/vetting.py``).

@@ -217,7 +217,7 @@ class VetVerdict:
 
 
 def joined(one: CheckOutcome, other: CheckOutcome) -> CheckOutcome:
-    """Return one outcome of two turns: of each figure the better, of what was said otherwise everything once."""
+    """Return one outcome of a check that ran twice: of each figure the better, each finding and fact once."""
     best: Dict[Tuple[str, str], Reading] = {}
     for reading in (*one.readings, *other.readings):
         key = (reading.key, reading.device)

@@ -532,7 +532,7 @@ def _checked(call: ApiCall, response: urllib3.BaseHTTPResponse) -> urllib3.BaseH
 
 
 def connection_error(call: ApiCall, line: CancellableConnection, error: Exception) -> KubernetesError:
-    """Return the error for a connection that failed or broke."""
+    """Return the error for a connection to the API server that failed or broke."""
     if line.why:
         return Unavailable(call, line.why, reason="closed" if line.why == "closed" else "")
     message = system_message(error)

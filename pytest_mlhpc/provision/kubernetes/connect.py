@@ -237,7 +237,8 @@ def _access(
     from kubernetes.client import ApiClient
     from kubernetes.utils.keepalive import tcp_keepalive_socket_options
 
-    from pytest_mlhpc.config.http import is_loopback, track_connections
+    from pytest_mlhpc.config.http import track_connections
+    from pytest_mlhpc.node.agents.nodes import is_loopback
     from pytest_mlhpc.provision.kubernetes.client import Access
 
     server = configuration.host

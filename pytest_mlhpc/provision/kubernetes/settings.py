@@ -302,7 +302,7 @@ class WorkloadKind:
     own_service: bool = False
 
     def status_of(self, found: Mapping[str, Any]) -> WorkloadStatus:
-        """Return the status of the workload object *found*."""
+        """Return the status of the workload object *found*, as this kind of workload writes it."""
         rule = self.status
         conditions = {
             state: _true_condition(found, rule, names) for state, names in _conditions_by_state(rule)

@@ -39,6 +39,19 @@ def test_each_source_of_pipelines_has_its_own_jobs(project: Project):
     assert project.jobs("push") == {}
 
 
+PAGES = "{tags: [here], check_tags: [here], source: local, pages: true}"
+
+
+def test_pages_are_published_by_night_where_asked_for(project: Project):
+    project.write(
+        ".gitlab-ci.yml", f"include: [{{local: ci/gitlab/templates/publish.yml, inputs: {PAGES}}}]\n"
+    )
+    by_night = {"mlhpc-report": "always", "mlhpc-alert": "always", "pages": "on_success"}
+    assert project.jobs("schedule", schema=True) == by_night
+    assert project.jobs("web") == {"mlhpc-report": "always"}
+    assert "pages" not in project.jobs("schedule", MLHPC_ACCEPT="a test")
+
+
 def test_a_fork_never_reaches_the_systems_runner_until_its_commit_is_approved(project: Project):
     check = {"mlhpc-check": "on_success"}
     assert project.jobs("merge_request_event", MLHPC_GITLAB_TOKEN="t", **FORK) == check

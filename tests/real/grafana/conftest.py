@@ -1,4 +1,4 @@
-"""The real InfluxDB and the types of Grafana for these tests."""
+"""The real InfluxDB, the compiler of Flux and the types of Grafana for these tests."""
 
 from collections.abc import Iterator
 
@@ -12,3 +12,9 @@ __all__ = ["influx_server", "influxdb"]
 def grafana_schema(request: pytest.FixtureRequest) -> Iterator[Service]:
     """The npm packages @grafana/schema and typescript."""
     yield from share(request.config, "grafana-schema")
+
+
+@pytest.fixture(scope="session")
+def flux(request: pytest.FixtureRequest) -> Iterator[Service]:
+    """The npm package with the compiler of Flux."""
+    yield from share(request.config, "flux")

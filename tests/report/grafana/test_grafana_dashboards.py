@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pytest_mlhpc.influx.schema import MEASUREMENTS
-from pytest_mlhpc.report.grafana import all_dashboards
+from pytest_mlhpc.report.grafana import ALERT_RULES, all_dashboards
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
 from pytest_mlhpc.store.verdict import GOOD, WORSE, Verdict
 
@@ -96,13 +96,14 @@ def test_the_file_is_called_as_the_dashboard_which_an_import_replaces():
     assert {name: one["uid"] for name, one in DASHBOARDS.items()} == {f"{uid}.json": uid for uid in names}
 
 
-def test_the_command_writes_every_dashboard_and_replaces_older_ones(tmp_path, mlhpc):
+def test_the_command_writes_every_dashboard_and_alert_rule_and_replaces_older_ones(tmp_path, mlhpc):
     folder = tmp_path / "new" / "dashboards"
     mlhpc("report", "grafana", "--output", folder)
     (folder / "mlhpc-nodes.json").write_text("of an earlier version", encoding="utf-8")
     printed = mlhpc("report", "grafana", "--output", folder)
-    assert {path.name: json.loads(path.read_text()) for path in folder.iterdir()} == DASHBOARDS
-    assert printed.out.splitlines()[-1] == str(folder / "mlhpc-nodes.json")
+    assert {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")} == DASHBOARDS
+    assert {path.name for path in folder.glob("*.yaml")} == set(ALERT_RULES)
+    assert sorted(printed.out.splitlines()) == sorted(map(str, folder.iterdir()))
     assert "docs/grafana.md" in printed.err
 
 
@@ -200,7 +201,7 @@ def test_marks_of_events_leave_out_what_was_removed_and_commits_are_shown_on_dem
 def test_the_command_writes_links_and_takes_those_of_the_ci(tmp_path, mlhpc, monkeypatch):
     monkeypatch.setenv("CI_PROJECT_URL", "https://git.example.org/hpc")
     mlhpc("report", "grafana", "--output", tmp_path, "--link", "report=https://pages.example.org/r.html")
-    written = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    written = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     urls = {url for *_, url in links_of(written)}
     assert {
         f"https://git.example.org/hpc/-/commit/{CELL}",

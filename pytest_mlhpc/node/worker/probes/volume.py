@@ -113,7 +113,7 @@ def _remove(folder: Path, *, failing: bool) -> None:
 
 
 def marker(run_id: str, rank: int, limit_s: float) -> Dict[str, Any]:
-    """Return whose a folder is, and when it is anybody's to remove."""
+    """Return what a probe writes into its folder on a volume: whose it is, and when others may remove it."""
     return {"schema": _SCHEMA, "run": run_id, "rank": rank, "limit_s": limit_s, **_identity(os.getpid())}
 
 

@@ -6,7 +6,7 @@ import pytest
 from pods import run_plan
 
 from pytest_mlhpc.node.batch.output import Inbox, append, create
-from pytest_mlhpc.node.batch.test_nodes import program_environment, request_of
+from pytest_mlhpc.node.batch.program_requests import program_environment, request_of
 
 
 @pytest.fixture
