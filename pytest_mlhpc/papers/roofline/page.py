@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
@@ -389,13 +389,28 @@ _TOLD = 6
 
 
 def html_of(page: RooflinePage) -> str:
-    """Return the file's text. Its encoding is ASCII, so that it reads the same whatever a server says of it."""
+    """Return the file's text."""
+    return document(
+        page.title,
+        [
+            f'<p class="small">made {minutes(page.made_ns)}, from runs since {minutes(page.since_ns)}</p>',
+            f"<p>{_EXPLAINED}</p>",
+            *(f'<p class="note">{escape(note)}</p>' for note in page.notes),
+            *(line for device in page.devices for line in _device(device)),
+        ],
+    )
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """Return a page of one file with *body*, lines of HTML, under *title*, without scripts.
+
+    Its encoding is ASCII, so that it reads the same whatever a server says of it.
+    """
     style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    title = escape(page.title)
     parts = [
         "<!doctype html>",
         '<html lang="en" data-ready>',
@@ -405,15 +420,12 @@ def html_of(page: RooflinePage) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="referrer" content="no-referrer">',
         '<link rel="icon" href="data:,">',
-        f"<title>{title}</title>",
+        f"<title>{escape(title)}</title>",
         f"<style>{style}</style>",
         "</head>",
         "<body>",
-        f"<h1>{title}</h1>",
-        f'<p class="small">made {minutes(page.made_ns)}, from runs since {minutes(page.since_ns)}</p>',
-        f"<p>{_EXPLAINED}</p>",
-        *(f'<p class="note">{escape(note)}</p>' for note in page.notes),
-        *(line for device in page.devices for line in _device(device)),
+        f"<h1>{escape(title)}</h1>",
+        *body,
         "</body>",
         "</html>",
     ]

@@ -78,6 +78,7 @@ def record(
     name="test_quality",
     verdict="passed",
     device_type="cuda",
+    software=None,
     **changes,
 ):
     """Return the record of one run; *changes* are of the record, all else of its measurement."""
@@ -89,7 +90,7 @@ def record(
     of_ranks[0]["events"] = told
     measured = {
         "workload": workload, "nodes": hosts, "ranks": devices, "devices": devices, "device_type": device_type,
-        "data_kind": data_kind, "data_source": "files", "cache": cache,
+        "data_kind": data_kind, "data_source": "files", "cache": cache, "environment": software or {},
         "more": (MetricValue("epochs", float(epochs), "1", "lower"),),
         "per_rank": tuple(worlds.rank(at, **fields) for at, fields in enumerate(of_ranks)),
     }  # fmt: skip
