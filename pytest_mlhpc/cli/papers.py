@@ -466,7 +466,9 @@ def _checked(paths: Sequence[Path], usage: str, ruleset: str) -> CommandReport:
     metavar="N,N",
     help="Predict for so many.  [default: measured ones, and more]",
 )
-@click.option("--format", "form", type=NearestChoice(["text", "markdown"]), default="text", show_default=True)
+@click.option(
+    "--format", "form", type=NearestChoice(["text", "markdown", "html"]), default="text", show_default=True
+)
 def report(
     *,
     system: str,
@@ -477,6 +479,8 @@ def report(
     form: str,
 ) -> CommandReport:
     """Return the sheets."""
+    from pytest_mlhpc.papers.mlperf import sheets
+
     found, why = _found(state_dir, since_ns, system, benchmarks)
     about = {
         "since": iso(since_ns),
@@ -484,13 +488,15 @@ def report(
         "benchmark": list(benchmarks),
         "left_out": list(found.left_out),
     }
-    if not found.runs:
+    made = sheets.make_sheets(found, devices)
+    if not made:
         return CommandReport(f"{why}\n", {**about, "sheets": {}})
-    from pytest_mlhpc.papers.mlperf import sheets
-    from pytest_mlhpc.papers.mlperf.sheets import make_sheets
-
-    made = make_sheets(found, devices)
-    text = sheets.text_of(made) if form == "text" else sheets.markdown_of(made)
+    if not found.runs:
+        tell(why)
+    if form == "html":
+        text = sheets.page_of(made, found, devices)
+    else:
+        text = sheets.text_of(made) if form == "text" else sheets.markdown_of(made)
     return CommandReport(text, sheets.data_of(made, about))
 
 

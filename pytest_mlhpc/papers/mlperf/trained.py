@@ -244,6 +244,7 @@ class TrainedRun:
     options: tuple[str, ...] = ()  #: of pytest
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     device_model: str = ""
+    communication: float | None = None  #: share of a step that waits for other ranks
 
     @property
     def benchmark(self) -> Benchmark:
@@ -319,6 +320,7 @@ def _measured(
         "device_type": measurement.device_type,
         "device_model": measurement.device_model,
         "environment": measurement.environment,
+        "communication": communication_of(measurement),
         "data_kind": measurement.data_kind,
         "cache": measurement.cache,
         "events": events,
@@ -336,6 +338,14 @@ def _measured(
         "target": target,
         "curve": curve,
     }
+
+
+def communication_of(measurement: Measurement) -> float | None:
+    """Return the share of a median step in which computing waits for other ranks, 1 at most; None where it was not measured."""
+    exposed, step = measurement.metric("exposed_communication_time"), measurement.metric("step_time")
+    if exposed is None or step is None or not (step.value > 0 and exposed.value >= 0):
+        return None
+    return min(exposed.value / step.value, 1.0)
 
 
 def _phases(

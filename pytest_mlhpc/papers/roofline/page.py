@@ -144,7 +144,7 @@ def _digits(value: float) -> str:
 WIDTH, HEIGHT = 860, 460
 _LEFT, _RIGHT, _TOP, _BOTTOM = 92, 24, 16, 48
 #: Lines and points have the class ``c0`` to ``c5``, by workload.
-_COLOURS = 6
+COLOURS = 6
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def axes(device: DeviceRoofline, peaks: Peaks) -> tuple[AxisScale, AxisScale]:
 def colours(device: DeviceRoofline) -> dict[str, str]:
     """Return workload -> its class."""
     names = dict.fromkeys(point.workload for point in device.points)
-    return {name: f"c{place % _COLOURS}" for place, name in enumerate(names)}
+    return {name: f"c{place % COLOURS}" for place, name in enumerate(names)}
 
 
 def svg_of(device: DeviceRoofline) -> str:
@@ -220,13 +220,13 @@ def _grid(x: AxisScale, y: AxisScale) -> Iterator[str]:
 def _roofs(peaks: Peaks, x: AxisScale, y: AxisScale) -> Iterator[str]:
     highest = max(peaks.flops.values())
     ridge = highest / peaks.bandwidth
-    yield _line("roof", x.at(x.low), y.at(x.low * peaks.bandwidth), x.at(ridge), y.at(highest))
+    yield line_of("roof", x.at(x.low), y.at(x.low * peaks.bandwidth), x.at(ridge), y.at(highest))
     text = f"memory {si(peaks.bandwidth, 'B/s')}"
     start = x.low * 1.3
     yield _text("roofname", x.at(start) + 14, y.at(start * peaks.bandwidth) + 12, text)  # below the line
     for precision, value in sorted(peaks.flops.items(), key=lambda one: -one[1]):
         at = y.at(value)
-        yield _line("roof", x.at(value / peaks.bandwidth), at, x.end, at)
+        yield line_of("roof", x.at(value / peaks.bandwidth), at, x.end, at)
         name = f"{precision} {si(value, 'FLOP/s')}"
         yield f'<text class="roofname" x="{x.end - 4:.1f}" y="{at - 6:.1f}" text-anchor="end">{escape(name)}</text>'
 
@@ -250,7 +250,8 @@ def _points(device: DeviceRoofline, x: AxisScale, y: AxisScale) -> Iterator[str]
             )
 
 
-def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+def line_of(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    """Return a line of SVG, in pixels."""
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 

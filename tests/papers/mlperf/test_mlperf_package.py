@@ -130,7 +130,7 @@ def test_the_system_is_described_by_records_options_and_the_file(written, output
 
 
 def test_a_file_goes_before_what_a_record_knows_of_the_system(written, output):
-    packed(
+    written(
         *COSMOFLOW, described={**DESCRIPTION, "operating_system": "RHEL 8.9", "hw_notes": "one blade lent"}
     )
     described = json.loads((output / "systems" / f"{SYSTEM}.json").read_text())

@@ -99,6 +99,7 @@ def test_the_page_names_every_table_of_the_report():
             devices=devices,
             data_kind="synthetic",
             parameters={"global_batch": batch},
+            communication=0.1,
             told=events(counts=(4096, 512), epoch_s=10.0 / devices),
         )
         for number, (devices, batch) in enumerate(batches.items())
@@ -108,6 +109,6 @@ def test_the_page_names_every_table_of_the_report():
     assert [sheet.title for sheet in make_sheets(sort_out(some))] == titles
 
 
-@pytest.mark.parametrize("action", ["log", "check", "report"])
+@pytest.mark.parametrize("action", ["log", "package", "check", "report"])
 def test_each_command_explains_itself(action, mlhpc):
     assert f"mlhpc papers mlperf {action}" in mlhpc("papers", "mlperf", action, "--help").out

@@ -1,5 +1,6 @@
 """From real trainings to logs and packages that the real checkers accept, and to a report."""
 
+import json
 import os
 import subprocess
 import sys
@@ -101,3 +102,33 @@ def test_a_package_runs_what_it_says_again(recorded, description, tmp_path, mlhp
         text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert (done.returncode, "1 passed, 9 deselected" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+#: Ranks of one node, as many as every machine has cores for, and batches.
+SWEEP = """\
+@pytest.mark.parametrize("global_batch", [8, 16])
+@pytest.mark.parametrize("devices_per_node", [1, 2])
+@train(
+    "cosmoflow", until="quality", data="files", judge=False, time_limit="30m", loader_workers=0, input_size=8, layers=2,
+    base_channels=8, dropout=0.0, learning_rate=0.02, train_samples=96, eval_samples=16, max_epochs=60, seed=1, threads=1,
+)
+def test_sweep(run):
+    assert run["quality"].value <= 0.124
+"""
+
+
+def test_a_real_sweep_over_ranks_and_batches_shows_communication_and_the_joined_axes(tmp_path, mlhpc):
+    suite = Suite(tmp_path / "suite", tmp_path / "state", system="local")
+    suite.tests(SWEEP, "test_sweep.py")
+    try:
+        own = {"MLHPC_LOCK_DIR": str(tmp_path / "locks"), "MLHPC_STATE": str(tmp_path / "state")}
+        suite.start("--mlhpc-preset", "smoke", environment=own).end(limit_s=LIMIT_S).expect(0, passed=4)
+    finally:
+        suite.close()
+    words = ["papers", "mlperf", "report", "--state-dir", tmp_path / "state"]
+    rows = json.loads(mlhpc(*words, "--json").out)["sheets"]["communication"]["rows"]
+    assert [(row["global batch"], row["devices"]) for row in rows] == [(8, 2), (16, 2)]
+    assert all(0 <= row["communication [%]"] <= 100 for row in rows)
+    page = mlhpc(*words, "--format", "html").out
+    wanted = ("communication, % of a step over devices", "time to train, s over global batch")
+    assert [one for one in wanted if f'aria-label="{one}"' not in page] == []
