@@ -20,7 +20,7 @@ def page(state_dir, tmp_path):
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (1280, True)])
 @pytest.mark.parametrize(("picture", "curves", "points"), [(SHARE, 3, 6), (JOINED, 5, 14)])
-def test_all_curves_and_points_are_drawn_within_their_picture(
+def test_all_curves_and_points_are_drawn_within_their_picture(  # noqa: PLR0917 - rows
     page, open_page, width, dark, picture, curves, points
 ):
     opened = open_page(page, width=width, dark=dark)
