@@ -1,6 +1,6 @@
 """One device in bf16 against published figures of one H100: CosmoFlow and DeepCAM by rate, the others by share of its peak.
 
-The rates are those of MLPerf HPC v3.0 that ``papers/published.py`` has, per H100: submissions of 32 and 16 devices, whose
+The rates are those of MLPerf HPC v3.0 that ``papers/throughput.py`` has, per H100: submissions of 32 and 16 devices, whose
 share of communication and reading is in them. ResNet-50 and the language model have no such figure, so that a bound on the
 share of the device's dense peak (model FLOPs utilization) stands for one.
 
@@ -25,7 +25,7 @@ from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.characters import training_of
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import tuned
 from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
-from pytest_mlhpc.papers.published import PUBLISHED
+from pytest_mlhpc.papers.throughput import PUBLISHED
 
 #: Steps of warm-up hold compilation and cuDNN's search for kernels.
 STEPS, WARMUP = 60, 20

@@ -26,15 +26,15 @@ from pytest_mlhpc.papers import ai500 as papers_ai500
 from pytest_mlhpc.papers import sheets as files
 from pytest_mlhpc.papers.ai500 import OURS, THEIRS
 from pytest_mlhpc.papers.mlperf import logs
+from pytest_mlhpc.papers.mlperf import package as packages
 from pytest_mlhpc.papers.mlperf.logs import DIVISIONS, STATUSES, Submission
 from pytest_mlhpc.papers.mlperf.predict import MOST_DEVICES
 from pytest_mlhpc.papers.mlperf.results import RunGroup as Runs
 from pytest_mlhpc.papers.mlperf.results import groups
-from pytest_mlhpc.papers.mlperf.trained import RULESET, USAGE, FoundRuns, find
-from pytest_mlhpc.papers.published import PARITIES, PUBLISHED, SAME
+from pytest_mlhpc.papers.mlperf.trained import CLOSED, RULESET, USAGE, FoundRuns, find
 from pytest_mlhpc.papers.roofline.page import RooflinePage, data_of, text_of
 from pytest_mlhpc.papers.roofline.recorded_runs import RooflineQuery, gather
-from pytest_mlhpc.papers.throughput import Tables, tables_of
+from pytest_mlhpc.papers.throughput import PARITIES, PUBLISHED, SAME, Tables, tables_of
 from pytest_mlhpc.report.compare import newest, summarise
 from pytest_mlhpc.report.figures import ACCEPTED, RecordedRun, benchmarks_of, choose
 from pytest_mlhpc.report.keys import Benchmark
@@ -274,6 +274,26 @@ def _which(function: _Function) -> _Function:
     return options.system(benchmark(options.since("365d")(options.state_dir(function))))
 
 
+def _who(function: _Function) -> _Function:
+    """Add what no run knows."""
+    for option in (
+        click.option("--status", type=NearestChoice(STATUSES), default="research", show_default=True),
+        click.option(
+            "--division", required=True, type=NearestChoice(DIVISIONS), help="Which the logs are to name."
+        ),
+        click.option("--platform", metavar="NAME", help="What is submitted.  [default: system:partition]"),
+        click.option("--org", required=True, metavar="NAME", help="Who submits."),
+    ):
+        function = option(function)
+    return function
+
+
+def _check_names(org: str, platform: str | None) -> None:
+    for option, name in (("--org", org), ("--platform", platform)):
+        if name is not None and (not name.strip() or not name.isprintable()):
+            raise UsageError(f"{option} {name!r}: must be a name, of letters that can be printed")
+
+
 class _Counts(click.ParamType[tuple[int, ...]]):
     """Whole numbers that are parted by commas."""
 
@@ -311,10 +331,7 @@ def mlperf() -> None:
 )
 @_which
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N runs of the benchmark.")
-@click.option("--org", required=True, metavar="NAME", help="Who submits.")
-@click.option("--platform", metavar="NAME", help="What is submitted.  [default: system:partition]")
-@click.option("--division", required=True, type=NearestChoice(DIVISIONS), help="Which the logs are to name.")
-@click.option("--status", type=NearestChoice(STATUSES), default="research", show_default=True)
+@_who
 @click.option("--output", required=True, type=Path, metavar="DIR", help="Folder for result_0.txt ...")
 @click.option("--replace", is_flag=True, help="In place of the results that DIR holds.")
 def log(
@@ -332,9 +349,7 @@ def log(
     replace: bool,
 ) -> None:
     """Write them; where nothing is recorded, write nothing."""
-    for option, name in (("--org", org), ("--platform", platform)):
-        if name is not None and (not name.strip() or not name.isprintable()):
-            raise UsageError(f"{option} {name!r}: must be a name, of letters that can be printed")
+    _check_names(org, platform)
     found, why = _found(state_dir, since_ns, system, benchmarks)
     if not found.runs:
         tell(why)
@@ -354,29 +369,88 @@ def log(
 
 @mlperf.command(
     cls=DataCommand,
-    help="Check logs with the compliance checker of mlperf-logging; exit code 1 if one is rejected.",
+    help="Write a submission package of recorded runs, and check it; exit code 1 if it is rejected.",
+    example="mlhpc papers mlperf package --org EPCC --division closed --system cirrus --description cirrus.yaml --output EPCC",
+)
+@_which
+@_who
+@click.option(
+    "--description",
+    type=Path,
+    metavar="FILE",
+    help="Fields of the system that no record knows, as YAML or JSON.",
+)
+@click.option(
+    "--output", required=True, type=Path, metavar="DIR", help="The package: a folder that is not there yet."
+)
+def package(
+    *,
+    system: str,
+    benchmarks: Sequence[str],
+    since_ns: int,
+    state_dir: Path,
+    org: str,
+    platform: str | None,
+    division: str,
+    status: str,
+    description: Path | None,
+    output: Path,
+) -> CommandReport:
+    """Write and check it; where nothing is recorded, write nothing."""
+    _check_names(org, platform)
+    described = packages.read_description(description)
+    found, why = _found(state_dir, since_ns, system, benchmarks)
+    some = groups(run for run in found.runs if run.workload in CLOSED)
+    if not some:
+        return CommandReport(f"{why}\n", {"packages": []})
+    submission = Submission(org, platform or some[0].machine, division, status)
+    runs = packages.packaged(some, submission)
+    packages.write_package(output, packages.files_of(runs, submission, described))
+    checked = _checked([output], USAGE, RULESET)
+    text = "".join(logs.text_of(one.group, one.logs(output), division) for one in runs)
+    return CommandReport(f"{text}{checked.text}", {"packages": checked.data["packages"]}, checked.code)
+
+
+@mlperf.command(
+    cls=DataCommand,
+    help="Check logs, or submission packages, with the checkers of mlperf-logging; exit code 1 if one is rejected.",
     example="mlhpc papers mlperf check results",
 )
 @click.argument("paths", nargs=-1, required=True, type=Path, metavar="FILE|DIR...")
 @click.option("--usage", default=USAGE, show_default=True, help="Of the checker.")
 @click.option("--ruleset", default=RULESET, show_default=True, help="Of the checker.")
 def check(paths: Sequence[Path], usage: str, ruleset: str) -> CommandReport:
-    """Check each log once."""
-    files = list({path.absolute(): path for one in paths for path in logs.of(one)}.values())
-    found = [(path, logs.check_file(path, usage=usage, ruleset=ruleset)) for path in files]
-    lines = []
-    for path, checked in found:
-        lines.append(f"{path}: {'accepted' if checked.accepted else 'rejected'}")
-        lines += [f"  {one}" for one in checked.complaints]
-    accepted = sum(checked.accepted for _path, checked in found)
-    rejected = len(found) - accepted
+    """Check each log, or package, once."""
+    return _checked(paths, usage, ruleset)
+
+
+def _checked(paths: Sequence[Path], usage: str, ruleset: str) -> CommandReport:
+    whole = {path.absolute(): path for path in paths if packages.is_package(path)}
+    others = [one for one in paths if one.absolute() not in whole]
+    files = {path.absolute(): path for one in others for path in logs.of(one)}
     rules = f"{usage} {ruleset}"
-    lines.append(f"{len(found)} logs by the rules of {rules}: {accepted} accepted, {rejected} rejected")
-    data = [
-        {"path": str(path), "accepted": checked.accepted, "complaints": list(checked.complaints)}
-        for path, checked in found
-    ]
-    return CommandReport("".join(f"{line}\n" for line in lines), {"logs": data}, REJECTED if rejected else 0)
+    lines: list[str] = []
+    data: dict[str, Any] = {}
+    rejected = 0
+    for noun, some, checker in (
+        ("package", whole, packages.check_package),
+        ("log", files, logs.check_file),
+    ):
+        found = [checker(path, usage=usage, ruleset=ruleset) for path in some.values()]
+        for one in found:
+            lines.append(f"{one.path}: {'accepted' if one.accepted else 'rejected'}")
+            lines += [f"  {text}" for text in one.complaints]
+        accepted = sum(one.accepted for one in found)
+        rejected += len(found) - accepted
+        if found:
+            lines.append(
+                f"{count(len(found), noun)} by the rules of {rules}: {accepted} accepted, {len(found) - accepted} rejected"
+            )
+        data[f"{noun}s"] = [
+            {"path": str(one.path), "accepted": one.accepted, "complaints": list(one.complaints)}
+            for one in found
+        ]
+    return CommandReport("".join(f"{line}\n" for line in lines), data, REJECTED if rejected else 0)
 
 
 @mlperf.command(
@@ -392,7 +466,9 @@ def check(paths: Sequence[Path], usage: str, ruleset: str) -> CommandReport:
     metavar="N,N",
     help="Predict for so many.  [default: measured ones, and more]",
 )
-@click.option("--format", "form", type=NearestChoice(["text", "markdown"]), default="text", show_default=True)
+@click.option(
+    "--format", "form", type=NearestChoice(["text", "markdown", "html"]), default="text", show_default=True
+)
 def report(
     *,
     system: str,
@@ -403,6 +479,8 @@ def report(
     form: str,
 ) -> CommandReport:
     """Return the sheets."""
+    from pytest_mlhpc.papers.mlperf import sheets
+
     found, why = _found(state_dir, since_ns, system, benchmarks)
     about = {
         "since": iso(since_ns),
@@ -410,13 +488,15 @@ def report(
         "benchmark": list(benchmarks),
         "left_out": list(found.left_out),
     }
-    if not found.runs:
+    made = sheets.make_sheets(found, devices)
+    if not made:
         return CommandReport(f"{why}\n", {**about, "sheets": {}})
-    from pytest_mlhpc.papers.mlperf import sheets
-    from pytest_mlhpc.papers.mlperf.sheets import make_sheets
-
-    made = make_sheets(found, devices)
-    text = sheets.text_of(made) if form == "text" else sheets.markdown_of(made)
+    if not found.runs:
+        tell(why)
+    if form == "html":
+        text = sheets.page_of(made, found, devices)
+    else:
+        text = sheets.text_of(made) if form == "text" else sheets.markdown_of(made)
     return CommandReport(text, sheets.data_of(made, about))
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pytest_mlhpc.node.files import clean
-from pytest_mlhpc.papers.published import SOURCES
-from pytest_mlhpc.papers.throughput import EFFECTIVE, JOB, TABLES, Section, Tables, ThroughputLine
+from pytest_mlhpc.papers.throughput import EFFECTIVE, JOB, SOURCES, TABLES, Section, Tables, ThroughputLine
 from pytest_mlhpc.report.figures import CONFIDENCE, Estimate
 from pytest_mlhpc.store.text import (
     WIDTH,

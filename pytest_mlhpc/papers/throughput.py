@@ -1,13 +1,14 @@
-"""The three tables of the HPDC'24 paper for any machines: what is comparable, what is refused, and why."""
+"""The three tables of the HPDC'24 paper for any machines, beside published figures: what is comparable, what is refused, and why."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from importlib import resources
+from typing import Any, Final
 
-from pytest_mlhpc.papers import published as parities
-from pytest_mlhpc.papers.published import BEST, PUBLISHED, Published, SharedTerms
+from pytest_mlhpc.node.worker.workloads.fields.arithmetic import MANNER
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import (
     ACCEPTED,
@@ -19,6 +20,140 @@ from pytest_mlhpc.report.figures import (
     estimate,
 )
 from pytest_mlhpc.store.text import iso
+
+SAME, BEST = "same", "best"
+PARITIES: Final = {
+    SAME: "same parameters: each section holds runs of one model, data, batch, precision and optimizer",
+    BEST: "each at its best: one model and data; batch, precision, optimizer and layout are each machine's own",
+}
+#: What a site may tune without training another model on other data (closed division of MLPerf HPC, and what only this
+#: machine's arithmetic and memory care for). All other fields belong to the model.
+TUNING: Final = frozenset(
+    {
+        "global_batch", "precision", "optimizer", "learning_rate", "seed", "loader_workers", "channels_last",
+        "gradient_accumulation", "tuning", "loss_scale", *MANNER,
+    }
+)  # fmt: skip
+#: Fields of a definition that never put runs apart here: how long a run is, and how large, which has a line of its own.
+_FREE: Final = frozenset({*keys.LENGTH, *keys.SCALE})
+#: The definition's ``cache`` is what was asked for; the terms have what was measured.
+_MEASURED: Final = "cache"
+
+
+@dataclass(frozen=True)
+class SharedTerms:
+    """What all figures of one section share. ``fields`` are (name, value), sorted."""
+
+    workload: str
+    fields: tuple[tuple[str, str], ...]
+    data_kind: str
+    cache: str
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        return self.without({})
+
+    def without(self, shared: Mapping[str, str]) -> str:
+        """Return it for people who know of the fields in *shared* already."""
+        said = [f"{name}={value}" for name, value in self.fields if name not in shared]
+        remarks = [f"{self.data_kind} data"] if self.data_kind not in ("", "none") else []
+        remarks += [f"{self.cache} cache"] if self.cache not in ("", "unknown") else []
+        return ", ".join([" ".join([self.workload, *said]), *remarks])
+
+    def sort_key(self) -> list[tuple[int, int, str]]:
+        """Return what puts 4 before 16."""
+        return keys.natural(str(self))
+
+
+def shared(sections: Sequence[SharedTerms]) -> dict[str, str]:
+    """Return the fields that have one value in all of *sections*."""
+    first, *others = [dict(terms.fields) for terms in sections]
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+
+
+def terms_of(key: keys.Key, run: RecordedRun, parity: str) -> SharedTerms:
+    """Return what a figure of *run* has in common with those it may be compared with."""
+    free = _FREE | TUNING if parity == BEST else _FREE
+    fields = {
+        name: keys.shown(value)
+        for name, value in key.fields.items()
+        if name not in free and name != _MEASURED
+    }
+    return SharedTerms(key.workload, tuple(sorted(fields.items())), run.data_kind, run.cache)
+
+
+def tuned(key: keys.Key) -> dict[str, str]:
+    """Return the fields of *key* that a site may tune."""
+    return {name: keys.shown(value) for name, value in sorted(key.identity.items()) if name in TUNING}
+
+
+def differences(wanted: SharedTerms, other: SharedTerms) -> list[str]:
+    """Return why *other* is not comparable with *wanted*, of the same workload: ``global_batch=64 (not 32)``."""
+    mine, theirs = dict(wanted.fields), dict(other.fields)
+    found = [
+        f"{name}={theirs.get(name, 'unset')} (not {mine.get(name, 'unset')})"
+        for name in sorted({*mine, *theirs})
+        if mine.get(name) != theirs.get(name)
+    ]
+    if wanted.data_kind != other.data_kind:
+        found.append(f"{other.data_kind or 'no'} data (not {wanted.data_kind or 'none'})")
+    if wanted.cache != other.cache:
+        found.append(f"{other.cache} cache (not {wanted.cache})")
+    return found
+
+
+#: The figures: ``throughputs`` (fields of :class:`Published`), ``minutes`` to train, their ``sources``, and the ``models`` that these
+#: ran. The precision of the paper's rows is PyTorch's default where it names no other. MLPerf's rates are worked out from its logs.
+DATA: Final[Mapping[str, Any]] = json.loads(
+    resources.files(__package__).joinpath("published.json").read_text(encoding="utf-8")
+)
+#: Sources, by the names that figures use.
+SOURCES: Final[Mapping[str, str]] = DATA["sources"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a source says of one workload on one system.
+
+    ``compute``, ``fraction`` and ``effective`` are of the whole run, in samples/s and 1; ``per_device`` is the effective
+    throughput where the source has no other. ``tuning`` holds what is known of it. ``note`` says what is odd.
+    """
+
+    source: str
+    system: str
+    workload: str
+    model: Mapping[str, str]
+    devices: int | None = None
+    nodes: int | None = None
+    compute: float | None = None
+    fraction: float | None = None
+    effective: float | None = None
+    per_device: float | None = None
+    data_kind: str = "real"
+    tuning: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    def apart(self, terms: SharedTerms, parity: str) -> list[str]:
+        """Return why it is not comparable with figures of ours that share *terms*; nothing where it is."""
+        ours = dict(terms.fields)
+        wanted = {**self.model, **(self.tuning if parity == SAME else {})}
+        found = [
+            f"{name}={value} (not {ours.get(name, 'unset')})"
+            for name, value in sorted(wanted.items())
+            if ours.get(name) != value
+        ]
+        if parity == SAME and "global_batch" not in self.tuning:
+            found.append("global_batch not stated")
+        if self.data_kind != terms.data_kind:
+            found.append(f"{self.data_kind} data (not {terms.data_kind or 'none'})")
+        if terms.cache not in ("", "unknown"):
+            found.append(f"state of the cache not stated (not {terms.cache})")
+        return found
+
+
+PUBLISHED: Final = tuple(
+    Published(**{**row, "model": DATA["models"][row["model"]]}) for row in DATA["throughputs"]
+)
 
 
 @dataclass(frozen=True)
@@ -147,7 +282,7 @@ class Tables:
         """The fields that have one value in all sections of a workload, by workload."""
         workloads = dict.fromkeys(section.terms.workload for section in self.sections)
         return {
-            name: parities.shared([one.terms for one in self.sections if one.terms.workload == name])
+            name: shared([one.terms for one in self.sections if one.terms.workload == name])
             for name in workloads
         }
 
@@ -195,7 +330,7 @@ def tables_of(
                 for one in published
                 if one.workload == workload and not one.apart(terms, parity)
             ]
-            apart = tuple(parities.differences(own[0], terms))
+            apart = tuple(differences(own[0], terms))
             sections.append(Section(terms, (*ours[terms], *beside), apart))
     shown = [section.terms for section in sections]
     measured = {(place, terms.workload) for terms, group in found.items() for place, _, _ in group}
@@ -210,7 +345,7 @@ def _by_terms(
     found: dict[SharedTerms, list[RecordedRun]] = {}
     for run in runs:
         if any(_value(run, metric, unit) is not None for metric, unit in TABLES.items()):
-            found.setdefault(parities.terms_of(key, run, parity), []).append(run)
+            found.setdefault(terms_of(key, run, parity), []).append(run)
     return found
 
 
@@ -230,9 +365,7 @@ def _lines(
         for run in runs:
             by_scale.setdefault((run.devices, run.nodes), []).append(run)
         for (devices, nodes), some in by_scale.items():
-            line = _line(
-                columns[place].name, nodes, devices, some, parities.tuned(key) if parity == BEST else {}
-            )
+            line = _line(columns[place].name, nodes, devices, some, tuned(key) if parity == BEST else {})
             # At its best, a machine has one line for each scale, whatever its tests are called.
             test = "" if parity == BEST else key.name
             candidates.setdefault((place, devices, nodes, test), []).append(line)

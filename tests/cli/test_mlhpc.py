@@ -346,6 +346,7 @@ PRINTS = {
     "vet quick": {"after": "--no-load"}, "vet deep": {"after": "--no-load"}, "vet history": {},
     "screen": {"end": "--seconds 1 -- sleep 1"}, "data check": {}, "data workloads": {}, "ci note": {},
     "papers mlperf check": {"after": "log.txt", "code": 1}, "papers mlperf report": {}, "papers ai500": {"after": "cirrus"},
+    "papers mlperf package": {"after": "--org EPCC --division open --output EPCC"},
     "papers tables": {"after": "cirrus"}, "papers roofline": {}, "reap": {},
 }  # fmt: skip
 

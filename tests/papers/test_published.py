@@ -6,7 +6,7 @@ from worlds import spec
 from pytest_mlhpc.jobs.spec import definition_of
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
-from pytest_mlhpc.papers.published import BEST, PUBLISHED, SAME, SOURCES, SharedTerms, terms_of
+from pytest_mlhpc.papers.throughput import BEST, PUBLISHED, SAME, SOURCES, SharedTerms, terms_of
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import RecordedRun
 

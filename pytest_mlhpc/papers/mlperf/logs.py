@@ -111,7 +111,7 @@ def _facts(run: TrainedRun) -> Iterator[tuple[str, Any]]:
     facts: dict[str, Any] = {
         "cache_clear": run.cache == "cold",
         "number_of_nodes": run.nodes,
-        "accelerators_per_node": _accelerators(run),
+        "accelerators_per_node": accelerators_per_node(run),
         "number_of_ranks": run.ranks,
         "global_batch_size": run.global_batch,
         "seed": parameters.get("seed"),
@@ -131,7 +131,7 @@ def _facts(run: TrainedRun) -> Iterator[tuple[str, Any]]:
             )
 
 
-def _accelerators(run: TrainedRun) -> int:
+def accelerators_per_node(run: TrainedRun) -> int:
     """Return the accelerators of a node; a CPU has none (closed_common.yaml takes zero)."""
     return 0 if run.device_type == "cpu" else math.ceil(run.devices / max(1, run.nodes))
 
@@ -356,7 +356,7 @@ LARGEST: Final = 64 << 20
 _MODULE: Final = "mlperf_logging.compliance_checker"
 #: How it ends, and what it says then, where it does not know a set of rules (argparse's).
 _USAGE_ERROR: Final = 2
-_OPTION: Final = re.compile(r"error: argument --(usage|ruleset): (.+)")
+_OPTION: Final = re.compile(r"error: argument (?:--)?(usage|ruleset): (.+)")
 _SEPARATOR: Final = re.compile(r"\n-{30}\n")
 _CONTEXT: Final = re.compile(r"\ncurrent (?:context\[s\]|line\[v\])=", re.MULTILINE)
 
@@ -373,40 +373,50 @@ class CheckedLog:
 def check_file(
     path: Path, *, usage: str = USAGE, ruleset: str = RULESET, limit_s: float = LIMIT_S
 ) -> CheckedLog:
-    """Return the checker's verdict on the log at *path*.
-
-    It runs by itself: its rules are code that it evaluates, a log that it does not expect ends it with a traceback, and it
-    keeps state from one log to the next.
+    """Return the compliance checker's verdict on the log at *path*.
 
     Raises:
         UsageError: the file cannot be read, there are no such rules, or mlperf-logging is not installed.
         MlhpcError: the checker came to no verdict.
     """
+    _readable(path)
+    words = [str(path.resolve()), "--usage", usage, "--ruleset", ruleset, "--log_output", os.devnull]
+    code, logged = run_checker(_MODULE, path, words, limit_s)
+    if code == 0 and "SUCCESS" in logged:
+        return CheckedLog(path, accepted=True)
+    return CheckedLog(path, accepted=False, complaints=complaints(logged))
+
+
+def run_checker(module: str, path: Path, words: Sequence[str], limit_s: float) -> tuple[int, str]:
+    """Run a checker of mlperf-logging on *path*, and return how it ended, 0 or 1, and what it logged.
+
+    It runs by itself: its rules are code that it evaluates, a log that it does not expect ends it with a traceback, and it
+    keeps state from one log to the next.
+
+    Raises:
+        UsageError: there are no such rules, or mlperf-logging is not installed.
+        MlhpcError: the checker came to no verdict.
+    """
     if importlib.util.find_spec("mlperf_logging") is None:
         raise UsageError(f"logs are checked by mlperf-logging, which is not installed: {INSTALL}")
-    _readable(path)
-    argv = [sys.executable, "-m", _MODULE, str(path.resolve()), "--usage", usage, "--ruleset", ruleset]
+    name = module.rpartition(".")[2].replace("_", " ")
     try:
         ended = subprocess.run(
-            [*argv, "--log_output", os.devnull],
+            [sys.executable, "-m", module, *words],
             capture_output=True,
             timeout=limit_s,
             stdin=subprocess.DEVNULL,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise MlhpcError(
-            f"{path}: the compliance checker came to no verdict within {limit_s:.0f} s"
-        ) from error
+        raise MlhpcError(f"{path}: the {name} came to no verdict within {limit_s:.0f} s") from error
     logged = ended.stderr.decode(errors="replace")
-    if ended.returncode == 0 and "SUCCESS" in logged:
-        return CheckedLog(path, accepted=True)
     refused = _OPTION.search(logged) if ended.returncode == _USAGE_ERROR else None
     if refused:
-        raise UsageError(f"the compliance checker has no such --{refused[1]}: {refused[2]}")
-    if ended.returncode == 1:
-        return CheckedLog(path, accepted=False, complaints=_complaints(logged))
-    raise MlhpcError(f"{path}: the compliance checker ended with {ended.returncode}: {logged.strip()[-300:]}")
+        raise UsageError(f"the {name} has no such --{refused[1]}: {refused[2]}")
+    if ended.returncode not in (0, 1):
+        raise MlhpcError(f"{path}: the {name} ended with {ended.returncode}: {logged.strip()[-300:]}")
+    return ended.returncode, logged
 
 
 def _readable(path: Path) -> None:
@@ -422,7 +432,10 @@ def _readable(path: Path) -> None:
         raise UsageError(f"{path} has {size >> 20} MiB, more than any log ({LARGEST >> 20} MiB)")
 
 
-def _complaints(logged: str) -> tuple[str, ...]:
+SILENT: Final = "the checker did not say why"
+
+
+def complaints(logged: str) -> tuple[str, ...]:
     """Return what the checker had against a log, each without the context that it prints, which is most of it."""
     if "Traceback (most recent call last)" in logged:
         last = logged.strip().splitlines()[-1]
@@ -434,4 +447,4 @@ def _complaints(logged: str) -> tuple[str, ...]:
     ]
     text = re.sub(r"^WARNING -\s*", "", "\n".join(lines), flags=re.MULTILINE)
     found = (" ".join(_CONTEXT.split(part)[0].split()) for part in _SEPARATOR.split(text))
-    return tuple(one for one in found if one) or ("the checker did not say why",)
+    return tuple(one for one in found if one) or (SILENT,)

@@ -46,11 +46,11 @@ class ScalePlace:
 
 
 @dataclass(frozen=True)
-class ThroughputPoint:
-    """Samples per second of a training epoch, of all devices together: the median of so many runs or windows."""
+class ScaleFigure:
+    """One figure of a place: the median of ``count`` runs, or windows of steps."""
 
     place: ScalePlace
-    rate: float
+    value: float
     count: int
     source: str
 
@@ -101,16 +101,36 @@ def place_of(run: TrainedRun) -> ScalePlace | None:
     return ScalePlace(machine_of(run.key), training_of(run.benchmark), run.devices, run.global_batch)
 
 
-def points(runs: Iterable[TrainedRun], windows: Iterable[Record]) -> tuple[ThroughputPoint, ...]:
-    """Return one point for each place; where there are whole runs, windows of steps do not count."""
+def points(runs: Iterable[TrainedRun], windows: Iterable[Record]) -> tuple[ScaleFigure, ...]:
+    """Return the samples per second of a training epoch, of all devices, at each place; where there are whole runs, windows of steps do not count."""
+    some = (
+        (place, rate, source) for place, rate, source in (*_of_runs(runs), *_of_windows(windows)) if rate > 0
+    )
+    return _medians(some)
+
+
+def shares(runs: Iterable[TrainedRun], windows: Iterable[Record]) -> tuple[ScaleFigure, ...]:
+    """Return likewise the share of a step that waits for communication, of places where it was measured."""
+    found: list[tuple[ScalePlace, float, str]] = []
+    for run in runs:
+        place = place_of(run)
+        if place is not None and run.communication is not None:
+            found.append((place, run.communication, RUN))
+    for record, place in _placed(windows):
+        share = trained.communication_of(record.measurement) if record.measurement else None
+        if share is not None:
+            found.append((place, share, WINDOW))
+    return _medians(found)
+
+
+def _medians(some: Iterable[tuple[ScalePlace, float, str]]) -> tuple[ScaleFigure, ...]:
     found: dict[ScalePlace, dict[str, list[float]]] = {}
-    for place, rate, source in (*_of_runs(runs), *_of_windows(windows)):
-        if rate > 0:
-            found.setdefault(place, {}).setdefault(source, []).append(rate)
+    for place, value, source in some:
+        found.setdefault(place, {}).setdefault(source, []).append(value)
     made = []
     for place, sources in found.items():
         source = RUN if RUN in sources else WINDOW
-        made.append(ThroughputPoint(place, statistics.median(sources[source]), len(sources[source]), source))
+        made.append(ScaleFigure(place, statistics.median(sources[source]), len(sources[source]), source))
     return tuple(sorted(made, key=lambda one: order(one.place)))
 
 
@@ -127,29 +147,26 @@ def _of_runs(runs: Iterable[TrainedRun]) -> Iterator[tuple[ScalePlace, float, st
 
 
 def _of_windows(windows: Iterable[Record]) -> Iterator[tuple[ScalePlace, float, str]]:
+    for record, place in _placed(windows):
+        metric = record.measurement.metric("effective_throughput") if record.measurement else None
+        if metric is not None and metric.unit == "samples/s":
+            yield place, metric.value, WINDOW
+
+
+def _placed(windows: Iterable[Record]) -> Iterator[tuple[Record, ScalePlace]]:
+    """Yield the windows of plain trainings, each with its place."""
     for record in windows:
         measurement, batch = record.measurement, trained.whole_number(record.parameters.get("global_batch"))
-        metric = measurement.metric("effective_throughput") if measurement else None
-        if (
-            measurement is None
-            or metric is None
-            or metric.unit != "samples/s"
-            or record.parameters.get("bagging")
-        ):
+        if measurement is None or record.parameters.get("bagging"):
             continue
-        if not batch or not 0 < measurement.devices < MOST_DEVICES:
-            continue
-        training = training_of(benchmark_of(record))
-        yield (
-            ScalePlace(machine_of(record.series()), training, measurement.devices, batch),
-            metric.value,
-            WINDOW,
-        )
+        if batch and 0 < measurement.devices < MOST_DEVICES:
+            training = training_of(benchmark_of(record))
+            yield record, ScalePlace(machine_of(record.series()), training, measurement.devices, batch)
 
 
-def by_training(found: Sequence[ThroughputPoint]) -> dict[tuple[str, str], list[ThroughputPoint]]:
+def by_training(found: Sequence[ScaleFigure]) -> dict[tuple[str, str], list[ScaleFigure]]:
     """Return the points of each (training, machine)."""
-    groups: dict[tuple[str, str], list[ThroughputPoint]] = {}
+    groups: dict[tuple[str, str], list[ScaleFigure]] = {}
     for point in found:
         groups.setdefault((point.place.training, point.place.machine), []).append(point)
     return groups
@@ -242,7 +259,7 @@ class PredictionModel:
     """All that predictions are made from; :func:`model_of` makes it."""
 
     known: tuple[KnownRun, ...]
-    points: tuple[ThroughputPoint, ...]
+    points: tuple[ScaleFigure, ...]
 
     def without(self, place: ScalePlace) -> PredictionModel:
         """Return it as if nothing had been measured at *place*."""
@@ -295,15 +312,15 @@ class PredictionModel:
         ]
         for point in mine:
             if point.place == place:
-                return samples / point.rate, MEASURED
-        steps = [(point.place.batch / point.place.devices, point.place.batch / point.rate) for point in mine]
+                return samples / point.value, MEASURED
+        steps = [(point.place.batch / point.place.devices, point.place.batch / point.value) for point in mine]
         found = line(steps)
         if found is None:
             return None
         return samples / place.batch * found.at(place.batch / place.devices), FITTED
 
 
-def model_of(runs: Iterable[TrainedRun], points: Iterable[ThroughputPoint]) -> PredictionModel:
+def model_of(runs: Iterable[TrainedRun], points: Iterable[ScaleFigure]) -> PredictionModel:
     """Return what predictions can be made from; runs that did not reach their target tell no epochs."""
     known = [
         KnownRun(run, place, learning_of(place.training))
@@ -362,6 +379,28 @@ def _scales(known: Sequence[int]) -> list[int]:
     return sorted({*known, *(most * factor for factor in FURTHER)})
 
 
+@dataclass(frozen=True)
+class JoinedScale:
+    """What epochs and epoch time make together at one place. ``measured``: seconds that whole runs took there."""
+
+    predicted: Prediction
+    measured: float | None
+
+
+def joined(model: PredictionModel, devices: Sequence[int] = ()) -> dict[tuple[str, str], list[JoinedScale]]:
+    """Return for each (training, machine) its places with runs and those that are predicted, batches in order.
+
+    Training epochs belong to the batch, epoch time to batch and devices: at each place both are known, or fitted.
+    """
+    known = {place: statistics.median(some) for place, some in times(model).items()}
+    made = [*(model.predict(place) for place in known), *predictions(model, devices)]
+    found: dict[tuple[str, str], list[JoinedScale]] = {}
+    for one in sorted((one for one in made if one is not None), key=lambda one: order(one.place)):
+        key = (one.place.training, one.place.machine)
+        found.setdefault(key, []).append(JoinedScale(one, known.get(one.place)))
+    return found
+
+
 STRONG, WEAK = "strong", "weak"
 
 
@@ -369,7 +408,7 @@ STRONG, WEAK = "strong", "weak"
 class ScalingStep:
     """One number of devices. ``speedup`` is over the fewest."""
 
-    point: ThroughputPoint
+    point: ScaleFigure
     speedup: float
     efficiency: float
 
@@ -385,15 +424,15 @@ class ScalingCurve:
     steps: tuple[ScalingStep, ...]
 
 
-def curves(found: Sequence[ThroughputPoint]) -> tuple[ScalingCurve, ...]:
+def curves(found: Sequence[ScaleFigure]) -> tuple[ScalingCurve, ...]:
     """Return all curves with two numbers of devices or more; strong ones first."""
     made = [curve for kind in (STRONG, WEAK) for curve in _of(kind, found)]
     return tuple(curve for curve in made if len(curve.steps) > 1)
 
 
-def _of(kind: str, found: Sequence[ThroughputPoint]) -> Iterator[ScalingCurve]:
+def _of(kind: str, found: Sequence[ScaleFigure]) -> Iterator[ScalingCurve]:
     for (training, machine), points in by_training(found).items():
-        batches: dict[float, list[ThroughputPoint]] = {}
+        batches: dict[float, list[ScaleFigure]] = {}
         for point in points:
             batch = point.place.batch / (point.place.devices if kind == WEAK else 1)
             batches.setdefault(batch, []).append(point)
@@ -401,12 +440,12 @@ def _of(kind: str, found: Sequence[ThroughputPoint]) -> Iterator[ScalingCurve]:
             yield ScalingCurve(kind, training, machine, batch, _steps(batches[batch]))
 
 
-def _steps(some: Sequence[ThroughputPoint]) -> tuple[ScalingStep, ...]:
+def _steps(some: Sequence[ScaleFigure]) -> tuple[ScalingStep, ...]:
     ordered = sorted(some, key=lambda one: one.place.devices)
     first = ordered[0]
     return tuple(
         ScalingStep(
-            one, one.rate / first.rate, one.rate / first.rate * first.place.devices / one.place.devices
+            one, one.value / first.value, one.value / first.value * first.place.devices / one.place.devices
         )
         for one in ordered
     )

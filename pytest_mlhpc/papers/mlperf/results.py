@@ -15,7 +15,7 @@ from typing import Any, Final
 from pytest_mlhpc.node.worker.quality.rules import DEPARTURE as SCHEDULE_DEPARTURE
 from pytest_mlhpc.papers.mlperf import trained
 from pytest_mlhpc.papers.mlperf.trained import CLOSED, LONGEST_INIT_S, QUALITY, ClosedDivision, TrainedRun
-from pytest_mlhpc.papers.published import DATA, PUBLISHED, SOURCES
+from pytest_mlhpc.papers.throughput import DATA, PUBLISHED, SOURCES
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.store.record import SeriesKey
 

@@ -1,19 +1,26 @@
-"""The report about MLPerf HPC: its sheets, as text, Markdown and JSON."""
+"""The report about MLPerf HPC: its sheets, as text, Markdown, a page with pictures, and JSON."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from html import escape
+from typing import Any, Final
 
 from pytest_mlhpc.papers.mlperf import predict
-from pytest_mlhpc.papers.mlperf.predict import RUN, ThroughputPoint, labels, points
+from pytest_mlhpc.papers.mlperf.predict import MEASURED, RUN, ScaleFigure, labels, points
 from pytest_mlhpc.papers.mlperf.results import RunGroup, by_rule, groups, references
 from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, FoundRuns, TrainedRun
-from pytest_mlhpc.store.text import escaped, markdown_table, table
+from pytest_mlhpc.papers.roofline.page import COLOURS, WIDTH, AxisScale, document, line_of
+from pytest_mlhpc.store.text import count, escaped, markdown_table, table
 
 Value = str | float | int | None
+#: Pixels of pictures: their height, what is left of the vertical axis, what a number below the other axis takes.
+_TALL: Final = 300
+_LEFT: Final = 70
+_LABEL: Final = 40
 
 
 @dataclass(frozen=True)
@@ -213,7 +220,7 @@ def leave_one_out(model: predict.PredictionModel) -> MlperfSheet:
     return MlperfSheet("held_back", "How far predictions are off", columns, rows, (note, remark))
 
 
-def curves(measured: Sequence[ThroughputPoint]) -> Iterator[MlperfSheet]:
+def curves(measured: Sequence[ScaleFigure]) -> Iterator[MlperfSheet]:
     """Yield strong and weak scaling."""
     found = predict.curves(measured)
     names = labels(point.place.training for point in measured)
@@ -223,8 +230,8 @@ def curves(measured: Sequence[ThroughputPoint]) -> Iterator[MlperfSheet]:
     ):
         rows = tuple(
             (
-                names[curve.training], curve.machine, curve.batch, step.point.place.devices, step.point.rate,
-                step.point.rate / step.point.place.devices, step.speedup, 100 * step.efficiency, step.point.source,
+                names[curve.training], curve.machine, curve.batch, step.point.place.devices, step.point.value,
+                step.point.value / step.point.place.devices, step.speedup, 100 * step.efficiency, step.point.source,
             )
             for curve in found
             if curve.kind == kind
@@ -237,14 +244,27 @@ def curves(measured: Sequence[ThroughputPoint]) -> Iterator[MlperfSheet]:
         yield MlperfSheet(f"{kind}_scaling", f"{kind.capitalize()} scaling", columns, rows, (note,))
 
 
+def communication(shares: Sequence[ScaleFigure]) -> MlperfSheet:
+    """Return which share of a step waits for other ranks, at each scale."""
+    names = labels(one.place.training for one in shares)
+    rows = tuple(
+        (
+            names[one.place.training], one.place.machine, one.place.batch, one.place.devices,
+            one.place.batch / one.place.devices, 100 * one.value, one.count, one.source,
+        )
+        for one in shares
+    )  # fmt: skip
+    columns = (
+        "training", "machine", "global batch", "devices", "batch of a device", "communication [%]", "runs", "from",
+    )  # fmt: skip
+    note = "Share of a median step that waits for other ranks: a step less the same step without exchange."
+    return MlperfSheet("communication", "Communication over scale", columns, rows, (note,))
+
+
 def make_sheets(found: FoundRuns, devices: Sequence[int] = ()) -> tuple[MlperfSheet, ...]:
     """Return all sheets that have rows; predictions are for so many *devices* where any are given."""
     repeated = groups(found.runs)
-    measured = points(found.runs, found.windows)
-    trained = {one.place.training for one in measured if one.source == RUN}
-    measured = tuple(
-        one for one in measured if one.place.training in trained
-    )  # other trainings have reports of their own
+    measured = _measured(found)
     model = predict.model_of(found.runs, measured)
     made = (
         results(repeated),
@@ -253,9 +273,17 @@ def make_sheets(found: FoundRuns, devices: Sequence[int] = ()) -> tuple[MlperfSh
         predictions(model, devices),
         leave_one_out(model),
         *curves(measured),
+        communication(predict.shares(found.runs, found.windows)),
         *published(repeated),
     )
     return tuple(sheet for sheet in made if sheet.rows)
+
+
+def _measured(found: FoundRuns) -> tuple[ScaleFigure, ...]:
+    """Return the rates of trainings that had runs to a quality target; others have reports of their own."""
+    measured = points(found.runs, found.windows)
+    trained = {one.place.training for one in measured if one.source == RUN}
+    return tuple(one for one in measured if one.place.training in trained)
 
 
 def text_of(sheets: Sequence[MlperfSheet]) -> str:
@@ -289,6 +317,130 @@ def data_of(sheets: Sequence[MlperfSheet], about: Mapping[str, Any]) -> dict[str
         for sheet in sheets
     }
     return {**about, "sheets": content}
+
+
+@dataclass(frozen=True)
+class PictureCurve:
+    """One curve: (x, y, whether it was measured) in the order of x."""
+
+    name: str
+    points: tuple[tuple[float, float, bool], ...]
+
+
+@dataclass(frozen=True)
+class LinearScale(AxisScale):
+    """One axis from zero."""
+
+    def at(self, value: float) -> float:
+        """Return the pixel of *value*, limited to the axis."""
+        share = min(max(value / self.high, 0.0), 1.0)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self) -> Iterator[float]:
+        """Yield five values or fewer, round ones."""
+        step = 10.0 ** math.floor(math.log10(self.high / 2))
+        step *= next(times for times in (1, 2, 5) if self.high / (times * step) <= 5)
+        yield from (at * step for at in range(int(self.high / step) + 1))
+
+
+def picture(across: str, up: str, curves: Sequence[PictureCurve], *, linear: bool = False) -> Iterator[str]:
+    """Yield an SVG of *curves* over a logarithmic axis of whole numbers, and its legend; hollow points are predicted."""
+    some = [point for curve in curves for point in curve.points]
+    xs, ys = sorted({x for x, _y, _measured in some}), [y for _x, y, _measured in some]
+    x = AxisScale(xs[0] / 1.3, xs[-1] * 1.3, _LEFT, WIDTH - 24)
+    y = (LinearScale if linear else AxisScale)(min(ys) / 1.5, max(ys) * 1.2 or 1.0, _TALL - 48, 16)
+    yield f'<svg viewBox="0 0 {WIDTH} {_TALL}" role="img" aria-label="{escape(f"{up} over {across}")}">'
+    said = 0.0
+    for value in xs:
+        at = x.at(value)
+        yield line_of("grid", at, y.end, at, y.start)
+        if at - said >= _LABEL:
+            yield f'<text class="tick" x="{at:.1f}" y="{y.start + 18}" text-anchor="middle">{value:g}</text>'
+            said = at
+    for value in y.ticks():
+        yield line_of("grid", x.start, y.at(value), x.end, y.at(value))
+        yield f'<text class="tick" x="{x.start - 8}" y="{y.at(value):.1f}" dy="0.32em" text-anchor="end">{value:g}</text>'
+    yield f'<text class="axis" x="{(x.start + x.end) / 2:.1f}" y="{_TALL - 8}" text-anchor="middle">{escape(across)}</text>'
+    yield f'<text class="axis" x="{x.start}" y="11">{escape(up)}</text>'
+    for number, curve in enumerate(curves):
+        colour = f"c{number % COLOURS}"
+        places = [(x.at(one), y.at(value)) for one, value, _measured in curve.points]
+        yield f'<polyline class="curve {colour}" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in places)}"/>'
+        for (one, value, measured), (a, b) in zip(curve.points, places, strict=True):
+            title = f"{curve.name}: {value:.4g} at {one:g}{'' if measured else ', predicted'}"
+            kind = f"{'point' if measured else 'trained'} {colour}"
+            yield f'<circle class="{kind}" cx="{a:.1f}" cy="{b:.1f}" r="5"><title>{escape(title)}</title></circle>'
+    yield "</svg>"
+    swatch = (
+        '<svg viewBox="0 0 10 10" aria-hidden="true"><rect class="swatch c{}" width="10" height="10"/></svg>'
+    )
+    names = "".join(
+        f"<li>{swatch.format(at % COLOURS)} {escape(one.name)}</li>" for at, one in enumerate(curves)
+    )
+    yield f'<ul class="legend">{names}</ul>'
+
+
+def _curves(some: Iterable[tuple[str, float, float, bool]]) -> list[PictureCurve]:
+    found: dict[str, dict[float, tuple[float, float, bool]]] = {}
+    for name, x, y, measured in some:
+        found.setdefault(name, {})[x] = (x, y, measured)
+    return [PictureCurve(name, tuple(points[x] for x in sorted(points))) for name, points in found.items()]
+
+
+def page_of(sheets: Sequence[MlperfSheet], found: FoundRuns, devices: Sequence[int] = ()) -> str:
+    """Return all sheets as a page of one file: communication over scale, and the axes that are joined on the batch, as pictures."""
+    body: list[str] = []
+    for sheet in sheets:
+        body += ["<section>", f"<h2>{escape(sheet.title)}</h2>"]
+        body += [f'<p class="small">{escape(note)}</p>' for note in sheet.notes]
+        if sheet.name == "communication":
+            body += _communication_pictures(found)
+        if sheet.name == "predictions":
+            body += _joined_pictures(found, devices)
+        body += _table(sheet)
+        body.append("</section>")
+    return document("MLPerf HPC", body)
+
+
+def _table(sheet: MlperfSheet) -> Iterator[str]:
+    yield '<div class="scroll"><table><thead><tr>'
+    yield "".join(f'<th scope="col">{escape(name)}</th>' for name in sheet.columns)
+    yield "</tr></thead><tbody>"
+    for row in sheet.rows:
+        cells = "".join(f'<td class="{_kind(value)}">{escape(_shown(value))}</td>' for value in row)
+        yield f"<tr>{cells}</tr>"
+    yield "</tbody></table></div>"
+
+
+def _kind(value: Value) -> str:
+    return "n" if isinstance(value, (int, float)) else ""
+
+
+def _communication_pictures(found: FoundRuns) -> Iterator[str]:
+    shares = predict.shares(found.runs, found.windows)
+    names = labels(one.place.training for one in shares)
+    for (training, machine), some in predict.by_training(shares).items():
+        yield f"<h3>{escape(f'{names[training]} on {machine}')}</h3>"
+        curves = _curves(
+            (f"global batch {one.place.batch}", one.place.devices, 100 * one.value, True) for one in some
+        )
+        yield from picture("devices", "communication, % of a step", curves, linear=True)
+
+
+def _joined_pictures(found: FoundRuns, devices: Sequence[int]) -> Iterator[str]:
+    """Yield three pictures for each training on a machine, over one axis: the batch."""
+    joined = predict.joined(predict.model_of(found.runs, _measured(found)), devices)
+    names = labels(training for training, _machine in joined)
+    for (training, machine), some in joined.items():
+        yield f"<h3>{escape(f'{names[training]} on {machine}: joined on the global batch')}</h3>"
+        parts = [(one.predicted, one.measured, count(one.predicted.place.devices, "device")) for one in some]
+        for title, rows in (
+            ("training epochs to the target", [("any devices", p, p.epochs, p.epochs_from == MEASURED) for p, _m, _d in parts]),
+            ("training epoch, s", [(name, p, p.epoch_s, p.epoch_from == MEASURED) for p, _m, name in parts]),
+            ("time to train, s", [(name, p, p.seconds if m is None else m, m is not None) for p, m, name in parts]),
+        ):  # fmt: skip
+            curves = _curves((name, one.place.batch, value, measured) for name, one, value, measured in rows)
+            yield from picture("global batch", title, curves)
 
 
 def _shown(value: Value) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.node.protocol.schema import Measurement, RunEvent
-from pytest_mlhpc.papers.published import DATA
+from pytest_mlhpc.papers.throughput import DATA
 from pytest_mlhpc.report.figures import ACCEPTED
 from pytest_mlhpc.report.keys import Benchmark, benchmark_of
 from pytest_mlhpc.store.index import Index
@@ -240,6 +240,11 @@ class TrainedRun:
     target: float | None = None
     curve: tuple[tuple[float | None, float], ...] = ()
     events: tuple[RunEvent, ...] = field(default=(), repr=False)
+    asked: Mapping[str, Any] = field(default_factory=dict, repr=False)  #: the fields of the test
+    options: tuple[str, ...] = ()  #: of pytest
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    device_model: str = ""
+    communication: float | None = None  #: share of a step that waits for other ranks
 
     @property
     def benchmark(self) -> Benchmark:
@@ -279,6 +284,8 @@ def trained(record: Record) -> TrainedRun | str:
         "workload": workload,
         "parameters": record.parameters,
         "preset": record.preset,
+        "asked": record.asked,
+        "options": record.options,
         "verdict": record.verdict,
     }
     if record.measurement is None:
@@ -311,6 +318,9 @@ def _measured(
         "nodes": len(measurement.nodes),
         "ranks": measurement.ranks,
         "device_type": measurement.device_type,
+        "device_model": measurement.device_model,
+        "environment": measurement.environment,
+        "communication": communication_of(measurement),
         "data_kind": measurement.data_kind,
         "cache": measurement.cache,
         "events": events,
@@ -328,6 +338,14 @@ def _measured(
         "target": target,
         "curve": curve,
     }
+
+
+def communication_of(measurement: Measurement) -> float | None:
+    """Return the share of a median step in which computing waits for other ranks, 1 at most; None where it was not measured."""
+    exposed, step = measurement.metric("exposed_communication_time"), measurement.metric("step_time")
+    if exposed is None or step is None or not (step.value > 0 and exposed.value >= 0):
+        return None
+    return min(exposed.value / step.value, 1.0)
 
 
 def _phases(

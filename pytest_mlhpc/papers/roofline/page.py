@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
@@ -144,7 +144,7 @@ def _digits(value: float) -> str:
 WIDTH, HEIGHT = 860, 460
 _LEFT, _RIGHT, _TOP, _BOTTOM = 92, 24, 16, 48
 #: Lines and points have the class ``c0`` to ``c5``, by workload.
-_COLOURS = 6
+COLOURS = 6
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def axes(device: DeviceRoofline, peaks: Peaks) -> tuple[AxisScale, AxisScale]:
 def colours(device: DeviceRoofline) -> dict[str, str]:
     """Return workload -> its class."""
     names = dict.fromkeys(point.workload for point in device.points)
-    return {name: f"c{place % _COLOURS}" for place, name in enumerate(names)}
+    return {name: f"c{place % COLOURS}" for place, name in enumerate(names)}
 
 
 def svg_of(device: DeviceRoofline) -> str:
@@ -220,13 +220,13 @@ def _grid(x: AxisScale, y: AxisScale) -> Iterator[str]:
 def _roofs(peaks: Peaks, x: AxisScale, y: AxisScale) -> Iterator[str]:
     highest = max(peaks.flops.values())
     ridge = highest / peaks.bandwidth
-    yield _line("roof", x.at(x.low), y.at(x.low * peaks.bandwidth), x.at(ridge), y.at(highest))
+    yield line_of("roof", x.at(x.low), y.at(x.low * peaks.bandwidth), x.at(ridge), y.at(highest))
     text = f"memory {si(peaks.bandwidth, 'B/s')}"
     start = x.low * 1.3
     yield _text("roofname", x.at(start) + 14, y.at(start * peaks.bandwidth) + 12, text)  # below the line
     for precision, value in sorted(peaks.flops.items(), key=lambda one: -one[1]):
         at = y.at(value)
-        yield _line("roof", x.at(value / peaks.bandwidth), at, x.end, at)
+        yield line_of("roof", x.at(value / peaks.bandwidth), at, x.end, at)
         name = f"{precision} {si(value, 'FLOP/s')}"
         yield f'<text class="roofname" x="{x.end - 4:.1f}" y="{at - 6:.1f}" text-anchor="end">{escape(name)}</text>'
 
@@ -250,7 +250,8 @@ def _points(device: DeviceRoofline, x: AxisScale, y: AxisScale) -> Iterator[str]
             )
 
 
-def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+def line_of(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    """Return a line of SVG, in pixels."""
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
@@ -389,13 +390,28 @@ _TOLD = 6
 
 
 def html_of(page: RooflinePage) -> str:
-    """Return the file's text. Its encoding is ASCII, so that it reads the same whatever a server says of it."""
+    """Return the file's text."""
+    return document(
+        page.title,
+        [
+            f'<p class="small">made {minutes(page.made_ns)}, from runs since {minutes(page.since_ns)}</p>',
+            f"<p>{_EXPLAINED}</p>",
+            *(f'<p class="note">{escape(note)}</p>' for note in page.notes),
+            *(line for device in page.devices for line in _device(device)),
+        ],
+    )
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """Return a page of one file with *body*, lines of HTML, under *title*, without scripts.
+
+    Its encoding is ASCII, so that it reads the same whatever a server says of it.
+    """
     style = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    title = escape(page.title)
     parts = [
         "<!doctype html>",
         '<html lang="en" data-ready>',
@@ -405,15 +421,12 @@ def html_of(page: RooflinePage) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="referrer" content="no-referrer">',
         '<link rel="icon" href="data:,">',
-        f"<title>{title}</title>",
+        f"<title>{escape(title)}</title>",
         f"<style>{style}</style>",
         "</head>",
         "<body>",
-        f"<h1>{title}</h1>",
-        f'<p class="small">made {minutes(page.made_ns)}, from runs since {minutes(page.since_ns)}</p>',
-        f"<p>{_EXPLAINED}</p>",
-        *(f'<p class="note">{escape(note)}</p>' for note in page.notes),
-        *(line for device in page.devices for line in _device(device)),
+        f"<h1>{escape(title)}</h1>",
+        *body,
         "</body>",
         "</html>",
     ]

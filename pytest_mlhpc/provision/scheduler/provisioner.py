@@ -212,7 +212,7 @@ class JobProvisioner:
                 return  # only an optimisation: the run is made in vain
 
     def cancel(self, handles: Sequence[Handle]) -> list[Handle]:
-        """Cancel jobs and wait until they are gone; return those that may not be."""
+        """Cancel allocations of this provisioner and wait until the scheduler has ended them; return those that may not be gone."""
         known = [
             owned.pop(handle.id)
             for handle in handles

@@ -13,7 +13,7 @@ from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.papers.mlperf.logs import check_file
 
 MARK = ":::MLLOG "
-ONE_REJECTED = "1 logs by the rules of hpc 3.0.0: 0 accepted, 1 rejected\n"
+ONE_REJECTED = "1 log by the rules of hpc 3.0.0: 0 accepted, 1 rejected\n"
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def small(workload="cosmoflow", number=1, **changes):
 def test_a_log_of_a_cosmoflow_run_is_accepted_as_closed(log_of, mlhpc):
     path = log_of(small(device_type="cpu"))
     printed = mlhpc("papers", "mlperf", "check", path)
-    assert printed.out == f"{path}: accepted\n1 logs by the rules of hpc 3.0.0: 1 accepted, 0 rejected\n"
+    assert printed.out == f"{path}: accepted\n1 log by the rules of hpc 3.0.0: 1 accepted, 0 rejected\n"
     assert printed.err == ""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from trained_runs import events, record
 
+from pytest_mlhpc.papers.mlperf.package import ACCELERATOR_FIELDS, HOST_FIELDS
 from pytest_mlhpc.papers.mlperf.results import RULES
 from pytest_mlhpc.papers.mlperf.sheets import make_sheets
 from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, sort_out
@@ -29,6 +30,19 @@ def runs():
         )
         for seed, factor in enumerate((1.0, 1.02, 0.99), 1)
     ]
+
+
+def test_the_command_that_makes_a_package_makes_one_that_is_accepted(store, tmp_path, monkeypatch, mlhpc):
+    told = events(epochs=9)
+    now = time.time_ns()
+    store(
+        *(record(seed, parameters={"seed": seed}, told=told, created_ns=now + seed) for seed in range(1, 11))
+    )
+    monkeypatch.chdir(tmp_path)
+    fields = (*HOST_FIELDS, *ACCELERATOR_FIELDS)
+    (tmp_path / "cirrus.yaml").write_text("".join(f"{name}: as the site says\n" for name in fields))
+    (command,) = [block for block in BLOCKS if block.startswith("$ mlhpc papers mlperf package")]
+    assert "EPCC: accepted\n" in mlhpc(*shlex.split(command.removeprefix("$ mlhpc "))).out
 
 
 RULE = re.compile(r"^- `(\w+)` \((both|closed)\):", re.MULTILINE)
@@ -53,7 +67,7 @@ def test_the_commands_print_what_the_page_says(store, tmp_path, monkeypatch, mlh
     monkeypatch.chdir(tmp_path)
     command = BLOCKS[0].splitlines()[1]
     assert mlhpc(*shlex.split(command.removeprefix("$ mlhpc "))).out == LOG
-    (shown,) = [block for block in BLOCKS if block.count("$ ") == 1]
+    (shown,) = [block for block in BLOCKS if block.startswith("$ mlhpc papers mlperf check")]
     command, _, text = shown.partition("\n")
     assert mlhpc(*shlex.split(command.removeprefix("$ mlhpc "))).out == text
 
@@ -85,6 +99,7 @@ def test_the_page_names_every_table_of_the_report():
             devices=devices,
             data_kind="synthetic",
             parameters={"global_batch": batch},
+            communication=0.1,
             told=events(counts=(4096, 512), epoch_s=10.0 / devices),
         )
         for number, (devices, batch) in enumerate(batches.items())
@@ -94,6 +109,6 @@ def test_the_page_names_every_table_of_the_report():
     assert [sheet.title for sheet in make_sheets(sort_out(some))] == titles
 
 
-@pytest.mark.parametrize("action", ["log", "check", "report"])
+@pytest.mark.parametrize("action", ["log", "package", "check", "report"])
 def test_each_command_explains_itself(action, mlhpc):
     assert f"mlhpc papers mlperf {action}" in mlhpc("papers", "mlperf", action, "--help").out

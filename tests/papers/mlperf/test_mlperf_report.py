@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 from trained_runs import events, record, with_value
@@ -196,3 +197,103 @@ def test_of_several_texts_a_benchmark_holds_all(store, sheets):
 
 def test_without_runs_there_is_nothing_to_report(report):
     assert "no run to a quality target is recorded in" in report().out
+
+
+def sweep():
+    """Return runs on 1, 2 and 4 devices at three batches; with more devices a larger share is communication."""
+    scales = [(devices, batch) for devices in (1, 2, 4) for batch in (8, 16, 32)]
+    return [
+        run_at(
+            number,
+            devices,
+            batch,
+            epochs=2 + batch // 8,
+            communication=None if devices == 1 else devices / batch,
+        )
+        for number, (devices, batch) in enumerate(scales, 1)
+    ]
+
+
+def window(number, devices, batch, share):
+    """Return a run that is a window of steps, of another training."""
+    parameters = {"until": None, "global_batch": batch, "kernel_size": 2}
+    one = run_at(number, devices, batch, parameters=parameters, communication=share)
+    return dataclasses.replace(one, parameters={**one.parameters, **parameters}, verdict="passed")
+
+
+def test_communication_is_a_share_of_a_step_at_each_scale_with_several_ranks(store, sheets):
+    store(*sweep())
+    rows = sheets()["communication"]["rows"]
+    found = {(row["devices"], row["global batch"]): row["communication [%]"] for row in rows}
+    assert found == {
+        (devices, batch): pytest.approx(100 * devices / batch) for devices in (2, 4) for batch in (8, 16, 32)
+    }
+
+
+def test_communication_of_repeated_runs_is_their_median_and_never_more_than_a_step(store, sheets):
+    store(
+        *(run_at(number, 2, communication=share) for number, share in enumerate((0.1, 0.3, 1.7), 1)),
+        run_at(9, 4, communication=1.7),
+    )
+    rows = sheets()["communication"]["rows"]
+    assert [(row["communication [%]"], row["runs"]) for row in rows] == [(pytest.approx(30), 3), (100, 1)]
+
+
+def test_windows_of_steps_tell_communication_too_without_any_run_to_a_quality(store, report):
+    store(window(1, 2, 16, 0.1), window(2, 4, 16, 0.2))
+    printed = report("--json")
+    (name,) = json.loads(printed.out)["sheets"]
+    rows = json.loads(printed.out)["sheets"][name]["rows"]
+    assert (name, [(row["devices"], row["communication [%]"], row["from"]) for row in rows]) == (
+        "communication", [(2, pytest.approx(10), "window"), (4, pytest.approx(20), "window")],
+    )  # fmt: skip
+    assert "no run to a quality target is recorded" in printed.err
+
+
+def pictures(report):
+    """Return the page's pictures: what each shows -> its markup."""
+    page = report("--format", "html").out
+    found = r'<svg viewBox="0 0 860 300" role="img" aria-label="([^"]*)">(.*?)</svg>'
+    return dict(re.findall(found, page, re.DOTALL))
+
+
+def test_the_page_draws_communication_over_devices_and_joins_epochs_and_their_time_on_the_batch(
+    store, report
+):
+    store(*sweep())
+    drawn = pictures(report)
+    assert [*drawn] == [
+        "training epochs to the target over global batch", "training epoch, s over global batch",
+        "time to train, s over global batch", "communication, % of a step over devices",
+    ]  # fmt: skip
+    share = drawn["communication, % of a step over devices"]
+    assert "<title>global batch 16: 25 at 4</title>" in share
+    assert (share.count("<polyline"), share.count("<circle")) == (3, 6)
+    time_to_train = drawn["time to train, s over global batch"]
+    assert (time_to_train.count('class="point'), time_to_train.count('class="trained')) == (9, 5)
+    assert time_to_train.count("predicted</title>") == 5  # of 8 and 16 devices; 16 have no batch of 8
+
+
+def test_where_it_was_measured_the_joined_picture_is_epochs_times_their_time_and_the_rest(store, report):
+    store(*sweep())
+    found = {
+        name: re.findall(r"<title>(.*?): (\S+) at (\d+)</title>", markup)
+        for name, markup in pictures(report).items()
+    }
+    epochs, each, whole = (
+        {(name, batch): float(value) for name, value, batch in found[f"{what} over global batch"]}
+        for what in ("training epochs to the target", "training epoch, s", "time to train, s")
+    )
+    assert len(whole) == 9
+    staging = 5
+    expected = {
+        (name, batch): staging + epochs["any devices", batch] * (each[name, batch] + 1)
+        for name, batch in whole
+    }  # an evaluation after each epoch takes a second
+    assert whole == pytest.approx(expected, rel=2e-3)
+
+
+def test_a_page_is_safe_whatever_stands_in_names(store, report):
+    store(run_at(1, 2, communication=0.1, name="test_<script>alert(1)</script>", system="<b>"))
+    page = report("--format", "html").out
+    assert ("<script" in page, "<b>" in page, "&lt;b&gt;" in page) == (False, False, True)

@@ -78,9 +78,11 @@ def record(
     name="test_quality",
     verdict="passed",
     device_type="cuda",
+    software=None,
+    communication=None,
     **changes,
 ):
-    """Return the record of one run; *changes* are of the record, all else of its measurement."""
+    """Return the record of one run, of whose step so large a share is *communication*; *changes* are of the record, all else of its measurement."""
     chosen = {**PARAMETERS[workload], **(parameters or {})}
     told = events(workload) if told is None else told
     epochs = sum(event.key == "epoch_stop" for event in told)
@@ -89,8 +91,8 @@ def record(
     of_ranks[0]["events"] = told
     measured = {
         "workload": workload, "nodes": hosts, "ranks": devices, "devices": devices, "device_type": device_type,
-        "data_kind": data_kind, "data_source": "files", "cache": cache,
-        "more": (MetricValue("epochs", float(epochs), "1", "lower"),),
+        "data_kind": data_kind, "data_source": "files", "cache": cache, "environment": software or {},
+        "more": (MetricValue("epochs", float(epochs), "1", "lower"), *_waits(communication)),
         "per_rank": tuple(worlds.rank(at, **fields) for at, fields in enumerate(of_ranks)),
     }  # fmt: skip
     computed = {field: value for field, value in chosen.items() if value is not None}
@@ -106,3 +108,12 @@ def record(
         "created_ns": BEGUN + number * 3600 * SECOND,
     }
     return worlds.record(number, **{**fields, **changes})
+
+
+def _waits(share):
+    if share is None:
+        return ()
+    return (
+        MetricValue("step_time", 0.2, "s", "lower"),
+        MetricValue("exposed_communication_time", share * 0.2, "s", "lower"),
+    )
