@@ -187,7 +187,15 @@ def _remove_old(root: Path) -> None:
 
 def _program(run: RunPlan, build: BuildPlan, argv: Sequence[str], **changes: Any) -> RunPlan:
     """Return the run of the program that builds: within the time of *run*, with the variables of the build alone."""
-    alone = {"launcher": "plain", "processes": 1, "files": {}, "artifacts": (), "cwd": None, "warm": False, **changes}
+    alone = {
+        "launcher": "plain",
+        "processes": 1,
+        "files": {},
+        "artifacts": (),
+        "cwd": None,
+        "warm": False,
+        **changes,
+    }
     return on_node(replace(run, argv=tuple(argv), variables=build.variables, **alone))
 
 
