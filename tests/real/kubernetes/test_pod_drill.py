@@ -79,7 +79,9 @@ def test_faults_are_planted_in_pods_and_the_site_is_as_it_was(site):
         {path: one for path, one in digest(suite.folder).items() if "begun" not in path},
     )
     assert after == before
-    assert suite.objects("pods", "jobs", "secrets", "services") == []
+    wait_for(
+        lambda: suite.objects("pods", "jobs", "secrets", "services") == []
+    )  # deleted pods end in their grace period
 
 
 def test_pods_of_a_killed_drill_are_deleted_by_reap(site):
