@@ -72,9 +72,9 @@ def test_sigterm_ends_everything_and_is_reported(tmp_path, lines):
 def refused(tmp_path, monkeypatch, capfd):
     """Let a batch refuse its run in the test's own process; return its exit code and errors."""
     for name, instead in {
-        "BatchSignals": None, "raise_file_limit": None, "become_subreaper": "", "os.dup2": None,
+        "main.BatchSignals": None, "main.raise_file_limit": None, "warm.become_subreaper": "", "main.os.dup2": None,
     }.items():  # fmt: skip
-        monkeypatch.setattr(f"pytest_mlhpc.node.batch.main.{name}", Mock(return_value=instead))
+        monkeypatch.setattr(f"pytest_mlhpc.node.batch.{name}", Mock(return_value=instead))
 
     def call(environ, allocation="alloc"):
         path = write_plan(tmp_path, run_plan(argv=("touch", str(tmp_path / "ran"))), allocation=allocation)
