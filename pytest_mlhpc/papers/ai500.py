@@ -18,7 +18,7 @@ from pytest_mlhpc.store.text import one_line
 OURS, THEIRS = "ours", "hpc-ai500"
 
 #: Fields of a definition that may differ between an ensemble and the plain training that it is compared with.
-_SCALE: Final = frozenset({"bagging", "global_batch", *keys.SCALE, *keys.LENGTH})
+_SCALE: Final = frozenset({"bagging", "parallel", "global_batch", *keys.SCALE, *keys.LENGTH})
 
 _THROUGHPUT, _ACHIEVED = "effective_throughput", "achieved_flops"
 _THEIR_COUNT, _QUALITY = "hpc_ai500_flop_per_sample", "ensemble_quality"
@@ -62,12 +62,22 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class EnsembleScale:
-    """What was measured on so many devices: plain data parallelism, and ensembles by (M, P); samples/s."""
+    """What was measured on so many devices: plain data parallelism, and ensembles by (M, P, shards of a base model); samples/s."""
 
     group: str
     devices: int
     plain: float | None
-    bagging: Mapping[tuple[int, int], float]
+    bagging: Mapping[tuple[int, int, int], float]
+
+
+def _shards(key: keys.Key) -> int:
+    """Return over how many devices a model is spread, 1 where each has a replica."""
+    try:
+        asked = json.loads(key.identity.get("parallel", "null"))
+    except ValueError:
+        return 1
+    found = asked.get("shard") if isinstance(asked, dict) else None
+    return found if isinstance(found, int) else 1
 
 
 def shape_of(key: keys.Key) -> tuple[int, int] | None:
@@ -155,10 +165,10 @@ def _ensemble(
 def scaling(runs: Mapping[Benchmark, Sequence[RecordedRun]]) -> list[EnsembleScale]:
     """Return plain trainings and ensembles that differ in scale alone, beside each other by their devices.
 
-    The batch of a device must be the same. Groups without any ensemble are left out.
+    The batch of a device must be the same. A training of one model that is sharded is none of both. Groups without any ensemble are left out.
     """
     plain: dict[tuple[str, int], float] = {}
-    bagging: dict[tuple[str, int], dict[tuple[int, int], float]] = {}
+    bagging: dict[tuple[str, int], dict[tuple[int, int, int], float]] = {}
     for benchmark, some in runs.items():
         key, throughput = keys.parse(benchmark), _middle(some, _THROUGHPUT)
         if key is None or throughput is None:
@@ -166,8 +176,8 @@ def scaling(runs: Mapping[Benchmark, Sequence[RecordedRun]]) -> list[EnsembleSca
         place = _group(key), some[0].devices
         shape = shape_of(key)
         if shape is not None:
-            bagging.setdefault(place, {})[shape] = throughput
-        elif "bagging" not in key.identity:
+            bagging.setdefault(place, {})[*shape, _shards(key)] = throughput
+        elif "bagging" not in key.identity and _shards(key) == 1:
             plain[place] = max(throughput, plain.get(place, 0.0))
     groups = {group for group, _ in bagging}
     places = sorted(place for place in {*plain, *bagging} if place[0] in groups)
@@ -243,7 +253,9 @@ def _scaling(scales: Sequence[EnsembleScale]) -> list[str]:
     for scale in scales:
         if scale.plain is not None:
             rows.append(row(scale, "plain data parallelism", scale.plain))
-        rows += [row(scale, f"bagging {m} x {p}", throughput) for (m, p), throughput in scale.bagging.items()]
+        for (models, each, shards), throughput in scale.bagging.items():
+            sharded = f", {shards} shards" if shards > 1 else ""
+            rows.append(row(scale, f"bagging {models} x {each}{sharded}", throughput))
     return _table(["", "devices", "samples/s", "efficiency", "over plain"], rows)
 
 
@@ -286,8 +298,8 @@ def json_of(
                 "devices": scale.devices,
                 "plain": scale.plain,
                 "bagging": [
-                    {"models": m, "each": p, "throughput": throughput}
-                    for (m, p), throughput in scale.bagging.items()
+                    {"models": m, "each": p, "shards": shards, "throughput": throughput}
+                    for (m, p, shards), throughput in scale.bagging.items()
                 ],
             }
             for scale in scales

@@ -70,6 +70,20 @@ def test_the_paper_s_rule_counts_by_its_own_operations(ran, machine):
     assert found["flops"] == found["vflops"] == pytest.approx(100 * 24e9)
 
 
+def test_base_models_that_are_sharded_stand_beside_plain_trainings_and_those_that_are_not(ran, ai500):
+    ran(80.0)
+    ran(100.0, bagging=(2, 2))
+    ran(90.0, bagging=(2, 2), fields=' parallel={"replicate":1,"shard":2}')
+    ran(70.0, fields=' parallel={"replicate":1,"shard":4}')
+    lines = {" ".join(line.split()) for line in ai500().splitlines()}
+    wanted = {
+        "plain data parallelism 4 80 100.0 % 1",
+        "bagging 2 x 2 4 100 125.0 % 1.25",
+        "bagging 2 x 2, 2 shards 4 90 112.5 % 1.12",
+    }
+    assert wanted - lines == set()
+
+
 def test_bagging_stands_beside_plain_trainings_on_as_many_devices(ran, ai500):
     ran(30.0, devices=1)
     ran(80.0)

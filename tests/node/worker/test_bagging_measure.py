@@ -8,6 +8,7 @@ import pytest
 from probe_ranks import alone, run_ranks
 from rank_helpers import HERE, ROOT, run_plan
 
+from pytest_mlhpc.node.worker import loop
 from pytest_mlhpc.node.worker.bagging import process
 from pytest_mlhpc.node.worker.bagging.ensemble import BaseModelPlace, seed_of
 from pytest_mlhpc.node.worker.bagging.measure import HeldOutPredictions, figures_of, measure
@@ -76,6 +77,19 @@ def figures_of_one(folder):
     return {figure.name: figure.value for figure in figures}, sent["report"][0]["losses"]
 
 
+def test_a_base_model_tells_its_progress_and_why_it_is_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "PROGRESS_NS", 0)  # as steps that take a second each
+    said = []
+    teller = SimpleNamespace(say=lambda kind, body=None, tensors=None: said.append((kind, body)))
+    orders = SimpleNamespace(go=threading.Event())
+    orders.go.set()
+    run = dataclasses.replace(bagging(1, 1), usual_s=1e-9)
+    process._train(process.job_of(run, 1, BaseModelPlace(0, 0), 0, tmp_path), 3, teller, orders)
+    step, steps, rate, late = [body for kind, body in said if kind == "progress"][-1]
+    assert (step, steps, rate > 0) == (12, 12, True)
+    assert late["elapsed_s"] > late["usual_s"]
+
+
 def test_an_ensemble_can_be_had_again_from_its_seed(tmp_path):
     figures, losses = figures_of_one(tmp_path)
     assert (figures, losses) == figures_of_one(tmp_path)
@@ -111,6 +125,23 @@ def test_ranks_of_a_base_model_train_it_together(ranks):
     assert measurement.metric("exposed_communication_time") is not None
     assert len(measurement.metric("base_model_quality").samples) == 2
     assert measurement.metric("ensemble_quality").value < measurement.metric("base_model_quality").value
+
+
+@pytest.mark.slow
+def test_base_models_that_are_sharded_over_their_ranks_learn_and_predict_as_replicas_do(ranks):
+    sharded = ranks(bagging(2, 2, parallel={"replicate": 1, "shard": 2}))
+    replicated = ranks(bagging(2, 2, parallel={"replicate": 2, "shard": 1}))
+
+    losses = [[report.losses for report in reports(one)] for one in (sharded, replicated)]
+    assert losses[0] == [pytest.approx(of_a_rank, rel=1e-5) for of_a_rank in losses[1]]
+    for name in ("ensemble_quality", "base_model_quality", "distinct_samples"):
+        found, wanted = (one.measurement.metric(name).value for one in (sharded, replicated))
+        assert found == pytest.approx(wanted, rel=1e-5), name
+    exchanged = [
+        {metric.name for metric in one.measurement.metrics if metric.name.endswith("_bytes")}
+        for one in (sharded, replicated)
+    ]
+    assert exchanged == [{"all_gather_bytes", "reduce_scatter_bytes"}, {"all_reduce_bytes"}]
 
 
 @pytest.mark.slow

@@ -240,7 +240,11 @@ def measure(
         return _failed(run, group, accelerator, place, failed[place.model])
     events = tuple(_event(model, why) for model, why in sorted(failed.items())) if figures else ()
     return dataclasses.replace(
-        alive.report, rank=group.rank, local_rank=group.local_rank, figures=figures, events=events
+        alive.report,
+        rank=group.rank,
+        local_rank=group.local_rank,
+        figures=(*alive.report.figures, *figures),
+        events=events,
     )
 
 

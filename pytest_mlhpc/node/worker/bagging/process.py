@@ -20,7 +20,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Protocol, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NoReturn, Optional, Protocol, Tuple
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,7 @@ from pytest_mlhpc.node.worker.bagging.ensemble import place_of
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.main import leave, name_failure
+from pytest_mlhpc.node.worker.reporting import Progress
 
 #: Longest time between two checks, in seconds. Base models that start together start within so much of each other.
 LOOK_S = 0.02
@@ -405,8 +406,9 @@ def _train(job: ChildJob, data_seed: int, teller: ChildPipe, orders: ChildOrders
     teller.say("report", to_json(trained.report))
 
 
-def _teller_of_progress(teller: ChildPipe) -> Callable[[int, int, float], None]:
-    return lambda step, steps, rate: teller.say("progress", [step, steps, rate])
+def _teller_of_progress(teller: ChildPipe) -> Progress:
+    """Return what passes progress on to the rank, with why this process is late where it is."""
+    return lambda *said: teller.say("progress", said)
 
 
 def join(job: ChildJob, group: Group, accelerator: Accelerator, environ: Mapping[str, str]) -> None:

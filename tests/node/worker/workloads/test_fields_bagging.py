@@ -34,11 +34,18 @@ def test_m_times_p_that_is_not_the_devices_is_refused(pairs, text):
     ]
 
 
-def test_a_cold_cache_and_other_ways_to_share_contradict_it():
-    found = texts(bagging=(2, 2), cache="cold", parallel={"replicate": 4, "shard": 1})
-    assert [text.partition(":")[0] for text in found] == ["cache", "parallel"]
-    assert "come from the page cache from the second time on" in found[0]
-    assert "leave parallel or bagging out" in found[1]
+def test_a_cold_cache_contradicts_it():
+    (found,) = texts(bagging=(2, 2), cache="cold", parallel={"replicate": 1, "shard": 2})
+    assert "cache: a bootstrap sample" in found
+    assert "come from the page cache from the second time on" in found
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "each"),
+    [(None, 4, 4), ((2, 2), 4, 2), ([1, 4], None, 4), ((4,), 4, 4), (None, None, None)],
+)
+def test_one_model_is_trained_by_the_devices_of_a_base_model_or_all(asked, devices, each):
+    assert bagging.devices_of_one({"bagging": asked, "devices": devices}) == each
 
 
 def test_a_test_that_declares_an_ensemble_gets_it_in_key_and_metrics(declare_probe):
@@ -54,9 +61,10 @@ def test_a_test_that_declares_an_ensemble_gets_it_in_key_and_metrics(declare_pro
     ("workload", "devices", "fields", "text"),
     [
         ("resnet50", 3, {}, r"bagging=\(2, 2\) is 4 devices, the run has 3"),
+        ("resnet50", 4, {"parallel": {"replicate": 1, "shard": 4}}, "are 4 devices, a base model has 2"),
         ("cosmoflow", 4, {"until": "quality", "data": "files"}, "bagging"),
     ],
-    ids=["other devices", "training until a quality"],
+    ids=["other devices", "shards of all devices", "training until a quality"],
 )
 def test_a_declaration_that_contradicts_itself_is_refused(declare_probe, workload, devices, fields, text):
     with pytest.raises(SpecError, match=text):

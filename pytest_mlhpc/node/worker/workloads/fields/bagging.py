@@ -1,12 +1,12 @@
 """No torch. Ensembles of independent base models (HPC AI500).
 
-``bagging=(M, P)``: M base models, each trained data-parallel on P devices and on a bootstrap sample of its own, all at once
-in one allocation. Unset by default: one training on all devices.
+``bagging=(M, P)``: M base models, each trained on P devices, data-parallel or as ``parallel`` says, and on a bootstrap sample
+of its own, all at once in one allocation. Unset by default: one training on all devices.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.worker.workloads.definitions import Field
 
@@ -48,10 +48,17 @@ def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
     if values.get("cache") == "cold":
         text = "a bootstrap sample holds samples several times, which come from the page cache from the second time on"
         found.append(("cache", f"{text}: leave cache='cold' out"))
-    if values.get("parallel"):
-        text = "base models are trained by plain data parallelism on P devices each: leave parallel or bagging out"
-        found.append(("parallel", text))
     return tuple(found)
+
+
+def devices_of_one(values: Mapping[str, Any]) -> Optional[int]:
+    """Return how many devices train one model: a base model's P, without an ensemble all; None where that is not known."""
+    asked = values.get("bagging")
+    pair = list(asked) if isinstance(asked, (list, tuple)) else []
+    if len(pair) == 2 and all(_counts(one) for one in pair):
+        return int(pair[1])
+    devices = values.get("devices")
+    return None if devices is None else int(devices)
 
 
 def _counts(value: Any) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.worker.workloads.definitions import Field
-from pytest_mlhpc.node.worker.workloads.fields import compiled_devices
+from pytest_mlhpc.node.worker.workloads.fields import bagging, compiled_devices
 
 #: Ways to send gradients: as they are, rounded to 16 bits, or as products of two thin matrices (arXiv 1905.13727).
 COMPRESSIONS = ("none", "bf16", "fp16", "powersgd")
@@ -87,12 +87,13 @@ def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
     if texts:
         return tuple(("parallel", text) for text in texts)
     found: Found = []
-    devices, how = values.get("devices"), layout(values)
+    devices, how = bagging.devices_of_one(values), layout(values)
     if how is not None:
         needed = how.replicate * how.shard
         if devices not in (None, needed):
+            whose = "a base model" if values.get("bagging") else "the test"
             text = (
-                f"replicate={how.replicate} x shard={how.shard} are {needed} devices, the test has {devices}"
+                f"replicate={how.replicate} x shard={how.shard} are {needed} devices, {whose} has {devices}"
             )
             found.append(("parallel", text))
         if how.shard > 1:
