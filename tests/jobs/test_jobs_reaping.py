@@ -37,6 +37,8 @@ HOST, ME = os.uname().nodename, user_name()
 class Slurm:
     """Answers like a cluster that has these jobs. The real one is asked in tests/real."""
 
+    title = "Slurm"
+
     def __init__(self, *jobs, down=""):
         self.known, self.down = jobs, down
         self.asked, self.cancelled = [], []

@@ -158,9 +158,9 @@ def test_of_batches_that_begin_at_once_one_runs(tmp_path, monkeypatch, links):
     if not links:
         monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no hard links here")))
     first, second = LinesFolder(tmp_path, "alloc"), LinesFolder(tmp_path, "alloc")
-    first.open(("node7",), {"SLURM_JOB_ID": "11"})
+    first.open(("node7",), "11")
     with pytest.raises(AlreadyStarted):
-        second.open(("node8",), {"SLURM_JOB_ID": "12"})
+        second.open(("node8",), "12")
     assert (second.close(70, 74), second.holder) == (70, "11")
     assert sorted(contents(tmp_path)) == ["alloc.jsonl", "alloc.up"]
     assert first.close(0, 74) == over(tmp_path) == 0
@@ -168,7 +168,7 @@ def test_of_batches_that_begin_at_once_one_runs(tmp_path, monkeypatch, links):
 
 def test_the_lines_are_on_disk_before_the_batch_says_that_it_is_over(tmp_path, monkeypatch):
     folder = LinesFolder(tmp_path, "alloc")
-    descriptor = folder.open(("node7",), {})
+    descriptor = folder.open(("node7",), "")
     calls = Mock()
     for name in ("fsync", "close", "replace"):
         getattr(calls, name).side_effect = getattr(os, name)
@@ -180,7 +180,7 @@ def test_the_lines_are_on_disk_before_the_batch_says_that_it_is_over(tmp_path, m
 
 def test_lines_that_get_lost_on_their_way_to_the_disk_are_no_success(tmp_path, monkeypatch):
     folder = LinesFolder(tmp_path, "alloc")
-    descriptor = folder.open(("node7",), {})
+    descriptor = folder.open(("node7",), "")
     sync, times = os.fsync, []
 
     def full(fd):

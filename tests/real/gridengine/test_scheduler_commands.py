@@ -12,6 +12,8 @@ import pytest
 from gridengine_service import GridEngine
 from running_suites import Suite, wait_for
 
+from pytest_mlhpc.provision.scheduler.definition import SHIPPED
+
 pytestmark = pytest.mark.servers
 
 TWO_RANKS = """\
@@ -177,3 +179,62 @@ def test_a_job_beyond_its_time_limit_says_so(suite):
     suite.gated("long")
     suite.run().expect(1, "the allocation reached its time limit", failed=1)
     assert suite.ledgers() == []
+
+
+def own_definition(suite: GridEngineSuite, old: str, new: str) -> None:
+    """Let the partition have a definition of its own, which differs by this from the one that is shipped."""
+    text = (SHIPPED / "gridengine.yaml").read_text(encoding="utf-8")
+    assert old in text
+    (suite.folder / "mine.yaml").write_text(text.replace(old, new), encoding="utf-8")
+    suite.partition(commands={"definition": "./mine.yaml"})
+
+
+def test_words_that_start_no_agent_are_named_with_their_last_lines(suite):
+    own_definition(
+        suite, '[qrsh, -inherit, -nostdin, "{host}"]', '[sh, -c, "echo no agent here; exit 9", "{host}"]'
+    )
+    suite.tests(TWO_RANKS)
+    suite.run().expect(
+        1, "launch_failed", "it ended with exit code 9; its last lines: no agent here", error=1
+    )
+    assert suite.ledgers() == []
+
+
+def test_a_pattern_of_hosts_that_matches_nothing_shows_the_file(suite):
+    own_definition(suite, r"'^(?P<host>\S+)\s'", "'^host=(?P<host>.*)'")
+    suite.tests(TWO_RANKS)
+    suite.run().expect(
+        1, "the nodes of this allocation are not known", "matches nothing in", "all.q@node1", error=1
+    )
+    assert suite.ledgers() == []
+
+
+def test_a_pattern_of_the_id_that_matches_nothing_costs_no_job_as_the_name_finds_it(suite):
+    own_definition(suite, r"'(?m)^(?P<id>\d+)'", r"'Your job (?P<id>\d+) has been submitted'")
+    suite.tests(ONE)
+    suite.run().expect(0, passed=1)
+    assert suite.ledgers() == []
+
+
+def test_a_missing_command_is_said_before_anything_is_submitted(suite):
+    own_definition(suite, "[qsub, -terse", "[qsub-of-another-cell, -terse")
+    suite.tests(ONE)
+    suite.run().expect(4, "runs qsub-of-another-cell, not found on PATH", "nothing was submitted")
+
+
+def test_a_host_that_dies_ends_the_run_of_its_ranks_which_is_made_once_more(own_gridengine, make_suite):
+    suite = make_suite()
+    first = (
+        "[ -e {folder}/begun-$RANK ] && { echo rate: 4; exit 0; }; touch {folder}/begun-$RANK; exec sleep 600"
+    )
+    text = f"@script({first!r}, nodes=2, ranks_per_node=1)\ndef test_it(run):\n    assert run['rate'].value == 4\n"
+    suite.tests(text.replace("{folder}", str(suite.folder)))
+    session = suite.start()
+    session.until("both ranks", lambda: all((suite.folder / f"begun-{rank}").exists() for rank in (0, 1)))
+    (up,) = suite.state.glob("runs/*/lines/*.up")
+    second = json.loads(up.read_text())["nodes"][1]
+    own_gridengine.service.kill(second)
+    own_gridengine.service.start()
+    found = session.end()
+    found.expect(0, passed=1)
+    assert found.verdicts() == ["node_failure", "unjudged"]
