@@ -191,7 +191,7 @@ def own_definition(suite: GridEngineSuite, old: str, new: str) -> None:
 
 def test_words_that_start_no_agent_are_named_with_their_last_lines(suite):
     own_definition(
-        suite, '[qrsh, -inherit, -nostdin, "{host}"]', '[sh, -c, "echo no agent here; exit 9", "{host}"]'
+        suite, '[qrsh, -inherit, -nostdin, -noshell, "{host}"]', '[sh, -c, "echo no agent here; exit 9", "{host}"]'
     )
     suite.tests(TWO_RANKS)
     suite.run().expect(
