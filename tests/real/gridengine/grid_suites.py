@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,20 @@ class Suite(running_suites.Suite):
         super().__init__(folder, state)
         self.cluster = cluster
 
-    def partition(self, time_limit: str = "10m", **commands: Any) -> None:
-        """Write the systems file: one partition of two hosts, with more options under ``commands:``."""
+    def partition(self, commands: Mapping[str, Any] | None = None, **changes: Any) -> None:
+        """Write the systems file: one partition of two hosts; *commands* are more of its options, *changes* the rest of it."""
         entry = {
-            "scheduler": "commands", "accelerator": "cpu", "nodes": {"cores": 2, "memory": "2GiB", "max": 2},
+            "scheduler": "commands", "accelerator": "cpu", "preset": "smoke", "time_limit": "10m", "max_jobs": 8,
+            "nodes": {"cores": 2, "memory": "4000MiB", "max": 3},
             "environments": {"default": {"python": sys.executable, "variables": {"OMP_NUM_THREADS": "1"}}},
-            "preset": "smoke", "time_limit": time_limit, "max_jobs": 8,
-            "commands": {"definition": "gridengine", "pending_limit": "1h", **commands},
+            "commands": {"definition": "gridengine", **(commands or {})},
         }  # fmt: skip
-        self.systems(cluster={"description": "for tests", "partitions": {"part": entry}})
+        self.systems(cluster={"description": "for tests", "partitions": {"part": {**entry, **changes}}})
+
+    def job_ids(self) -> list[str]:
+        """Return the scheduler's ids that the ledgers have now."""
+        lines = [json.loads(line) for path in self.ledgers() for line in path.read_text().splitlines()]
+        return sorted({str(line["native_id"]) for line in lines if line.get("native_id")})
 
     def jobs(self) -> dict[str, str]:
         """Return id -> state, in Grid Engine's letters, of jobs that sessions of this state directory submitted and that have not ended."""

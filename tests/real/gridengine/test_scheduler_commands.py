@@ -3,14 +3,11 @@
 import json
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from gridengine_service import GridEngine
-from running_suites import Suite, wait_for
+from grid_suites import Suite
+from running_suites import wait_for
 
 from pytest_mlhpc.provision.scheduler.definition import SHIPPED
 
@@ -34,47 +31,6 @@ ONE = """\
 def test_one(run):
     assert run["rate"].value == 4
 """
-
-
-class GridEngineSuite(Suite):
-    """A suite run against one Grid Engine."""
-
-    def partition(self, **changes: Any) -> None:
-        """Write the systems file; *changes* are of its only partition."""
-        entry = {
-            "scheduler": "commands", "accelerator": "cpu", "preset": "smoke", "time_limit": "10m",
-            "nodes": {"cores": 2, "memory": "4000MiB", "max": 3},
-            "environments": {"default": {"python": sys.executable, "variables": {"OMP_NUM_THREADS": "1"}}},
-            "commands": {"definition": "gridengine"},
-        }  # fmt: skip
-        self.systems(cluster={"partitions": {"part": {**entry, **changes}}})
-
-    def job_ids(self) -> list[str]:
-        """Return the scheduler's ids that the ledgers have now."""
-        lines = [json.loads(line) for path in self.ledgers() for line in path.read_text().splitlines()]
-        return sorted({str(line["native_id"]) for line in lines if line.get("native_id")})
-
-
-@pytest.fixture
-def make_suite(tmp_path: Path, state_dir: Path) -> Iterator[Callable[[], GridEngineSuite]]:
-    """Make a suite whose sessions are ended with the test."""
-    made: list[GridEngineSuite] = []
-
-    def make() -> GridEngineSuite:
-        made.append(GridEngineSuite(tmp_path / "suite", state_dir))
-        made[-1].partition()
-        return made[-1]
-
-    yield make
-    for suite in made:
-        suite.close()
-
-
-@pytest.fixture
-def suite(gridengine: GridEngine, make_suite: Callable[[], GridEngineSuite]) -> GridEngineSuite:
-    """A suite on the shared Grid Engine."""
-    del gridengine  # its variables are this test's now
-    return make_suite()
 
 
 def instead_of(command: str, folder: Path, script: str) -> dict[str, str]:
@@ -181,7 +137,7 @@ def test_a_job_beyond_its_time_limit_says_so(suite):
     assert suite.ledgers() == []
 
 
-def own_definition(suite: GridEngineSuite, old: str, new: str) -> None:
+def own_definition(suite: Suite, old: str, new: str) -> None:
     """Let the partition have a definition of its own, which differs by this from the one that is shipped."""
     text = (SHIPPED / "gridengine.yaml").read_text(encoding="utf-8")
     assert old in text
@@ -191,7 +147,9 @@ def own_definition(suite: GridEngineSuite, old: str, new: str) -> None:
 
 def test_words_that_start_no_agent_are_named_with_their_last_lines(suite):
     own_definition(
-        suite, '[qrsh, -inherit, -nostdin, "{host}"]', '[sh, -c, "echo no agent here; exit 9", "{host}"]'
+        suite,
+        '[qrsh, -inherit, -nostdin, -noshell, "{host}"]',
+        '[sh, -c, "echo no agent here; exit 9", "{host}"]',
     )
     suite.tests(TWO_RANKS)
     suite.run().expect(
@@ -224,7 +182,7 @@ def test_a_missing_command_is_said_before_anything_is_submitted(suite):
 
 def test_a_host_that_dies_ends_the_run_of_its_ranks_and_is_named(own_gridengine, make_suite):
     """The session would make the run once more when both hosts are back."""
-    suite = make_suite()
+    suite = make_suite(own_gridengine)
     text = '@script("touch {folder}/begun-$RANK; exec sleep 600", nodes=2, ranks_per_node=1)\ndef test_it(run): pass\n'
     suite.tests(text.replace("{folder}", str(suite.folder)))
     session = suite.start()
