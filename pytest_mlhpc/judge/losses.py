@@ -76,7 +76,7 @@ def limits_for(series: float, matters: float) -> LossLimits:
 
     On 240,000 nights of 40 series of public records that did not change, each begun at each of its nights, 1.0 spells of red
     began in a month of 600 series at a score of 3.5, 0.45 at 4, 0.07 at 4.25, and none at 4.5. The rule was chosen on these
-    series; others show more (docs/judge.md). Each decade of series asks for one more.
+    series; others show more (docs/judge.md). With further re-runs 0.3 began at 4.0. Each decade of series asks for one more.
     """
     decades = math.log10(max(series, 1.0) / 600)
     score = _OF_600 + decades
