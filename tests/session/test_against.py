@@ -14,6 +14,7 @@ from pytest_mlhpc.jobs.software import SoftwareError
 from pytest_mlhpc.judge.paired import PairedResult, PairedVerdict
 from pytest_mlhpc.node.protocol.plan import BuildPlan
 from pytest_mlhpc.provision.scheduler.submit import differing_software, with_launch_options
+from pytest_mlhpc.provision.slurm.script import SLURM
 from pytest_mlhpc.session.against import over_all, second_side
 
 _PATH = Path("/tmp/none")
@@ -75,7 +76,7 @@ def test_each_side_of_a_job_sets_up_its_own_software(on_slurm, tmp_path):
     plan = plan_of([(spec, 1), (second_side(spec, OLD), 2)], tmp_path, "")
     partition = spec.target.partition
     assert differing_software(plan, partition)
-    first, second = (" ".join(run.wrapper) for run in with_launch_options(plan, partition, None).runs)
+    first, second = (" ".join(run.wrapper) for run in with_launch_options(plan, partition, None, SLURM).runs)
     assert ("gcc/14" in first, "gcc/12" in first) == (True, False)
     assert ("gcc/14" in second, "gcc/12" in second) == (False, True)
 
@@ -84,14 +85,17 @@ def test_sides_with_the_same_software_share_the_job_scripts(on_slurm, tmp_path):
     spec = on_slurm({"python": "/x"}, default={"modules": ("gcc/14",)})
     plan = plan_of([(spec, 1), (second_side(spec, OLD), 2)], tmp_path, "")
     assert not differing_software(plan, spec.target.partition)
-    assert [run.wrapper for run in with_launch_options(plan, spec.target.partition, None).runs] == [(), ()]
+    assert [run.wrapper for run in with_launch_options(plan, spec.target.partition, None, SLURM).runs] == [
+        (),
+        (),
+    ]
 
 
 def test_sides_of_other_containers_are_started_in_their_own(on_slurm, tmp_path):
     images = [{"container": {"runtime": "apptainer", "image": name}} for name in ("new.sif", "old.sif")]
     spec = on_slurm({"extra": images[1]}, default={"extra": images[0]})
     plan = plan_of([(spec, 1), (second_side(spec, OLD), 2)], tmp_path, "")
-    runs = with_launch_options(plan, spec.target.partition, None).runs
+    runs = with_launch_options(plan, spec.target.partition, None, SLURM).runs
     assert [run.wrapper[-1] for run in runs] == ["new.sif", "old.sif"]
 
 
@@ -99,7 +103,7 @@ def test_another_image_is_that_of_b_alone(on_slurm, tmp_path):
     container = {"container": {"runtime": "apptainer", "image": "a.sif"}}
     spec = on_slurm({}, default={"extra": container})
     plan = plan_of([(spec, 1), (second_side(spec, Against(image="b.sif")), 2)], tmp_path, "")
-    runs = with_launch_options(plan, spec.target.partition, None).runs
+    runs = with_launch_options(plan, spec.target.partition, None, SLURM).runs
     assert [run.wrapper[-1] for run in runs] == ["a.sif", "b.sif"]
 
 
