@@ -356,7 +356,7 @@ def prepare(plan: Plan, run: RunPlan, path: Path, signals: EndSignals, site: Sit
         )
 
     root = builds_folder(plan, pod=site.pod)
-    pods = site.nodes[: run.nodes] if site.hub and not site.direct(run) else ()
+    pods = site.nodes[: run.nodes] if site.pod and site.hub and not site.direct(run) else ()
     return build_all(
         plan, run, root, supervise, lambda one, alone: execute(one, alone, path, site), pods=pods
     )

@@ -27,3 +27,6 @@ def test_files_artifacts_variables_and_ranks_are_the_same_as_on_this_machine(sui
     suite.run("test_files.py", "--mlhpc-pack").expect(
         1, *FAILS, *ERRORS, passed=TESTS, failed=len(FAILS), error=WITH_ERRORS
     )
+    # Hosts share a folder: what runs on both need is built once, and found by later sessions.
+    assert [*suite.state.glob("builds/*/.complete")]
+    assert not [*suite.state.glob("runs/*/*/builds")]
