@@ -328,7 +328,14 @@ class CommandsOptions(_Closed):
                         raise ValueError(
                             f"arguments: nothing gives {match.group()!r}; known: {', '.join(sorted(known))}"
                         )
+        texts = f"{definition.model_dump_json()} {self.arguments}"
+        used = {*definition.values, *re.findall(r"\{([a-z]\w*)\}", texts)}
+        own = sorted(used - {*JOB_NAMES, "script", "id", "user", "host"})
         for name, value in self.values.items():
+            if name not in used:
+                hint = nearest(name, own)
+                text = f"values.{name}: no template of {definition.title} uses it; used: {', '.join(own)}"
+                raise ValueError(text + (f" (did you mean {hint!r}?)" if hint else ""))
             for match in _TEMPLATE.finditer(value):
                 if match[1] not in JOB_NAMES and not match.group().startswith("$"):
                     raise ValueError(

@@ -82,6 +82,7 @@ def test_what_is_wrong_with_a_definition_is_said_with_file_and_line(tmp_path, re
         ({"slurm": {"partition": "a"}}, "these are options of slurm, but the scheduler is commands"),
         ({"commands": {"definition": "gridengine", "qos": "a"}}, "commands.qos: unknown key"),
         ({"commands": {"definition": "gridengine", "values": {"slots": "{node}"}}}, "values.slots: nothing gives '{node}'"),
+        ({"commands": {"definition": "gridengine", "values": {"quue": "all.q"}}}, "values.quue: no template of Grid Engine uses it; used: parallel_environment, queue, slots (did you mean 'queue'?)"),
         ({"commands": {"definition": "gridengine", "arguments": [["-P", "{p}"]]}}, "arguments: nothing gives '{p}'"),
         ({"commands": {"definition": "gridengine", "shared_directory": "work"}}, "is not an absolute path"),
         ({"transport": {"ssh": "me@there"}}, "only Slurm's commands are run by ssh"),
