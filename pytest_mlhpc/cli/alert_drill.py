@@ -276,9 +276,9 @@ def _now_ns() -> int:
     return time.time_ns()
 
 
-def _git(*words: str) -> str | None:
+def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *words], capture_output=True, timeout=60, check=False)
+        done = subprocess.run(["git", *arguments], capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return os.fsdecode(done.stdout) if done.returncode == 0 else None

@@ -45,7 +45,7 @@ def command(paths: tuple[str, ...], systems_file: str | None) -> CommandReport:
         ],
         "nowhere": list(checked.nowhere),
         "unknown_places": list(checked.unknown_places),
-        "unknown_words": list(checked.unknown_words),
+        "unknown_placeholders": list(checked.unknown_placeholders),
         "left_out": dict(left_out),
     }
     text = "".join(f"{line}\n" for line in _lines(checked, left_out))
@@ -57,7 +57,7 @@ def _lines(checked: SuiteCheck, left_out: Mapping[str, str]) -> Iterator[str]:
         yield str(finding)
     for test in checked.nowhere:
         yield f"note: {test} runs on none of the systems: no partition gives what it asks for"
-    for text in (*checked.unknown_places, *checked.unknown_words):
+    for text in (*checked.unknown_places, *checked.unknown_placeholders):
         yield f"note: {text}"
     if not checked.tests and not checked.findings:
         yield "no test here declares a run; `mlhpc init` writes a first suite"
@@ -86,7 +86,7 @@ class SuiteCheck:
 
     ``nowhere`` are functions that no target gives what they ask for. ``unknown_places`` are references of a test for a system or
     device that no systems file and none of the known systems has: such a reference judges nothing.
-    ``unknown_words`` are words in braces that nothing is put in for, and that are nearly one for which something is.
+    ``unknown_placeholders`` are words in braces that nothing is put in for, and that are nearly one for which something is.
     """
 
     tests: int
@@ -94,7 +94,7 @@ class SuiteCheck:
     findings: tuple[SuiteProblem, ...]
     nowhere: tuple[str, ...] = ()
     unknown_places: tuple[str, ...] = ()
-    unknown_words: tuple[str, ...] = ()
+    unknown_placeholders: tuple[str, ...] = ()
 
 
 class _Collector:
@@ -107,7 +107,7 @@ class _Collector:
         self.broken: list[Problem] = []
         self.deselected: set[str] = set()
         self.unknown_places: set[str] = set()
-        self.unknown_words: set[str] = set()
+        self.unknown_placeholders: set[str] = set()
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Take what no target gives, or the user left out."""
@@ -127,7 +127,9 @@ class _Collector:
                     f"{_function(item.nodeid)}: {text}" for text in unknown_places(given, places)
                 )
             for node_id, spec in bench.specs.items():
-                self.unknown_words.update(f"{_function(node_id)}: {text}" for text in unknown_words(spec))
+                self.unknown_placeholders.update(
+                    f"{_function(node_id)}: {text}" for text in unknown_placeholders(spec)
+                )
             self.tests = frozenset(_function(node_id) for node_id in (*bench.specs, *bench.faults))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -160,7 +162,7 @@ def check(paths: Sequence[str], systems_file: str | None) -> SuiteCheck:
     found = findings(collector.faults, collector.targets)
     broken = (SuiteProblem(problem) for problem in collector.broken)
     nowhere = tuple(sorted(collector.deselected - collector.tests))
-    unknown = (tuple(sorted(one)) for one in (collector.unknown_places, collector.unknown_words))
+    unknown = (tuple(sorted(one)) for one in (collector.unknown_places, collector.unknown_placeholders))
     return SuiteCheck(len(collector.tests), collector.targets, (*broken, *found), nowhere, *unknown)
 
 
@@ -185,7 +187,7 @@ def unknown_places(reference: object, places: Collection[str]) -> Iterator[str]:
                 yield f"no system or device is called {place!r}{meant}; its reference judges nothing"
 
 
-def unknown_words(spec: JobSpec) -> Iterator[str]:
+def unknown_placeholders(spec: JobSpec) -> Iterator[str]:
     """Yield a text for each word in braces that nothing is put in for, and that is nearly a known one: others are the program's own."""
     known = {*DERIVED, *ON_NODE, *(build.name for build in spec.builds), *spec.needs}
     of_builds = (text for build in spec.builds for text in (*build.argv, *build.variables.values()))

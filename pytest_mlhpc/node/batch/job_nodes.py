@@ -1,7 +1,7 @@
 """The batch of a job whose scheduler a definition describes: ``python -m pytest_mlhpc.node.batch.job_nodes --lines FOLDER PLAN``.
 
 It runs on one of the job's nodes, which is the first. With several nodes the process divides in two: the child is the batch
-(``node/batch/main.py``), its parent starts an agent (``node/batch/pod.py``) on each other node by the scheduler's own words. Then the nodes
+(``node/batch/main.py``), its parent starts an agent (``node/batch/pod.py``) on each other node by the scheduler's own command. Then the nodes
 are used as pods are. The parent is apart as a batch ends all that is below it after each run.
 
 Exit codes are those of ``node/batch/main.py``; 71 also where the nodes did not find each other.
@@ -60,7 +60,7 @@ END_S = 8.0
 #: The file with the variables of the batch, in the folder of its plan, for the agents.
 ENVIRONMENT = "environment.json"
 
-#: Words that no shell changes: what starts a program on another node may join its arguments for one (qrsh(1), ssh(1)).
+#: Arguments that no shell changes: what starts a program on another node may join its arguments for one (qrsh(1), ssh(1)).
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 #: Most bytes of a file with the names of hosts.
@@ -196,12 +196,12 @@ class HostsJob:
             json.dump(dict(os.environ), file)
             file.flush()
             os.fsync(file.fileno())
-        words = {
-            host: start_words(self.rules.start, host, self._variables(rank, leader, path), str(self.path))
+        commands = {
+            host: start_argv(self.rules.start, host, self._variables(rank, leader, path), str(self.path))
             for rank, host in enumerate(self._hosts)
             if rank
         }
-        self.channel.sendall(json.dumps(words).encode() + b"\n")
+        self.channel.sendall(json.dumps(commands).encode() + b"\n")
         self.channel.setblocking(False)
 
     def _variables(self, rank: int, leader: str, environment: Path) -> Dict[str, str]:
@@ -227,7 +227,7 @@ class HostsJob:
         return bool(troubles)
 
 
-def start_words(start: Sequence[str], host: str, variables: Mapping[str, str], plan: str) -> List[str]:
+def start_argv(start: Sequence[str], host: str, variables: Mapping[str, str], plan: str) -> List[str]:
     """Return the arguments that start the agent of *host*.
 
     Raises:

@@ -380,14 +380,14 @@ def check_file(
         MlhpcError: the checker came to no verdict.
     """
     _readable(path)
-    words = [str(path.resolve()), "--usage", usage, "--ruleset", ruleset, "--log_output", os.devnull]
-    code, logged = run_checker(_MODULE, path, words, limit_s)
+    arguments = [str(path.resolve()), "--usage", usage, "--ruleset", ruleset, "--log_output", os.devnull]
+    code, logged = run_checker(_MODULE, path, arguments, limit_s)
     if code == 0 and "SUCCESS" in logged:
         return CheckedLog(path, accepted=True)
     return CheckedLog(path, accepted=False, complaints=complaints(logged))
 
 
-def run_checker(module: str, path: Path, words: Sequence[str], limit_s: float) -> tuple[int, str]:
+def run_checker(module: str, path: Path, arguments: Sequence[str], limit_s: float) -> tuple[int, str]:
     """Run a checker of mlperf-logging on *path*, and return how it ended, 0 or 1, and what it logged.
 
     It runs by itself: its rules are code that it evaluates, a log that it does not expect ends it with a traceback, and it
@@ -402,7 +402,7 @@ def run_checker(module: str, path: Path, words: Sequence[str], limit_s: float) -
     name = module.rpartition(".")[2].replace("_", " ")
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", module, *words],
+            [sys.executable, "-m", module, *arguments],
             capture_output=True,
             timeout=limit_s,
             stdin=subprocess.DEVNULL,

@@ -426,8 +426,8 @@ def check_package(
         UsageError: there are no such rules, or mlperf-logging is not installed.
         MlhpcError: the checker came to no verdict.
     """
-    words = [str(folder.resolve()), usage, ruleset, "--log_output", os.devnull]
-    code, logged = logs.run_checker(_MODULE, folder, words, limit_s)
+    arguments = [str(folder.resolve()), usage, ruleset, "--log_output", os.devnull]
+    code, logged = logs.run_checker(_MODULE, folder, arguments, limit_s)
     lines = logged.splitlines()
     remarks = [found[1].strip() for line in lines if (found := _REMARK.match(line))]
     errors = [found[1] for line in lines if (found := _ERROR.match(line))]

@@ -257,8 +257,8 @@ def _directives(plan: Plan, partition: Partition, environment: Environment, name
     definition = definition_of(partition)
     values = job_values(plan, partition, name)
     lines = []
-    for words in (*definition.directives.arguments, *partition.scheduler_options.get("arguments", ())):
-        arguments = filled(words, values)
+    for templates in (*definition.directives.arguments, *partition.scheduler_options.get("arguments", ())):
+        arguments = filled(templates, values)
         for word in arguments:
             if "${" not in word and (bad := _SPECIAL.search(word)):  # else a variable that is shown
                 text = f"holds {bad.group()!r}, which a line for {definition.title} cannot say"

@@ -78,7 +78,7 @@ def _pattern(value: str) -> str:
 
 
 Pattern = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_pattern)]
-Words = Annotated[list[Text], Field(min_length=1, max_length=100)]
+Arguments = Annotated[list[Text], Field(min_length=1, max_length=100)]
 
 
 class _Closed(BaseModel):
@@ -89,13 +89,13 @@ class DirectivesModel(_Closed):
     """`directives:` lines of the job script that the scheduler reads, each with a prefix."""
 
     prefix: Text
-    arguments: list[Words] = []
+    arguments: list[Arguments] = []
 
 
 class SubmitModel(_Closed):
     """`submit:` the command that takes a job script. Any failure that `refused` does not match counts as no answer."""
 
-    argv: Words
+    argv: Arguments
     script_on_stdin: bool = False
     id: Pattern
     refused: Pattern | None = None
@@ -113,7 +113,7 @@ class JobStates(_Closed):
 class QueryModel(_Closed):
     """`query:` the command that lists this user's jobs."""
 
-    argv: Words
+    argv: Arguments
     job: Pattern
     none: Pattern | None = Field(None, description="what it prints where there is no job")
     states: JobStates
@@ -132,7 +132,7 @@ class ResultStates(_Closed):
 class ResultModel(_Closed):
     """`result:` the command that tells of a job that has left the queue."""
 
-    argv: Words
+    argv: Arguments
     entry: Pattern | None = Field(None, description="begins each entry; the last one counts")
     name: Pattern
     exit: Pattern
@@ -143,7 +143,7 @@ class ResultModel(_Closed):
 class CancelModel(_Closed):
     """`cancel:` the command that ends a job; `gone`: what it prints of one that has ended."""
 
-    argv: Words
+    argv: Arguments
     gone: Pattern
 
 
@@ -175,7 +175,7 @@ class SchedulerDefinition(_Closed):
     cancel: CancelModel
     hosts: HostsModel
     start: list[Text] = Field(
-        [], description="words before a program that start it on another node of the job"
+        [], description="what stands before a program to start it on another node of the job"
     )
 
 
@@ -262,9 +262,9 @@ def fill(text: str, values: Mapping[str, object]) -> str:
     return _TEMPLATE.sub(lambda found: str(values[found[1]]) if found[1] else found.group(), text)
 
 
-def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """Return *words* with each ``{name}`` replaced."""
-    return [fill(word, values) for word in words]
+def filled(templates: Sequence[str], values: Mapping[str, object]) -> list[str]:
+    """Return *templates* with each ``{name}`` replaced."""
+    return [fill(one, values) for one in templates]
 
 
 def _definition(value: Any, info: ValidationInfo) -> Any:
@@ -307,7 +307,7 @@ class CommandsOptions(_Closed):
     definition: Annotated[SchedulerDefinition, BeforeValidator(_definition)] = Field(
         description="gridengine or another one that is shipped, or a file relative to systems.yaml"
     )
-    arguments: list[Words] = Field([], description="more arguments of each job, as `directives` has them")
+    arguments: list[Arguments] = Field([], description="more arguments of each job, as `directives` has them")
     shared_directory: Annotated[Text, AfterValidator(_absolute)] | None = Field(
         None, description="folder on a file system that nodes see; else the state directory"
     )
@@ -321,9 +321,9 @@ class CommandsOptions(_Closed):
     def _known_values(self) -> CommandsOptions:
         definition = self.definition
         known = {*JOB_NAMES, *definition.values, *self.values}
-        for words in self.arguments:
-            for word in words:
-                for match in _TEMPLATE.finditer(word):
+        for templates in self.arguments:
+            for template in templates:
+                for match in _TEMPLATE.finditer(template):
                     if match[1] not in known and not match.group().startswith("$"):
                         raise ValueError(
                             f"arguments: nothing gives {match.group()!r}; known: {', '.join(sorted(known))}"

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from pytest_mlhpc.node.agents.nodes import NodesUnknown
-from pytest_mlhpc.node.batch.job_nodes import job_hosts, own_host, start_words
+from pytest_mlhpc.node.batch.job_nodes import job_hosts, own_host, start_argv
 from pytest_mlhpc.node.batch.pod_place import SHARED, PlaceUnknown, take_environment
 from pytest_mlhpc.node.protocol.plan import JobRules
 
@@ -68,8 +68,8 @@ def test_a_host_is_known_by_its_name_without_domain_and_by_its_address():
 
 
 def test_an_agent_is_started_without_a_shell():
-    words = start_words(("qrsh", "-inherit", "{host}"), "node2", {"A": "1"}, "/work/plan.json")
-    assert words == [
+    argv = start_argv(("qrsh", "-inherit", "{host}"), "node2", {"A": "1"}, "/work/plan.json")
+    assert argv == [
         "qrsh", "-inherit", "node2", "env", "A=1", sys.executable, "-m", "pytest_mlhpc.node.batch.pod", "/work/plan.json",
     ]  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_an_agent_is_started_without_a_shell():
 )
 def test_what_a_remote_shell_could_change_is_refused(path):
     with pytest.raises(ValueError, match="holds a character that a shell may change"):
-        start_words(("ssh", "{host}"), "node2", {}, path)
+        start_argv(("ssh", "{host}"), "node2", {}, path)
 
 
 def test_an_agent_takes_the_environment_of_the_batch_but_what_is_its_nodes_own(tmp_path):
