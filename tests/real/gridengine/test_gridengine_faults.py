@@ -1,10 +1,12 @@
 """Jobs of a real Grid Engine that are refused, killed, or outlive their session: what a user reads, the record, nothing left."""
 
+import os
 import signal
 
 import pytest
 from faults import ONE, gate
 from running_suites import wait_for
+from sshd_service import all_pids, command_line
 
 
 def ended_alone(suite):
@@ -113,3 +115,25 @@ def test_a_job_whose_host_dies_is_given_up_and_run_again_on_another(own_gridengi
     own_gridengine.service.start()  # the master learns that the host has no such job any more
     wait_for(lambda: suite.reap(code=None) and suite.ledgers() == [])
     ended_alone(suite)
+
+
+def test_a_killed_first_process_of_a_job_on_two_hosts_leaves_nothing_on_them(suite):
+    """It starts the agents; its child is the batch."""
+    text = '@script("touch {folder}/begun-$RANK; exec sleep 601", nodes=2, ranks_per_node=1)\ndef test_it(run): pass\n'
+    suite.tests(text.replace("{folder}", str(suite.folder)))
+    session = suite.start()
+    session.until("both ranks", lambda: all((suite.folder / f"begun-{rank}").exists() for rank in (0, 1)))
+    mine = processes(str(suite.state))
+    first = [pid for pid, words in mine.items() if "pytest_mlhpc.node.batch.job_nodes" in words]
+    assert len(first) == 2
+    os.kill(min(first), signal.SIGKILL)
+    result = session.end()
+    result.expect(1, "cancelled_outside: Grid Engine job", error=1)
+    wait_for(lambda: not processes(str(suite.state)))
+    ended_alone(suite)
+
+
+def processes(text):
+    """Return pid -> arguments of all processes with *text* in these."""
+    found = {pid: command_line(pid) for pid in all_pids()}
+    return {pid: words for pid, words in found.items() if any(text in word for word in words)}

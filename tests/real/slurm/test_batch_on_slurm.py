@@ -240,7 +240,7 @@ def test_a_rank_that_uses_too_much_memory_has_its_own_outcome(start_own_slurm, t
     batch = submit(confined, tmp_path, broken("bad", "memory"), options=("--exclusive", "--mem=1200M"))
     assert batch.await_end() is not None
     outcome, text = batch.failure("bad")
-    assert outcome == "out_of_memory"
+    assert outcome == "out_of_memory", (text, batch.log("bad"))
     # Slurm counts kills by node and step, and lays them on whichever of the node's tasks it saw ending first.
     assert re.match("rank [23] on node2 used more memory than it may", text), text
 
