@@ -20,7 +20,7 @@ _TEXTS = ("session", "node_id", *_KEY, "device_model", "definition", "verdict", 
 #: Comparisons of two sides are no part of any history.
 _OF_NIGHTS = f"purpose != '{AGAINST}'"
 _NIGHT = f"records.id, record_id, {', '.join(_TEXTS)}, attempt, created_ns, node_hours, calibration, commit_id, more, text"
-_NIGHTS = f"SELECT {_NIGHT} FROM records LEFT JOIN surroundings ON surroundings.id = records.surroundings"  # noqa: S608 - constants of this module
+_NIGHTS = f"SELECT {_NIGHT} FROM records LEFT JOIN texts ON texts.id = surroundings"  # noqa: S608 - constants of this module
 
 
 class LocalSource:
@@ -74,14 +74,17 @@ class LocalSource:
             " AND (:system = '' OR system = :system) AND (:benchmark = '' OR benchmark = :benchmark)"
             f" ORDER BY {', '.join(_KEY)}"
         )
-        for row in self._index.ask(query, {**window, "system": system, "benchmark": benchmark}, since_ns):
+        values = {**window, "system": system, "benchmark": benchmark}
+        for row in self._index.ask(query, values, since_ns, benchmark=benchmark):
             yield from self._of_benchmark({**window, **dict(zip(_KEY, row, strict=True))})
 
     def _of_benchmark(self, values: dict[str, Any]) -> Iterator[Series]:
         same = " AND ".join(f"{name} = :{name}" for name in _KEY)
         which = f"WHERE {same} AND created_ns >= :since AND created_ns < :until AND {_OF_NIGHTS}"
         of_points = f"SELECT metric, record, value, unit, better FROM records JOIN points ON record = id {which} ORDER BY metric"  # noqa: S608 - constants of this module
-        rows, points = self._index.ask_at_once([f"{_NIGHTS} {which}", of_points], values, values["since"])
+        rows, points = self._index.ask_at_once(
+            [f"{_NIGHTS} {which}", of_points], values, values["since"], benchmark=values["benchmark"]
+        )
         nights = {row[0]: self._night(row) for row in rows}
         metrics: dict[str, list[NightFigure]] = {}
         for metric, row, value, unit, better in points:

@@ -33,6 +33,7 @@ from pytest_mlhpc.store.record import (
 from pytest_mlhpc.store.store import (
     FOREVER_NS,
     Drill,
+    benchmarks_in,
     drill_of,
     newest_possible,
     parse_record,
@@ -47,7 +48,8 @@ from pytest_mlhpc.store.text import written_out
 TABLES: Final = """
 CREATE TABLE IF NOT EXISTS files (
     path TEXT PRIMARY KEY, inode INTEGER, mtime_ns INTEGER, size INTEGER, taken INTEGER);
-CREATE TABLE IF NOT EXISTS waiting (path TEXT PRIMARY KEY, inode INTEGER, mtime_ns INTEGER, size INTEGER, last_ns INTEGER);
+CREATE TABLE IF NOT EXISTS waiting (
+    path TEXT PRIMARY KEY, inode INTEGER, mtime_ns INTEGER, size INTEGER, last_ns INTEGER, benchmarks INTEGER);
 CREATE TABLE IF NOT EXISTS records (
     id INTEGER PRIMARY KEY, path TEXT, start INTEGER, record_id TEXT, session TEXT, node_id TEXT, benchmark TEXT, definition TEXT,
     system TEXT, partition TEXT, environment TEXT, device_model TEXT, fingerprint TEXT, purpose TEXT, branch TEXT,
@@ -60,7 +62,7 @@ CREATE INDEX IF NOT EXISTS by_id ON records (record_id);
 CREATE TABLE IF NOT EXISTS points (
     record INTEGER REFERENCES records (id), metric TEXT, unit TEXT, better TEXT, value REAL, PRIMARY KEY (record, metric))
     WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS surroundings (id INTEGER PRIMARY KEY, text TEXT UNIQUE);
+CREATE TABLE IF NOT EXISTS texts (id INTEGER PRIMARY KEY, text TEXT UNIQUE);
 """
 #: What a record and its row call the same.
 _COLUMNS: Final = (
@@ -144,7 +146,7 @@ def _insert(
         calibration_rate(measurement) if measurement else None,
         commit_of(record),
         _more(record),
-        _surroundings(database, environment_of(record)),
+        _text_id(database, environment_of(record)),
     )
     number = database.execute(_INSERT, tuple(map(storable, row))).lastrowid
     rows = [(number, storable(name), unit, better, value) for name, unit, better, value in points]
@@ -167,12 +169,11 @@ def _more(record: Record) -> str:
     return json.dumps({name: value for name, value in found.items() if value}, separators=(",", ":"))
 
 
-def _surroundings(database: sqlite3.Connection, environment: Mapping[str, str]) -> int:
-    """Return the row of an environment; thousands of records share one."""
-    text = json.dumps(dict(environment), separators=(",", ":"), sort_keys=True)
-    found = database.execute("SELECT id FROM surroundings WHERE text = ?", (text,)).fetchone()
-    if found is None:
-        return int(database.execute("INSERT INTO surroundings (text) VALUES (?)", (text,)).lastrowid or 0)
+def _text_id(database: sqlite3.Connection, data: Mapping[str, str] | list[str] | None) -> int:
+    """Return the row of an environment, which thousands of records share, or of a file's benchmarks, which nights share."""
+    text = (json.dumps(data, separators=(",", ":"), sort_keys=True),)
+    while (found := database.execute("SELECT id FROM texts WHERE text = ?", text).fetchone()) is None:
+        database.execute("INSERT OR IGNORE INTO texts (text) VALUES (?)", text)
     return int(found[0])
 
 
@@ -193,8 +194,9 @@ class Index:
     """Finds series and records fast.
 
     A question first takes in what was appended since the last one, unless that was less than *patience_s* seconds ago. Of files that
-    were never taken in, those are that may hold what it asks for: the newest ones answer most questions. *on_problem*
-    receives damaged lines when they are first read. May be used from several threads, one at a time.
+    were never taken in, those are that may hold what it asks for: the newest ones answer most questions, and a question for one
+    benchmark takes in those that name it. *on_problem* receives damaged lines when they are first read. May be used from several
+    threads, one at a time.
     """
 
     def __init__(
@@ -210,7 +212,11 @@ class Index:
         self._tell = on_problem or (lambda _text: None)
         self._path = path or index_path(state_dir)
         self._patience_s = patience_s
-        self._taken_at, self._taken_since_ns = -math.inf, FOREVER_NS
+        self._taken_at = -math.inf
+        #: Since when all records are taken in: those of a benchmark, or of all of them ("").
+        self._taken_since: dict[str, int] = {}
+        #: Lists of benchmarks by their row.
+        self._benchmarks: dict[int, frozenset[str] | None] = {}
         self._drill = drill_of(state_dir)
         self._database: sqlite3.Connection | None = None
         self._in_memory = False
@@ -250,7 +256,7 @@ class Index:
             "since": since_ns,
             "branch": default_branch,
         }
-        rows = self.ask(query, {**values, "limit": limit}, since_ns)
+        rows = self.ask(query, {**values, "limit": limit}, since_ns, benchmark=key.benchmark)
         return [_corrected(value, unit, rate, calibration_reference) for value, unit, rate in reversed(rows)]
 
     def newest_epoch(self, key: SeriesKey) -> Epoch | None:
@@ -259,7 +265,7 @@ class Index:
             "SELECT definition, device_model, created_ns FROM records JOIN points ON points.record = records.id"  # noqa: S608 - constants of this module
             f" WHERE {_SAME_SERIES} AND metric = :metric AND attempt = 0 ORDER BY created_ns DESC, id DESC LIMIT 1"
         )
-        rows = self._ask_newest(query, {**_series(key), "metric": key.metric})
+        rows = self._ask_newest(query, {**_series(key), "metric": key.metric}, benchmark=key.benchmark)
         return Epoch(*rows[0][:2]) if rows else None
 
     def last_good(self, key: SeriesKey, epoch: Epoch) -> Record | None:
@@ -268,7 +274,7 @@ class Index:
             f"SELECT {_LINE} FROM records WHERE {_SAME_SERIES} AND {_SAME_EPOCH} AND attempt = 0"  # noqa: S608 - constants of this module
             " AND verdict IN ('passed', 'improved', 'wrong_baseline', 'new') ORDER BY created_ns DESC, id DESC LIMIT 3"
         )
-        rows = self._ask_newest(query, {**_series(key), **epoch._asdict()})
+        rows = self._ask_newest(query, {**_series(key), **epoch._asdict()}, benchmark=key.benchmark)
         return next(iter(self._read(rows)), None)
 
     def benchmarks(self) -> list[str]:
@@ -316,25 +322,32 @@ class Index:
             f"SELECT {_LINE} FROM records WHERE {_SAME_SERIES} AND attempt = 0"  # noqa: S608 - constants of this module
             " ORDER BY created_ns DESC, id DESC LIMIT 1"
         )
-        return next(iter(self._read(self._ask_newest(query, _series(key)))), None)
+        return next(iter(self._read(self._ask_newest(query, _series(key), benchmark=key.benchmark))), None)
 
     def since(self, moment_ns: int) -> Sequence[Record]:
         """Return all records made since *moment_ns*, newest first."""
         query = f"SELECT {_LINE} FROM records WHERE created_ns >= :since ORDER BY created_ns DESC, id DESC"  # noqa: S608 - constants of this module
         return list(self._read(self.ask(query, {"since": moment_ns}, moment_ns)))
 
-    def ask(self, query: str, values: Mapping[str, Any], since_ns: int = 0, session: str = "") -> list[Any]:
+    def ask(
+        self, query: str, values: Mapping[str, Any], since_ns: int = 0, session: str = "", benchmark: str = ""
+    ) -> list[Any]:
         """Return the rows of a SELECT over the tables above.
 
-        It asks for nothing made before *since_ns*, or for *session* alone: either may spare reading old files.
+        It asks for nothing made before *since_ns*, for *session* or for *benchmark* alone: each may spare reading old files.
 
         Raises:
             StoreError: the record files cannot be read.
         """
-        return self.ask_at_once([query], values, since_ns, session)[0]
+        return self.ask_at_once([query], values, since_ns, session, benchmark)[0]
 
     def ask_at_once(
-        self, queries: Sequence[str], values: Mapping[str, Any], since_ns: int = 0, session: str = ""
+        self,
+        queries: Sequence[str],
+        values: Mapping[str, Any],
+        since_ns: int = 0,
+        session: str = "",
+        benchmark: str = "",
     ) -> list[list[Any]]:
         """Return the rows of several such SELECTs as of one moment: between two questions another process may take in a file anew.
 
@@ -343,11 +356,12 @@ class Index:
         for _ in range(3):
             try:
                 database = self._open()
-                fresh = time.monotonic() - self._taken_at < self._patience_s
-                if session or not fresh or since_ns < self._taken_since_ns:
-                    self._take_in(database, since_ns, session)
-                    self._taken_since_ns = min(since_ns, self._taken_since_ns if fresh else since_ns)
-                    self._taken_at = time.monotonic()
+                if time.monotonic() - self._taken_at >= self._patience_s:
+                    self._taken_at, self._taken_since = time.monotonic(), {}
+                taken = [since for name, since in self._taken_since.items() if name in ("", benchmark)]
+                if session or not taken or since_ns < min(taken):
+                    self._take_in(database, since_ns, session, benchmark)
+                    self._taken_since[benchmark] = min(since_ns, self._taken_since.get(benchmark, since_ns))
                 asked = {name: storable(value) for name, value in values.items()}
                 with _transaction(database, "DEFERRED"):
                     return [database.execute(query, asked).fetchall() for query in queries]
@@ -370,17 +384,19 @@ class Index:
         if self._database is not None:
             self._database.close()
             self._database = None
-        self._taken_at, self._taken_since_ns = -math.inf, FOREVER_NS
+        self._taken_at, self._benchmarks = -math.inf, {}
 
-    def _ask_newest(self, query: str, values: dict[str, Any], enough: int = 1) -> list[Any]:
+    def _ask_newest(
+        self, query: str, values: dict[str, Any], enough: int = 1, benchmark: str = ""
+    ) -> list[Any]:
         """Return the rows of a query for the newest *enough* records, whose rows end with ``created_ns``."""
         newest = "SELECT max(ns) FROM (SELECT max(created_ns) AS ns FROM records UNION ALL SELECT max(last_ns) FROM waiting)"
         latest = self.ask(newest, {}, FOREVER_NS)[0][0] or 0
         for reach_ns in _REACHES_NS:
-            rows = self.ask(query, values, latest - reach_ns)
+            rows = self.ask(query, values, latest - reach_ns, benchmark=benchmark)
             if len(rows) >= enough and rows[enough - 1][-1] >= latest - reach_ns:
                 return rows
-        return self.ask(query, values)
+        return self.ask(query, values, benchmark=benchmark)
 
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
@@ -415,11 +431,14 @@ class Index:
                 return
         self._in_memory = True
 
-    def _take_in(self, database: sqlite3.Connection, since_ns: int, session: str) -> None:
-        """Take in what files have grown by, and those new to us that may hold records made since then or of *session*."""
+    def _take_in(self, database: sqlite3.Connection, since_ns: int, session: str, benchmark: str) -> None:
+        """Take in what files have grown by, and those new to us that may hold records made since then or of *session*.
+
+        With a *benchmark*, files that do not name it go on waiting.
+        """
         known = {row[0]: row[1:] for row in database.execute("SELECT path, inode, mtime_ns, size FROM files")}
         waiting = {row[0]: row[1:] for row in database.execute("SELECT * FROM waiting")}
-        present, postponed, due = set(), [], []
+        present, changes, due = set(), [], []
         for name in record_names(self._state_dir):
             try:
                 info = os.stat(f"{self._records}/{name}")  # noqa: PTH116 - there are thousands
@@ -430,15 +449,16 @@ class Index:
             if known.get(name) == state:
                 continue
             if name not in known and name.partition("/")[2] != f"{session}.jsonl":
-                *before, last_ns = waiting.get(name, (None,))
-                if tuple(before) != state:
-                    last_ns = newest_possible(self._records / name)
-                    postponed.append((name, *state, last_ns))
-                if last_ns < since_ns:
+                before = waiting.get(name, ())
+                row = before if before[:3] == state else state
+                now = self._examined(database, name, row, since_ns, benchmark)
+                if now != before:
+                    changes.append((name, *now))
+                if now[3] < since_ns or (benchmark and not self._may_include(database, now[4], benchmark)):
                     continue
             due.append((name, info))
-        with _transaction(database) if postponed else contextlib.nullcontext():
-            database.executemany("INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?, ?)", postponed)
+        with _transaction(database) if changes else contextlib.nullcontext():
+            database.executemany("INSERT OR REPLACE INTO waiting VALUES (?, ?, ?, ?, ?, ?)", changes)
         for together in _portions(due):
             with _transaction(database):
                 for name, info in together:
@@ -446,6 +466,26 @@ class Index:
         for name in (known.keys() | waiting.keys()) - present:
             with _transaction(database):
                 _forget(database, name)
+
+    def _examined(
+        self, database: sqlite3.Connection, name: str, row: tuple[Any, ...], since_ns: int, benchmark: str
+    ) -> tuple[Any, ...]:
+        """Return the row of a file that waits (inode, mtime, size, last_ns, benchmarks), with as much as the question needs."""
+        path = self._records / name
+        inode, mtime_ns, size, *rest = row
+        last_ns, benchmarks = rest or (newest_possible(path), None)
+        if benchmark and last_ns >= since_ns and benchmarks is None:
+            benchmarks = _text_id(database, benchmarks_in(path))
+        return inode, mtime_ns, size, last_ns, benchmarks
+
+    def _may_include(self, database: sqlite3.Connection, text_id: int, benchmark: str) -> bool:
+        """Return whether the benchmarks of a file, which are in that row, may include *benchmark*."""
+        if text_id not in self._benchmarks:
+            (text,) = database.execute("SELECT text FROM texts WHERE id = ?", (text_id,)).fetchone()
+            names = json.loads(text)
+            self._benchmarks[text_id] = None if names is None else frozenset(names)
+        names = self._benchmarks[text_id]
+        return names is None or benchmark in names
 
     def _take_in_file(self, database: sqlite3.Connection, name: str, info: os.stat_result) -> None:
         query = "SELECT inode, mtime_ns, size, taken FROM files WHERE path = ?"

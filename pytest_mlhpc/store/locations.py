@@ -53,7 +53,7 @@ def make_directories(directory: Path, root: Path) -> None:
 
 
 #: Part of the file's name: versions of this program with other tables never meet.
-VERSION = 4
+VERSION = 5
 
 
 def index_path(state_dir: Path, mounts: Path = MOUNTS) -> Path:

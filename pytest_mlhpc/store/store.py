@@ -178,6 +178,25 @@ def newest_possible(path: Path) -> int:
     return min(FOREVER_NS, max(*times, int(next_month.timestamp()) * 10**9))
 
 
+#: The identity of the test in a record: before it stand ids and a node id, in which quotes are escaped.
+_BENCHMARK: Final = re.compile(rb'"benchmark":("(?:[^"\\]|\\.)*")')
+
+
+def benchmarks_in(path: Path) -> list[str] | None:
+    """Return the identities of the tests in a file, by name; None where a line does not plainly name one."""
+    found: set[bytes] = set()
+    try:
+        with open_regular(path) as file:
+            for line in file:
+                name = _BENCHMARK.search(line)
+                if name is None or not line.endswith(b"\n"):
+                    return None
+                found.add(name[1])
+        return sorted(json.loads(name) for name in found)
+    except (OSError, ValueError):
+        return None
+
+
 @dataclass(frozen=True)
 class Drill:
     """What makes a state directory that of a drill: its id, which its records carry, and the fault planted into its runs."""

@@ -21,7 +21,14 @@ from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.locations import index_path
 from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
-from pytest_mlhpc.store.store import FOREVER_NS, Store, json_line, newest_possible, read_records
+from pytest_mlhpc.store.store import (
+    FOREVER_NS,
+    Store,
+    benchmarks_in,
+    json_line,
+    newest_possible,
+    read_records,
+)
 
 KEY = SeriesKey("cirrus", "standard", "default", "", "suites/test_a.py::test_a", "rate")
 EPOCH = Epoch(DEFINITION, "EPYC")
@@ -84,6 +91,11 @@ def nights_since(index: Index, since_ns: int) -> list[str]:
     return [night.id for night in source.nights(since_ns)] + series
 
 
+def series_of(index: Index, benchmark: str) -> list[Any]:
+    found = LocalSource(Path("unused"), index=index).series(BEGINNING_NS, benchmark=benchmark)
+    return [(one.key, [(point.night.id, point.value) for point in one.points]) for one in found]
+
+
 def ids(records: Any) -> list[str]:
     return [one.id for one in records]
 
@@ -108,6 +120,8 @@ QUESTIONS: dict[str, Callable[[Index], Any]] = {
     "an epoch that never was": lambda index: index.newest_epoch(replace(KEY, benchmark="none")),
     "the last good": lambda index: index.last_good(KEY, EPOCH),
     "the newest of a series": lambda index: index.newest_of(KEY),
+    "one test's series": lambda index: series_of(index, KEY.benchmark),
+    "series of a test that never was": lambda index: series_of(index, "none"),
     "all tests": lambda index: index.benchmarks(),
 }
 
@@ -151,12 +165,71 @@ def test_questions_in_any_order_are_answered_as_if_all_were_taken_in(
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("the newest", 5), ("an old session", 2), ("an id that is not", 54), ("the last month", 7)],
+    [
+        ("the newest", 5),
+        ("an old session", 2),
+        ("an id that is not", 54),
+        ("the last month", 7),
+        ("one test's series", 40),
+        ("series of a test that never was", 0),
+        ("an epoch that never was", 0),
+    ],
 )
 def test_a_question_takes_in_few_old_files(years: Path, name: str, most: int) -> None:
     with opened(years) as index:
         QUESTIONS[name](index)
     assert files_taken_in(years) <= most
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_a",
+        'test_a["quoted",x="\\"]',
+        "tést_\u20ac",
+        "test_\ud800",
+        '"benchmark":"other"',
+        "",
+        "x" * 100_000,
+    ],
+)
+def test_the_benchmarks_of_a_file_are_read_off_its_lines(state_dir: Path, name: str) -> None:
+    records = [
+        night_record(0, 0, benchmark=name, node_id=f'{name}"benchmark":"not_this"'),
+        night_record(0, 1, benchmark="test_b", parameters={"benchmark": "nor_this"}),
+    ]
+    assert benchmarks_in(store_records(state_dir, "night-000", *records)) == sorted([name, "test_b"])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line[:-1],
+        lambda line: line.replace(b'"benchmark":', b'"benchmark": '),
+        lambda line: line.replace(b'"benchmark":"', b'"benchmark":"\\x'),
+        lambda line: b"\xff\n",
+        lambda line: b"{}\n",
+    ],
+    ids=["torn", "written by another program", "no JSON", "no text", "no benchmark"],
+)
+def test_a_file_with_a_line_that_plainly_names_no_benchmark_may_hold_any(
+    state_dir: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    path = store_records(state_dir, "night-000", night_record(0))
+    path.write_bytes(path.read_bytes() + damage(json_line_of(night_record(1, session="night-000"))))
+    assert benchmarks_in(path) is None
+    assert benchmarks_in(path.with_name("missing")) is None
+
+
+def test_a_test_that_a_waiting_file_begins_to_name_is_found_in_it(years: Path) -> None:
+    with opened(years) as index:
+        assert series_of(index, "late") == []
+        path = years / "records" / "2027-02" / "night-003.jsonl"
+        late = night_record(3, 90, benchmark="late", session="night-003")
+        with path.open("ab") as file:
+            file.write(json_line_of(late))
+        ((_, points),) = series_of(index, "late")
+        assert [one for one, _ in points] == [late.id]
 
 
 def test_a_file_that_grew_while_it_waited_is_looked_at_again(years: Path) -> None:
