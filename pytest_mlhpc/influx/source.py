@@ -268,10 +268,10 @@ class InfluxSource:
         return tuple(found)
 
     def _event(self, row: Mapping[str, Any]) -> Event:
-        tags = {name: from_tag(row[name] or "-") for name in ("system", "partition")}
-        texts = {name: from_field(row[name] or "") for name in ("id", "text", "by")}
-        times = {name: int(row[name] or 0) for name in ("at_ns", "made_ns", "until_ns")}
-        return Event(**tags, **texts, **times)
+        values: dict[str, Any] = {name: from_tag(row[name] or "-") for name in ("system", "partition")}
+        values |= {name: from_field(row[name] or "") for name in ("id", "text", "by")}
+        values |= {name: int(row[name] or 0) for name in ("at_ns", "made_ns", "until_ns")}
+        return Event(**values)
 
     def _of_benchmark(
         self, values: Mapping[str, str], span: tuple[int, int | None], nights: Mapping[str, Night]
