@@ -135,7 +135,7 @@ def _bench(dice: random.Random, what: _What, nights: int, first_ns: int) -> list
             number, id=f"{system}-{name}-{devices}-{number}", session=f"{system}-{number}",
             node_id=f"suites/training/{name}.py::{name}[{system}:{partition}-{devices}]", system=system, partition=partition,
             device_model=device, benchmark=benchmark(name, devices), definition=computed, created_ns=first_ns + number * DAY_NS + dice.randint(0, 3600) * 10**9,
-            verdict=failure.partition(":")[0] or "passed", failure=failure, commit=f"{number // 9 + 1:040x}",
+            verdict=failure.partition(":")[0] or "passed", failure=failure, commit=f"{pow(7, 57 + number // 9, 1 << 160):040x}",
             nodes=(where,), unfit=unfit, node_hours=0.4 * devices, changes=changes,
         ))  # fmt: skip
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_mlhpc.alert.book import BusyError, locked, read_book, write_with_journal
 from pytest_mlhpc.alert.messages import with_journal
-from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Incident, KnownIssue, Mute
+from pytest_mlhpc.alert.model import AcceptedSubject, Ack, Book, Incident, KnownIssue, Mute, Subject
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.config.systems_files import find_systems_file
 from pytest_mlhpc.config.yaml import read_file
@@ -100,9 +100,13 @@ def accept(state_dir: Path, name: str, reason: str) -> BookChange | None:
     return _change(state_dir, change)
 
 
-def alerts_of(state_dir: Path, names: Collection[str]) -> set[str]:
-    """Return those *names* that are of open alerts. Reads nothing but the book."""
-    return {one.id for one in read_book(state_dir, tell).incidents} & set(names)
+def alerts_of(state_dir: Path, names: Collection[str]) -> dict[str, list[Subject]]:
+    """Return those *names* that are of open alerts, each with what is bad of it. Reads nothing but the book."""
+    return {
+        one.id: [member.now.subject for member in one.members if member.open]
+        for one in read_book(state_dir, tell).incidents
+        if one.id in names
+    }
 
 
 def mute(state_dir: Path, system: str, until_ns: int, reason: str) -> BookChange | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pytest_mlhpc.alert.channels.base import AlertMessage, IncidentState, Kind
 from pytest_mlhpc.history.events import JournalEntry
 from pytest_mlhpc.node.protocol.schema import SCHEMA
+from pytest_mlhpc.store.record import SeriesKey
 
 DAY_NS = 86_400 * 10**9
 #: "A night": older than this is never announced by a book that has just begun. The schedule's 24 h and two for delays.
@@ -30,6 +31,12 @@ class Subject:
     benchmark: str = ""
     metric: str = ""
     node: str = ""
+
+    @property
+    def series(self) -> SeriesKey | None:
+        """The series of which it is a figure; None of a test, system or node."""
+        place = self.system, self.partition, self.environment, self.fingerprint, self.benchmark, self.metric
+        return SeriesKey(*place) if self.metric else None
 
 
 @dataclass(frozen=True)

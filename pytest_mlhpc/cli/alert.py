@@ -187,14 +187,15 @@ def _night(night: _Night) -> CommandReport:
     branch = config.branch or provenance_of(Path.cwd()).default_branch
     from pytest_mlhpc.alert.observe import Question, observe
 
-    question = Question(
-        now_ns, branch, config.rules, options.false_alarms(), night.stale, config.stale_ns,
-        options.site_events(state_dir), cache_path(state_dir),
-    )  # fmt: skip
+    alarms = options.false_alarms()
     unread = False
     messages: tuple[AlertMessage, ...] = ()
     try:
         with chosen(night.source, state_dir) as source:
+            question = Question(
+                now_ns, branch, config.rules, alarms, night.stale, config.stale_ns,
+                options.site_events(state_dir, source), cache_path(state_dir),
+            )  # fmt: skip
             found = observe(source, book, question)
             software = _software(source, book, night, branch)
             book, changes = advance(book, found.observation, found.companions)

@@ -24,7 +24,7 @@ from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import SeriesKey, default_branch_of
-from pytest_mlhpc.store.text import quantity, table
+from pytest_mlhpc.store.text import count, quantity, table
 
 _NOTHING = "no value is accepted yet; accept one: mlhpc baseline accept TEST --reason TEXT\n"
 
@@ -73,7 +73,7 @@ def diff(system: str, baselines_dir: Path, state_dir: Path) -> CommandReport:
     cls=DataCommand,
     short_help="Make what was recorded last the accepted value: of a test, a record, a session, or what an alert tells of.",
     help="Make what was recorded last the accepted value: of a test, of one record, or of all that is new in a session, by "
-    "their ids; or let an alert end, by its id, because what it tells of shall stay like this.",
+    "their ids; or of all that an alert tells of, by its id: the alert ends, because this shall stay so.",
     example='mlhpc baseline accept suites/test_a.py::test_a --reason "new compiler"',
 )
 @click.argument("what", nargs=-1, required=True, metavar="TEST|RECORD|SESSION|ALERT...")
@@ -89,21 +89,30 @@ def accept(what: Sequence[str], reason: str, baselines_dir: Path, state_dir: Pat
     with contextlib.closing(Index(state_dir, patience_s=0)) as index:
         settled = _settled(book, index, state_dir, default_branch_of(Path.cwd())) if tests else {}
         accepted = [one for test in tests for one in accepting.accept(book, index, test, reason, settled)]
+        worse = [series for subjects in alerts.values() for one in subjects if (series := one.series)]
+        changed_levels = accepting.accept_series(book, index, worse, reason)
     written = [str(path) for path in book.save()]
     ended = [acknowledging.accept(state_dir, one, reason) for one in sorted(alerts)]
     done = [one for one in ended if one is not None]
     lines = [
-        *map(_accepted, accepted),
+        *map(_accepted, [*accepted, *changed_levels]),
+        *_left(len(worse) - len(changed_levels)),
         *(f"written: {path}" for path in written),
         *(one.text for one in done),
     ]
     data = {
-        "accepted": [_accepted_data(one.key, one.entry, one.old) for one in accepted],
+        "accepted": [_accepted_data(one.key, one.entry, one.old) for one in [*accepted, *changed_levels]],
         "written": written,
         "alerts": [one.subject for one in done],
     }
     code = 0 if len(done) == len(ended) else acknowledging.LATER
     return CommandReport("".join(f"{line}\n" for line in lines), data, code)
+
+
+def _left(number: int) -> list[str]:
+    """Return what is said of series of alerts that have nothing to accept."""
+    text = "have no whole newest run in this store: their accepted values stay as they are"
+    return [f"{count(number, 'series')} of what is accepted {text}"] if number else []
 
 
 @command.command(

@@ -13,7 +13,7 @@ import click
 
 from pytest_mlhpc.cli.commands import NearestChoice
 from pytest_mlhpc.errors import ConfigError, UsageError
-from pytest_mlhpc.history.events import Event, events, planned
+from pytest_mlhpc.history.events import Event, known_events, planned
 from pytest_mlhpc.store.locations import default_state_dir
 from pytest_mlhpc.store.text import tell
 
@@ -179,9 +179,9 @@ def false_alarms() -> float:
         return 1.0
 
 
-def site_events(state_dir: Path) -> tuple[Event, ...]:
-    """Return the events that are stored, and the maintenances of the systems file; what is wrong there is reported."""
-    found = {one.id: one for one in events(state_dir, tell)}
+def site_events(state_dir: Path, source: Source | None = None) -> tuple[Event, ...]:
+    """Return the events that are stored, those of *source*, and the maintenances of the systems file; what is wrong there is reported."""
+    found = {one.id: one for one in known_events(state_dir, source, tell)}
     with contextlib.suppress(ConfigError):  # false_alarms() names what is wrong
         for system, partition, one in chosen_systems(None).maintenances():
             event = planned(system, partition, one.reason, one.start_ns, one.end_ns, by="systems.yaml")

@@ -100,7 +100,7 @@ def html(
     )
     entries = _entries(baselines_dir, state_dir, system)
     with chosen(source, state_dir) as opened:
-        page = gather(opened, wanted, entries, options.site_events(state_dir))
+        page = gather(opened, wanted, entries, options.site_events(state_dir, opened))
         if page and not (system or benchmark or metrics):
             asked = MorningQuery(wanted.now_ns, store_text(source, state_dir))
             morning = read_morning(opened, state_dir, asked)

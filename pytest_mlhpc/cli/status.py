@@ -116,7 +116,7 @@ def read_morning(source: Source, state_dir: Path, asked: MorningQuery) -> Mornin
     from pytest_mlhpc.report.night import AHEAD_NS, LEARNT_NS, night_morning
     from pytest_mlhpc.store.record import provenance_of
 
-    noted = options.site_events(state_dir)
+    noted = options.site_events(state_dir, source)
     branch, report = branch_and_report(Path(DEFAULT_CONFIG))
     branch = branch or provenance_of(Path.cwd()).default_branch
     book = read_book(state_dir, tell)

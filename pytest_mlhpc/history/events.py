@@ -32,6 +32,7 @@ from pytest_mlhpc.store.store import json_line, month_of, read_lines
 T = TypeVar("T")
 
 _ID = re.compile(r"[0-9a-f]{8}\Z")
+_REMOVED = ".removed.json"
 #: An event is a line that people read; a file that is longer is none.
 _MOST_TEXT, _MOST_BYTES = 500, 16 << 10
 #: A maintenance explains what did not run for so long before and after it: jobs that would not end before it are not submitted,
@@ -134,7 +135,7 @@ def record_planned(state_dir: Path, found: Iterable[Event], now_ns: int) -> None
         if moved and (one.system, one.partition, one.text) in places:
             remove(state_dir, Removal(one.id, one.by, now_ns))
     for one in announced.values():
-        removed = (_folder(state_dir) / f"{one.id}.removed.json").exists()
+        removed = (_folder(state_dir) / f"{one.id}{_REMOVED}").exists()
         if not removed and known.get(one.id) != one:
             _put(state_dir, f"{one.id}.json", one, replace=True)
 
@@ -154,8 +155,8 @@ def remove(state_dir: Path, removal: Removal) -> None:
     Raises:
         StoreError: it cannot be stored.
     """
-    if not (_folder(state_dir) / f"{removal.id}.removed.json").exists():
-        _put(state_dir, f"{removal.id}.removed.json", removal)
+    if not (_folder(state_dir) / f"{removal.id}{_REMOVED}").exists():
+        _put(state_dir, f"{removal.id}{_REMOVED}", removal)
 
 
 def events(state_dir: Path, on_problem: Callable[[str], None] | None = None) -> tuple[Event, ...]:
@@ -169,7 +170,7 @@ def events(state_dir: Path, on_problem: Callable[[str], None] | None = None) -> 
     found = []
     for name in names:
         identity, _, rest = name.partition(".")
-        if rest != "json" or not _ID.match(identity) or f"{identity}.removed.json" in names:
+        if rest != "json" or not _ID.match(identity) or f"{identity}{_REMOVED}" in names:
             continue
         path = _folder(state_dir) / name
         try:
@@ -181,7 +182,28 @@ def events(state_dir: Path, on_problem: Callable[[str], None] | None = None) -> 
             tell(f"{path}: it is the event {event.id!r}, not {identity!r} (left out, left as it is)")
             continue
         found.append(event)
-    return tuple(sorted(found, key=lambda event: (event.at_ns, event.made_ns, event.id)))
+    return tuple(sorted(found, key=_order))
+
+
+def known_events(
+    state_dir: Path, source: object, on_problem: Callable[[str], None] | None = None
+) -> tuple[Event, ...]:
+    """Return the events of the state directory and those that *source* holds besides, as InfluxDB does; oldest first.
+
+    The state directory is nearer: what was removed or moved there is so.
+
+    Raises:
+        StoreError: either cannot be read.
+    """
+    ask = getattr(source, "events", None)
+    removed = {name[:8] for name in _names(_folder(state_dir)) if name[8:] == _REMOVED}
+    found = {one.id: one for one in (ask() if ask else ()) if one.id not in removed}
+    found |= {one.id: one for one in events(state_dir, on_problem)}
+    return tuple(sorted(found.values(), key=_order))
+
+
+def _order(event: Event) -> tuple[int, int, str]:
+    return event.at_ns, event.made_ns, event.id
 
 
 def _read(path: Path) -> Event:
@@ -213,7 +235,7 @@ def event_files(state_dir: Path) -> list[Path]:
     """
     folder = _folder(state_dir)
     names = sorted(_names(folder))
-    return [folder / name for name in names if _ID.match(name[:8]) and name[8:] in {".json", ".removed.json"}]
+    return [folder / name for name in names if _ID.match(name[:8]) and name[8:] in {".json", _REMOVED}]
 
 
 def event_of_line(path: Path, line: bytes) -> tuple[Event, bool]:
@@ -224,7 +246,7 @@ def event_of_line(path: Path, line: bytes) -> tuple[Event, bool]:
     """
     identity = path.name[:8]
     own = path.with_name(f"{identity}.json")
-    removed = path != own or path.with_name(f"{identity}.removed.json").exists()
+    removed = path != own or path.with_name(f"{identity}{_REMOVED}").exists()
     if path == own:
         event = _parsed(Event, line)
     else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError
-from pytest_mlhpc.history.events import Event, epoch_start, events
+from pytest_mlhpc.history.events import Event, epoch_start, known_events
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.series import Night, Point, Series, Source, day_of, feeds
 from pytest_mlhpc.jobs.spec import JobSpec
@@ -35,7 +35,7 @@ class JudgeHistory:
     """One for each session; asked by one thread at a time.
 
     Args:
-        state_dir: where events are noted.
+        state_dir: where events are noted, beside those of *source*.
         index: opens the local store's index; called when it is needed first.
         source: where figures come from instead. It is asked until it fails; from then on the local store is.
         tell: hears what went wrong; never the reason for which a benchmark fails.
@@ -157,9 +157,12 @@ class JudgeHistory:
         try:
             return _one(self._source, key, since_ns)
         except MlhpcError as error:
-            self._tell(f"history is read from the local store, as InfluxDB failed: {error}")
-            self.close()
+            self._give_up_source(error)
             return None
+
+    def _give_up_source(self, error: MlhpcError) -> None:
+        self._tell(f"history is read from the local store, as InfluxDB failed: {error}")
+        self.close()
 
     def noted(self, system: str, partition: str, since_ns: int) -> list[str]:
         """Return a line for each event of a partition since then, the newest few: people want to know before they look on."""
@@ -180,12 +183,18 @@ class JudgeHistory:
     def events(self) -> Sequence[Event]:
         """Return all events, as they were when they were asked for first."""
         if self._events is None:
-            try:
-                self._events = events(self._state_dir, self._tell)
-            except MlhpcError as error:
-                self._tell(str(error))
-                self._events = ()
+            self._events = self._known_events()
         return self._events
+
+    def _known_events(self) -> tuple[Event, ...]:
+        while True:
+            try:
+                return known_events(self._state_dir, self._source, self._tell)
+            except MlhpcError as error:
+                if self._source is None:
+                    self._tell(str(error))
+                    return ()
+                self._give_up_source(error)
 
 
 def nights_of(

@@ -15,9 +15,11 @@ from urllib3.exceptions import HTTPError, ProtocolError
 
 from pytest_mlhpc.config.http import READ_BYTES, open_pool, split_lines, system_message
 from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.series import Night, NightFigure, Series, assemble
 from pytest_mlhpc.influx.credentials import InfluxServer, server_of
 from pytest_mlhpc.influx.schema import (
+    EVENT,
     METRIC,
     RUN,
     SCHEMA,
@@ -180,6 +182,7 @@ def _hint(status: int) -> str:
 _SPAN_NS = 92 * 86400 * SECOND_NS
 _KEY = tuple(tag.name for tag in SERIES_TAGS)
 _MEASURED = ("metric", "unit", "better")
+_EVENT_COLUMNS = ("system", "partition", "id", "text", "by", "at_ns", "made_ns", "until_ns", "removed")
 _TEXTS = (
     "id", "session", "node_id", "branch", "commit", "failure", "job_id", "pipeline", "owner", "partition_owner",
 )  # fmt: skip
@@ -250,6 +253,25 @@ class InfluxSource:
                 if since_ns <= night.created_ns and (until_ns is None or night.created_ns < until_ns)
             }
             yield from self._of_benchmark(values, span, nights)
+
+    def events(self) -> tuple[Event, ...]:
+        """Return all changes and maintenances that were not removed; what became of alerts begins no epoch and is left out.
+
+        Raises:
+            StoreError: the server does not answer, or not with events of ours.
+        """
+        question = f'SELECT {_names(_EVENT_COLUMNS)} FROM "{EVENT.name}" WHERE "kind" = \'change\' OR "kind" = \'maintenance\''  # noqa: S608 - constants of this module
+        found = []
+        for block in self._connection.ask(question):
+            rows = (dict(zip(block.columns, row, strict=True)) for row in block.rows)
+            found += [self._event(row) for row in rows if not row["removed"]]
+        return tuple(found)
+
+    def _event(self, row: Mapping[str, Any]) -> Event:
+        values: dict[str, Any] = {name: from_tag(row[name] or "-") for name in ("system", "partition")}
+        values |= {name: from_field(row[name] or "") for name in ("id", "text", "by")}
+        values |= {name: int(row[name] or 0) for name in ("at_ns", "made_ns", "until_ns")}
+        return Event(**values)
 
     def _of_benchmark(
         self, values: Mapping[str, str], span: tuple[int, int | None], nights: Mapping[str, Night]

@@ -16,7 +16,7 @@ from pytest_mlhpc.judge.judge import accept_command, make_entry
 from pytest_mlhpc.judge.rules import NIGHTS
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.record import Record, SeriesKey, user_name
+from pytest_mlhpc.store.record import AGAINST, Record, SeriesKey, user_name
 from pytest_mlhpc.store.text import iso
 from pytest_mlhpc.store.verdict import GOOD, NOTABLE, WORSE, Judgement, Verdict
 
@@ -79,6 +79,25 @@ def accept(
         )
     levels = settled if found[0].verdict == Verdict.WRONG_BASELINE else None
     return [one for records in _by_test(found) for one in put(book, records, reason, levels=levels)]
+
+
+def accept_series(book: BaselineBook, index: Index, keys: Iterable[SeriesKey], reason: str) -> list[Accepted]:
+    """Accept of each series what its newest run measured, with all attempts of its session.
+
+    A series whose newest run is no whole measurement, or not in this store, is left as it is.
+    """
+    accepted = []
+    for key in keys:
+        first = index.newest_of(key)
+        if first is None or not _is_whole(first):
+            continue
+        found = index.newest(session=first.session, test=first.node_id, limit=_ALL_RECORDS)
+        accepted += put(book, [one for one in found if _is_whole(one)], reason, [key.metric])
+    return accepted
+
+
+def _is_whole(record: Record) -> bool:
+    return record.measurement is not None and record.verdict in ACCEPTABLE and record.purpose != AGAINST
 
 
 def _identities(index: Index, function: str) -> list[str]:

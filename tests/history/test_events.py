@@ -1,5 +1,6 @@
 """Events: whole or not at all, never lost, never in the way."""
 
+import dataclasses
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from pytest_mlhpc.history.events import (
     events,
     journal_entry_of,
     journal_files,
+    known_events,
     maintenance_of,
     new_event,
     planned,
@@ -39,6 +41,23 @@ def test_events_are_reported_oldest_first_without_those_that_were_removed(state_
     remove(state_dir, Removal(wrong.id, "somebody else", 9))
     assert events(state_dir) == (early, late)
     assert (state_dir / "events" / f"{wrong.id}.json").exists()
+
+
+class Elsewhere:
+    """A source that holds events of other machines."""
+
+    def __init__(self, *held):
+        self.events = lambda: held
+
+
+def test_events_of_the_source_are_known_too_and_what_the_state_directory_says_of_them_holds(state_dir):
+    far, moved, mistake = (event(f"{name} far", at_ns) for name, at_ns in (("a", 30), ("b", 20), ("c", 10)))
+    here = dataclasses.replace(moved, text="b here")
+    for one in (here, mistake):
+        add(state_dir, one)
+    remove(state_dir, Removal(mistake.id, "me", 1))
+    assert known_events(state_dir, Elsewhere(far, moved, mistake)) == (here, far)
+    assert known_events(state_dir, None) == known_events(state_dir, object()) == (here,)
 
 
 def test_a_pipe_among_events_is_reported_and_not_waited_for(state_dir):

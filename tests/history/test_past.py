@@ -31,7 +31,7 @@ class Dead:
     def nights(self, *_, **__):
         raise StoreError("http://influx:8086: no answer")
 
-    series = nights
+    series = events = nights
 
 
 def nights_since(past, key, epoch, accepted, **more):
@@ -133,12 +133,14 @@ def test_an_event_to_come_changes_nothing_yet(state_dir, index):
 
 def test_a_source_that_fails_is_reported_once_and_the_local_store_asked(state_dir, index):
     store(state_dir, nights(quiet(5)))
+    add(state_dir, noted := new_event("cirrus", "", "driver", at_ns=1, by="me", now_ns=2))
     reported = []
     past = JudgeHistory(state_dir, lambda: index, Dead(), reported.append)
     assert len(nights_since(past, KEY, EPOCH, "")) == len(nights_since(past, KEY, EPOCH, "")) == 5
     assert reported == [
         "history is read from the local store, as InfluxDB failed: http://influx:8086: no answer"
     ]
+    assert past.events() == (noted,)
 
 
 def test_what_was_noted_since_the_last_good_run_is_named(state_dir, index):

@@ -61,10 +61,11 @@ def test_scripts_are_bash(page):
 
 
 def test_a_site_s_policy_is_accepted(tmp_path):
-    [text] = blocks("vetting-site.md", "toml")
+    [text] = blocks("vetting-checks.md", "toml")
     (tmp_path / "vet.toml").write_text(text)
     [bound] = read_policy(tmp_path / "vet.toml")
-    assert (bound.key, bound.warn, bound.fail) == ("job.wall_time", 1.05, 1)
+    assert (bound.key, bound.warn) == ("amd.ecc_corrected", 50000)
+    assert (bound.source, bound.fail) == ("our vendor, ticket 4711", None)
 
 
 def test_the_section_of_a_large_job_names_its_checks():

@@ -11,7 +11,7 @@ from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.cli.options import chosen, selection_of
 from pytest_mlhpc.history import rendering
-from pytest_mlhpc.history.events import events
+from pytest_mlhpc.history.events import known_events
 from pytest_mlhpc.history.level_changes import Shift, cache_path, watch
 from pytest_mlhpc.store.text import minutes, tell
 
@@ -38,7 +38,7 @@ def command(
     series = 0
     with chosen(source, state_dir) as opened:
         query = selection_of(system, branch, judged_only=not everything)
-        for watched in watch(opened, query, events(state_dir, tell), cache_path(state_dir)):
+        for watched in watch(opened, query, known_events(state_dir, opened, tell), cache_path(state_dir)):
             series += 1
             shifts += [shift for shift in watched.shifts if shift.last.created_ns >= since_ns]
     shifts.sort(

@@ -16,7 +16,7 @@ from pytest_mlhpc.cli.commands import CommandReport, DataCommand
 from pytest_mlhpc.cli.options import chosen, selection_of
 from pytest_mlhpc.errors import UsageError, did_you_mean
 from pytest_mlhpc.history import rendering
-from pytest_mlhpc.history.events import began, events
+from pytest_mlhpc.history.events import began, known_events
 from pytest_mlhpc.history.level_changes import NightlyQuery, WatchedSeries, watched_part, with_causes
 from pytest_mlhpc.history.series import Point, Series, Source, feeds
 from pytest_mlhpc.judge.changes import find_all
@@ -61,9 +61,9 @@ def command(
 ) -> CommandReport:
     """Return a table for each series."""
     query = selection_of(system, branch, judged_only=not metric)
-    known = events(state_dir, tell)
     texts, data = [], []
     with chosen(source, state_dir) as opened:
+        known = known_events(state_dir, opened, tell)
         found = series_of(opened, benchmark, system, metric)
         for one in found:
             watched, points = _shown_points(one, query, known, everything=everything)

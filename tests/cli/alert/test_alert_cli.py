@@ -272,6 +272,33 @@ def test_an_accepted_alert_ends_and_does_not_come_back(sink, store, alert, mlhpc
     assert "new default is safer" in sink.requests[-1].json["text"]
 
 
+def test_with_an_alert_the_levels_of_all_its_benchmarks_are_accepted_in_one_file(
+    sink, store, alert, mlhpc, tmp_path
+):
+    store(*range(47))
+    alert(46)
+    told = sink.requests[0].json["problems"]
+    accepted = json.loads(mlhpc("baseline", "accept", incident_of(sink), "--reason", "safer", "--json").out)
+    assert len({one["benchmark"] for one in told}) == 5
+    series = sorted((one["benchmark"], one["metric"]) for one in told)
+    assert sorted((one["benchmark"], one["metric"]) for one in accepted["accepted"]) == series
+    assert [Path(one).name for one in accepted["written"]] == ["cirrus.yaml"]
+    text = (tmp_path / "baselines/cirrus.yaml").read_text()
+    assert text.count("reason: safer") == len(told)
+    assert (
+        "no whole newest run" not in mlhpc("baseline", "accept", incident_of(sink), "--reason", "safer").out
+    )
+
+
+def test_a_benchmark_whose_newest_run_broke_keeps_its_accepted_value(sink, store, alert, mlhpc, tmp_path):
+    store(*range(47))
+    alert(46)
+    store(47, measurement=None, verdict="worker_exit", failure="worker_exit: 1")
+    said = mlhpc("baseline", "accept", incident_of(sink), "--reason", "safer").out
+    assert "10 series of what is accepted have no whole newest run in this store" in said
+    assert not (tmp_path / "baselines").exists()
+
+
 def test_nothing_of_a_muted_system_is_sent(sink, store, alert, mlhpc):
     store(*range(46))
     mlhpc("alert", "mute", "cirrus", "--until", "2099-01-01", "--reason", "maintenance")

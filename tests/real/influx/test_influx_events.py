@@ -1,7 +1,9 @@
 """Events and what became of alerts in a real InfluxDB: sent by the commands that note them, each once."""
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +15,9 @@ from nights_of import nights, quiet, store
 from over_time_services import Influx
 
 from pytest_mlhpc.cli import main
+from pytest_mlhpc.history.events import events, known_events
 from pytest_mlhpc.influx.cursor import restart, waiting
+from pytest_mlhpc.influx.source import influx_source
 
 pytestmark = pytest.mark.servers
 STANDING = 'SELECT "text" FROM mlhpc_event WHERE removed = false'
@@ -92,6 +96,25 @@ def test_events_that_are_noted_moved_and_removed_are_so_in_influxdb(watched: Inf
     assert texts(watched) == ["new disks"]
 
 
+def test_a_runner_with_an_empty_disk_has_the_epochs_and_maintenances_of_the_others(
+    watched: Influx, state_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add = ["history", "event", "add", "--system"]
+    assert main([*add, "cirrus:standard", "--on", "2026-01-02T03:00Z", 'driver "570" to 580']) == 0
+    assert main([*add, "cirrus", "--on", "2026-02-01", "--until", "2026-02-02", "new pumps"]) == 0
+    assert main([*add, "cirrus", "a mistake"]) == 0
+    noted = events(state_dir)
+    assert main(["history", "event", "remove", noted[-1].id]) == 0
+    assert main(["alert", "send"]) == 0
+    with contextlib.closing(influx_source(os.environ)) as source:
+        assert known_events(tmp_path / "empty", source) == noted[:2]
+    capsys.readouterr()
+    for folder in (state_dir, tmp_path / "empty"):
+        main(["history", "changes", "--from", "influx", "--state-dir", str(folder), "--since", "2000-01-01"])
+    first, second = re.split(r"(?=^\d+ series)", capsys.readouterr().out, flags=re.MULTILINE)[1:]
+    assert first == second
+
+
 def test_a_command_whose_server_is_away_notes_and_says_what_waits(
     watched: Influx, state_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +137,7 @@ SENDING = """
 import os, signal, sys
 from pytest_mlhpc.alert import book
 from pytest_mlhpc.cli import main
+from pytest_mlhpc.history.events import events, known_events
 
 left = int(sys.argv[1])
 def deadly(real):

@@ -22,6 +22,11 @@ function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
+// What a phone shows below the first cell of a line, as the column of its own is left out there.
+function narrow(text) {
+  return el("span", { class: "narrow small" }, text);
+}
+
 function byId(id) {
   return document.getElementById(id);
 }

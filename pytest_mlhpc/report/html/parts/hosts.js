@@ -10,7 +10,7 @@ function hostsView() {
   if (!content.hosts.length) return el("p", { class: "calm" }, "No record names its nodes.");
   const body = el("tbody", {}, content.hosts.map(hostLine));
   const heads = HOST_COLUMNS.map(([name, value]) => {
-    const head = el("th", { scope: "col" });
+    const head = el("th", { scope: "col", class: name === "System" ? "machine" : null });
     head.append(el("button", { type: "button", class: "quiet", onclick: () => sortHosts(head, body, value) }, name));
     return head;
   });
@@ -24,7 +24,7 @@ function hostsView() {
 
 function hostLine(host) {
   const told = host.deviation === null ? "\u2013" : [balance(host.deviation, 0.1), ` ${percent(host.deviation, true)}`, el("span", { class: "small" }, ` (${host.figures})`)];
-  const line = el("tr", {}, el("th", { scope: "row" }, host.name), el("td", {}, host.system), el("td", {}, host.runs), el("td", { class: host.failed ? "bad" : null }, host.failed),
+  const line = el("tr", {}, el("th", { scope: "row" }, host.name, narrow(host.system)), el("td", { class: "machine" }, host.system), el("td", {}, host.runs), el("td", { class: host.failed ? "bad" : null }, host.failed),
     el("td", {}, told), el("td", { class: host.unfit ? "bad" : null }, host.unfit ? many(host.unfit, "time") : "0"),
     el("td", { class: "reason" }, host.reason ? `${date(host.reasonAt)}: ${host.reason}` : ""), el("td", {}, date(host.last)), el("td", {}, hostStrip(host.days)));
   line.host = host;

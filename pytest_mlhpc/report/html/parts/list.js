@@ -55,7 +55,7 @@ function sparkline(bench, row) {
 function listLine(one) {
   const { bench, row } = one;
   return el("tr", {},
-    el("th", { scope: "row" }, el("a", { href: `#view=benchmarks&row=${row.id}` }, bench.label), el("span", { class: "narrow small", "aria-hidden": "true" }, ` ${bench.machine}`)),
+    el("th", { scope: "row" }, el("a", { href: `#view=benchmarks&row=${row.id}` }, bench.label), narrow(bench.machine)),
     el("td", { class: "machine" }, bench.machine), el("td", {}, sparkline(bench, row)), el("td", { class: "number" }, changeBadge(row)),
     el("td", {}, badge(one.kind, textAt(bench, "verdict", one.last))), el("td", {}, one.since ? date(one.since) : "\u2013"),
     el("td", {}, bench.owner || "\u2013"), el("td", {}, row.metric), el("td", { class: "number" }, figure(row.newest, row.unit)));

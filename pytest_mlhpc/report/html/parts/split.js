@@ -10,9 +10,10 @@ function splitView() {
     const compute = one.io.map((share, at) => 1 - share - one.talk[at]);
     const end = one.io.length - 1;
     const usual = middle(one.io);
+    const machine = [bench.machine, bench.device].filter(Boolean).join(" ");
     const name = el("a", { href: `#view=benchmarks&bench=${bench.id}&metric=*` }, bench.label);
     const node = [
-      name, [bench.machine, bench.device].filter(Boolean).join(" "),
+      [name, narrow(machine)], machine,
       shareBar([["io", one.io[end]], ["communication", one.talk[end]], ["compute", compute[end]]]),
       percent(one.io[end]), one.told ? percent(one.talk[end]) : "not reported", percent(compute[end]), percent(usual),
       areaStrip([one.io, one.talk, compute], SHARES, `${many(one.io.length, "night")}; I/O usually ${percent(usual)}, last ${percent(one.io[end])}`),
