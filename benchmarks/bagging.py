@@ -22,8 +22,8 @@ from benchmarks.report import Row
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.worker import distributed, rank
-from pytest_mlhpc.node.worker.accelerators.base import open_device
 from pytest_mlhpc.node.worker.bagging import measure
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.node.worker.workloads.trainings import parameters_of

@@ -31,10 +31,9 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.telemetry import contention
-from pytest_mlhpc.node.worker import distributed, energy, environment
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker import distributed, environment
+from pytest_mlhpc.node.worker.base import Accelerator, Task
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.workloads.base import Task
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -289,6 +288,13 @@ def cost(run: RunPlan, task: Task, accelerator: Accelerator) -> SampleCost:
     }
 
 
+def energy_used(before: Optional[float], after: Optional[float]) -> Optional[float]:
+    """Return the joules used between two readings, or None if one is missing or the counter did not move forward."""
+    if before is None or after is None or after <= before:
+        return None
+    return after - before
+
+
 class RunWatch:
     """Samples device and node from when it is made until :meth:`over`."""
 
@@ -304,7 +310,7 @@ class RunWatch:
     def over(self) -> WindowUsage:
         """Return what happened in between."""
         return {
-            "energy_j": energy.difference(self._joules, self._accelerator.energy_j()),
+            "energy_j": energy_used(self._joules, self._accelerator.energy_j()),
             "contention": contention.difference(self._before, contention.snapshot()),
             "peak_memory_bytes": self._accelerator.peak_memory_bytes(),
         }

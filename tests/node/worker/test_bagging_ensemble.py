@@ -9,8 +9,8 @@ import torch
 from tiny_workload import task_like
 
 from pytest_mlhpc.node.worker.bagging import ensemble, process
+from pytest_mlhpc.node.worker.base import TensorSpec
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.workloads.base import TensorSpec
 
 
 def score(name, shape=(), classes=0):

@@ -12,9 +12,9 @@ from torch.nn import functional
 from torch.utils.data import Sampler
 
 from pytest_mlhpc.node.worker import prepare
+from pytest_mlhpc.node.worker.base import Task
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import Trainer, autocast
-from pytest_mlhpc.node.worker.workloads.base import Task
 
 #: Most samples that are held out, of all ranks of a base model; and bytes of one rank's predictions for them.
 HELD_OUT, BUDGET = 256, 64 << 20

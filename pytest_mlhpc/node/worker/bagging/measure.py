@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Figure, RankReport, RunEvent, SchemaError, from_json, to_json
 from pytest_mlhpc.node.worker import prepare, reporting
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.bagging.ensemble import BaseModelPlace, PredictionScore, place_of, score_of
 from pytest_mlhpc.node.worker.bagging.process import (
     LOOK_S,
@@ -30,10 +29,10 @@ from pytest_mlhpc.node.worker.bagging.process import (
     job_of,
     store_of,
 )
+from pytest_mlhpc.node.worker.base import Accelerator, Task
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.reporting import Progress
-from pytest_mlhpc.node.worker.workloads.base import Task
 
 #: Functions that do one operation for each element of their output; names without underscores around them.
 _ELEMENTWISE = frozenset(

@@ -29,9 +29,9 @@ from pytest_mlhpc.node.processes import describe_exit
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
 from pytest_mlhpc.node.worker import prepare, rank
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator, open_device
 from pytest_mlhpc.node.worker.bagging import ensemble
 from pytest_mlhpc.node.worker.bagging.ensemble import place_of
+from pytest_mlhpc.node.worker.base import Accelerator, open_device
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.main import leave, name_failure

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
+from pytest_mlhpc.node.worker.base import Task, TensorSpec
 from pytest_mlhpc.node.worker.data import check
 from pytest_mlhpc.node.worker.data.dataset_files import DataError, layout_of, read_error, read_manifest
 from pytest_mlhpc.node.worker.data.formats import (
@@ -28,7 +29,6 @@ from pytest_mlhpc.node.worker.data.formats import (
     windows,
 )
 from pytest_mlhpc.node.worker.data.make import make_set
-from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
 
 Sample = Tuple[Tensor, Tensor, float]
 

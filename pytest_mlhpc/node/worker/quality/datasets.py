@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 from torch.utils.data import Dataset, Subset
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
+from pytest_mlhpc.node.worker.base import Task
 from pytest_mlhpc.node.worker.data import check, source
 from pytest_mlhpc.node.worker.data.dataset_files import (
     DataError,
@@ -29,7 +30,6 @@ from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.quality import staging
 from pytest_mlhpc.node.worker.quality.rules import Logbook, QualitySettings, Staging
 from pytest_mlhpc.node.worker.quality.staging import RankNode, gathered
-from pytest_mlhpc.node.worker.workloads.base import Task
 
 #: Names of the folder with evaluation samples.
 EVALUATION = ("validation", "val", "valid", "evaluation", "eval")
