@@ -183,7 +183,7 @@ PROGRESS_NS = 1_000_000_000
 
 
 class WholeStep(Protocol):
-    """A training step that runs as one graph (``accelerators/streams.py``)."""
+    """A training step that runs as one graph (``accelerators/gpu.py``)."""
 
     def step(self, trainer: Trainer, tensors: Tuple[Tensor, ...]) -> Tensor:
         """Run one step on a batch and return its loss."""

@@ -13,8 +13,15 @@ from pods import run_plan
 from polling import poll
 
 from pytest_mlhpc.node.launch import poprun
-from pytest_mlhpc.node.telemetry.devices import find_devices, number
-from pytest_mlhpc.node.telemetry.processes import Reader, below, parse_environ, parse_stat, rank_of
+from pytest_mlhpc.node.telemetry.readings import (
+    Reader,
+    below,
+    find_devices,
+    number,
+    parse_environ,
+    parse_stat,
+    rank_of,
+)
 from pytest_mlhpc.node.telemetry.sampler import SHARE, Sampler, memory
 from pytest_mlhpc.node.telemetry.samples import NodeSample, Sample
 from pytest_mlhpc.node.worker.environment import SOURCES

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.worker.base import Task
-from pytest_mlhpc.node.worker.data import check, source
+from pytest_mlhpc.node.worker.data import dataset_files, source
 from pytest_mlhpc.node.worker.data.dataset_files import (
     DataError,
     layout_of,
@@ -191,16 +191,16 @@ def _made(run: RunPlan, settings: QualitySettings, directory: Path, seed: int) -
 def cool(paths: Sequence[Path]) -> str:
     """Drop *paths* from this node's page cache and return what came of it: cold, unknown or warm.
 
-    Unknown where the kernel does not tell, as of files that we neither own nor may write, see ``data/check.py``.
+    Unknown where the kernel does not tell, as of files that we neither own nor may write, see ``data/dataset_files.py``.
     """
     try:
-        check.evict(paths)
+        dataset_files.evict(paths)
         if not all(os.access(path, os.W_OK) or path.stat().st_uid == os.geteuid() for path in paths):
             return "unknown"
-        resident = check.residency(paths)
+        resident = dataset_files.residency(paths)
     except OSError:
         return "unknown"
-    if resident <= check.TOLERANCE:
+    if resident <= dataset_files.TOLERANCE:
         return "cold"
     return "warm" if resident > WARM else "unknown"
 

@@ -10,7 +10,7 @@ from typing import Any, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.worker.workloads.definitions import Field
 
-#: What a run tells of its ensemble besides; see ``node/worker/bagging/measure.py``.
+#: What a run tells of its ensemble besides; see ``node/worker/ensemble.py``.
 METRICS = (
     "base_models",
     "base_models_failed",
