@@ -106,7 +106,7 @@ def ranks_of(proc):
 
 
 def test_ranks_of_poprun_are_known_by_what_its_launcher_relies_on(tmp_path):
-    _, given = poprun.launch(run_plan(ranks=2, launcher="poprun"), ["n1"], {})
+    _, given = poprun(run_plan(ranks=2, launcher="poprun"), ["n1"], {})
     variable = SOURCES[given["MLHPC_RANKS_FROM"]][0].encode()
     put(tmp_path, 10, name="poprun", environ=b"SLURM_PROCID=0\0")
     put(tmp_path, 11, parent=10, name="mpirun", environ=b"SLURM_PROCID=0\0")
