@@ -203,7 +203,7 @@ _ELEMENTWISE = frozenset(
     }
 )  # fmt: skip
 
-_PRODUCTS = frozenset({"matmul", "bmm", "mm"})
+_MATRIX_PRODUCTS = frozenset({"matmul", "bmm", "mm"})
 
 
 class _CallCounter(TorchFunctionMode):
@@ -231,7 +231,7 @@ def operations_of(name: str, args: Tuple[Any, ...], kwargs: Mapping[str, Any], o
         weight: Tensor = args[1] if len(args) > 1 else kwargs["weight"]
         moved = first if "transpose" in name else output
         return 2 * moved.numel() * weight[0].numel()
-    if name == "linear" or name in _PRODUCTS:
+    if name == "linear" or name in _MATRIX_PRODUCTS:
         return output.numel() * first.shape[-1]
     if name == "scaled_dot_product_attention":
         keys: Tensor = args[1] if len(args) > 1 else kwargs["key"]
