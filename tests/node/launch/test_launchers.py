@@ -19,10 +19,10 @@ def test_torchrun_on_one_pod_of_several_needs_no_podrun():
     assert torchrun(run_plan(ranks=2), ["a"], PODS)[0][0] == WORKER[0]
 
 
-@pytest.mark.parametrize("module", [plain, poprun])
-def test_a_program_is_started_as_it_is(module):
+@pytest.mark.parametrize("launcher", [plain, poprun])
+def test_a_program_is_started_as_it_is(launcher):
     run = run_plan(workload="command", argv=("./bench", "$HOME; true"))
-    assert module.launch(run, ["a"], SLURM)[0][-2:] == ["./bench", "$HOME; true"]
+    assert launcher(run, ["a"], SLURM)[0][-2:] == ["./bench", "$HOME; true"]
     assert plain(run, ["here"], {})[0] == ["./bench", "$HOME; true"]
 
 
@@ -62,7 +62,7 @@ def test_a_sites_own_options_come_last_and_a_hint_replaces_our_binding():
 
 
 @pytest.mark.parametrize(
-    ("module", "changes", "nodes", "environment", "says"),
+    ("launcher", "changes", "nodes", "environment", "says"),
     [
         (plain, {"ranks": 2}, ["a"], {}, "launcher plain starts one rank on one node"),
         (plain, {}, ["a", "b"], {}, "launcher plain starts one rank on one node"),
@@ -85,15 +85,15 @@ def test_a_sites_own_options_come_last_and_a_hint_replaces_our_binding():
         (poprun, {"launcher_options": ("--mpi-local-args=-x A",)}, ["a"], SLURM, "--mpi-local-args is ours"),
     ],
 )
-def test_a_launcher_refuses_what_it_cannot_start(module, changes, nodes, environment, says):
+def test_a_launcher_refuses_what_it_cannot_start(launcher, changes, nodes, environment, says):
     run = run_plan(**{"nodes": len(nodes), **changes})
     with pytest.raises(ValueError, match=says):
-        module.launch(run, nodes, environment)
+        launcher(run, nodes, environment)
 
 
-@pytest.mark.parametrize("module", [srun, mpirun, torchrun, plain])
-def test_a_wrapper_goes_before_the_interpreter(module):
-    argv, _ = module.launch(run_plan(wrapper=("apptainer", "exec", "x.sif")), ["a"], SLURM)
+@pytest.mark.parametrize("launcher", [srun, mpirun, torchrun, plain])
+def test_a_wrapper_goes_before_the_interpreter(launcher):
+    argv, _ = launcher(run_plan(wrapper=("apptainer", "exec", "x.sif")), ["a"], SLURM)
     place = argv.index("apptainer")
     assert argv[place : place + 4] == ["apptainer", "exec", "x.sif", "/env/bin/python"]
 
