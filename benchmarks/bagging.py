@@ -21,9 +21,8 @@ import torch
 from benchmarks.report import Row
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.worker import distributed, rank
-from pytest_mlhpc.node.worker.accelerators.base import open_device
-from pytest_mlhpc.node.worker.bagging import measure
+from pytest_mlhpc.node.worker import distributed, ensemble_process, rank
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
@@ -53,7 +52,7 @@ def one(models: int, number: int, folder: str) -> None:
     if models:
         group = Group(number, number, models)
         distributed.join(group, accelerator, LIMIT_S)
-        report = measure.measure(run, group, accelerator, Path(folder), lambda *_: None)
+        report = ensemble_process.measure(run, group, accelerator, Path(folder), lambda *_: None)
     else:
         report = rank.train(run, Group(), accelerator, Path(folder), lambda *_: None, begin=_begin).report
     sys.stdout.write(f"\n{json.dumps([report.samples, report.epoch_s])}\n")

@@ -33,7 +33,7 @@ from benchmarks import plain
 from benchmarks.report import Row
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.worker import rank
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.data import source
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS as CATALOGUE

@@ -23,11 +23,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.report import Row
 from pytest_mlhpc.node.protocol.channel import RankChannel
 from pytest_mlhpc.node.worker import loop
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.base import Task, TensorSpec, open_device
 from pytest_mlhpc.node.worker.data.source import MemoryDataset, ShardedSampler
 from pytest_mlhpc.node.worker.loop import Trainer, run_steps
 from pytest_mlhpc.node.worker.prepare import Shape, batches_of
-from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
 
 STEP_S = 0.010
 BATCH = 8

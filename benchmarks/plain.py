@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from pytest_mlhpc.node.worker.base import Task
 from pytest_mlhpc.node.worker.data import source
-from pytest_mlhpc.node.worker.workloads.base import Task
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 

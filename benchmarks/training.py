@@ -33,12 +33,11 @@ from benchmarks import plain, training_published
 from benchmarks.report import Row
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.worker import rank
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.base import Task, open_device
 from pytest_mlhpc.node.worker.data import source
 from pytest_mlhpc.node.worker.data.dataset_files import FORMATS, layout_of
 from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.workloads.base import Task
 from pytest_mlhpc.node.worker.workloads.characters import training_of
 from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 

@@ -20,7 +20,7 @@ from benchmarks.report import Row
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import RankReport
 from pytest_mlhpc.node.worker import rank
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.characters import training_of
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import tuned

@@ -26,7 +26,7 @@ MODES = (
 #: Modes in which the device itself took no part.
 _WITHOUT_DEVICE = {"lowered", "compiled", "CPU back-end", "stand-in"}
 
-#: Systems that are told apart by their scheduler, all on CPUs, and devices: name, module in node/worker/accelerators, remark.
+#: Systems that are told apart by their scheduler, all on CPUs, and devices: name, type, remark.
 _SCHEDULERS = ("this machine", "Slurm", "Kubernetes")
 _DEVICES = (
     ("NVIDIA GPUs", "cuda", ""),
@@ -39,8 +39,8 @@ _DEVICES = (
 Evidence = Mapping[str, Sequence[Sequence[str]]]
 
 
-def table(evidence: Evidence, accelerators: Path = ROOT / "pytest_mlhpc/node/worker/accelerators") -> str:
-    """Return the table as Markdown. A device that no test had says so, and one that has no code yet."""
+def table(evidence: Evidence) -> str:
+    """Return the table as Markdown. A device that no test had says so."""
     found = {tuple(one) for of_test in evidence.values() for one in of_test}
     rows = [
         _row(f"CPUs, {system}", {(w, m) for s, d, w, m in found if (s, d) == (system, "cpu")}, "")
@@ -48,15 +48,13 @@ def table(evidence: Evidence, accelerators: Path = ROOT / "pytest_mlhpc/node/wor
     ]
     for name, device, remark in _DEVICES:
         reported = {(workload, mode) for _, of_run, workload, mode in found if of_run == device}
-        rows.append(_row(name, reported, _state(device, reported, remark, accelerators)))
+        rows.append(_row(name, reported, _state(reported, remark)))
     head = ["| system | " + " | ".join(WORKLOADS) + " | besides |", "|---" * (len(WORKLOADS) + 2) + "|"]
     return "\n".join([*head, *rows])
 
 
-def _state(device: str, reported: set[tuple[str, str]], remark: str, accelerators: Path) -> str:
+def _state(reported: set[tuple[str, str]], remark: str) -> str:
     """Return what a row says of a device beside its cells."""
-    if not (accelerators / f"{device}.py").is_file() and not (accelerators / device).is_dir():
-        return ", ".join(word for word in (remark, "not yet") if word)
     modes = {mode for _, mode in reported}
     if modes - _WITHOUT_DEVICE:
         return remark

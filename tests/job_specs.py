@@ -14,10 +14,10 @@ from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 
 KNOWN = {workload.name: workload for workload in WORKLOADS}
 LAUNCHERS = {
-    "plain": "pytest_mlhpc.node.launch.plain",
-    "spawn": "pytest_mlhpc.node.launch.spawn",
-    "srun": "pytest_mlhpc.node.launch.srun",
-    "torchrun": "pytest_mlhpc.node.launch.torchrun",
+    "plain": "pytest_mlhpc.node.launch",
+    "spawn": "pytest_mlhpc.node.launch",
+    "srun": "pytest_mlhpc.node.launch",
+    "torchrun": "pytest_mlhpc.node.launch",
     "ours": "site_tools.launch",
 }
 RATE = (Metric("rate", r"rate: (\S+)", "items/s"),)

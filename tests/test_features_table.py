@@ -43,7 +43,6 @@ def test_the_tests_that_gave_evidence_are_there():
         ),
         pytest.param([], "CPUs, Kubernetes | - | - | - | - | -", id="nothing that ran"),
         pytest.param([], "NVIDIA GPUs (needs hardware, not run) | - | - | - | - | -", id="no such device"),
-        pytest.param([], "AMD GPUs (not yet) | - | - | - | - | -", id="no code for a device"),
         pytest.param([], "Graphcore (archived, needs hardware, not run) | - | - | - | - | -", id="a remark"),
         pytest.param(
             [["wse", "wse", "resnet50", "lowered"], ["this machine", "wse", "resnet50", "CPU back-end"]],
@@ -62,10 +61,8 @@ def test_the_tests_that_gave_evidence_are_there():
         ),
     ],
 )
-def test_a_row_tells(tmp_path, runs, row):
-    for name in ("cpu", "cuda", "wse", "ipu"):
-        (tmp_path / f"{name}.py").touch()
-    assert f"| {row} |" in table({"a": runs}, tmp_path).splitlines()
+def test_a_row_tells(runs, row):
+    assert f"| {row} |" in table({"a": runs}).splitlines()
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def _progress(done: int, total: int) -> None:
 
 def _checked(system: str, dataset: Dataset) -> dict[str, Any]:
     """Return what one entry came to."""
-    from pytest_mlhpc.node.worker.data.check import check_set
+    from pytest_mlhpc.node.worker.data.dataset_files import check_set
 
     about = {"system": system, "name": dataset.name, "path": dataset.path}
     try:

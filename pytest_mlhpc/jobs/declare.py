@@ -186,7 +186,7 @@ def resolve(
     if problems:
         raise SpecError(problems)
     module = launchers[spec.launcher]  # one of ours, or a partition's, checked with its file
-    if not module.startswith("pytest_mlhpc.node.launch."):
+    if module != "pytest_mlhpc.node.launch":
         spec = replace(spec, launcher=module)
     return replace(spec, definition=definition_of(spec, workload))
 

@@ -21,8 +21,7 @@ from pytest_mlhpc.errors import InfrastructureError, StoreError
 from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.node.processes import become_subreaper, descendants, die_with_parent, reap
 from pytest_mlhpc.node.telemetry import hook
-from pytest_mlhpc.node.telemetry.devices import Devices, find_devices
-from pytest_mlhpc.node.telemetry.processes import Reader
+from pytest_mlhpc.node.telemetry.readings import Devices, Reader, find_devices
 from pytest_mlhpc.node.telemetry.sampler import Sampler
 from pytest_mlhpc.node.telemetry.samples import Sample
 from pytest_mlhpc.screen import hook_output, usage, watchers

@@ -19,7 +19,7 @@ from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, ledger_entry
 from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.spec import FROM_SOURCE, JobSpec, has_this_package, run_root
 from pytest_mlhpc.node.files import clean
-from pytest_mlhpc.node.launch import OURS
+from pytest_mlhpc.node.launch import LAUNCHERS
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.provision.payload import make_session_directory, write_private
@@ -265,7 +265,7 @@ class LedgerWriter:
         )
         if shares_files and ours:
             return FROM_SOURCE  # pods have a file system of their own
-        foreign = () if spec.launcher in OURS else (spec.launcher,)
+        foreign = () if spec.launcher in LAUNCHERS else (spec.launcher,)
         extra = (*self._workloads[spec.workload].extra_modules, *foreign)
         if (str(root), *extra) not in self._payloads:
             from pytest_mlhpc.provision import payload

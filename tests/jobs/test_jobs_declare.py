@@ -225,7 +225,7 @@ def test_the_owner_of_a_test_is_its_own_or_that_of_its_file_or_of_the_partition(
     on = replace(target, partition=replace(target.partition, owner=of_partition))
     declared = Declaration("t.py::test_it", "test_it", "cosmoflow", on, marked, params, owner=of_file)
     known = {workload.name: workload for workload in WORKLOADS}
-    assert resolve(declared, known, None, {"plain": "pytest_mlhpc.node.launch.plain"}).owner == owner
+    assert resolve(declared, known, None, {"plain": "pytest_mlhpc.node.launch"}).owner == owner
 
 
 def test_an_owner_changes_nothing_that_is_computed_or_shared(declare):

@@ -19,7 +19,7 @@ from screen_samples import process, samples
 
 from pytest_mlhpc import cli
 from pytest_mlhpc.node import processes
-from pytest_mlhpc.node.telemetry.devices import NoDevices
+from pytest_mlhpc.node.telemetry.readings import NoDevices
 from pytest_mlhpc.screen import run as screen_run
 from pytest_mlhpc.screen import usage
 

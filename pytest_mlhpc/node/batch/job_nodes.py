@@ -37,8 +37,7 @@ from pytest_mlhpc.node.batch.main import (
 )
 from pytest_mlhpc.node.batch.output import Lines
 from pytest_mlhpc.node.batch.pod import give_up, missing_pods
-from pytest_mlhpc.node.batch.pod_hub import PodHub
-from pytest_mlhpc.node.batch.pod_place import SHARED, PodPlace
+from pytest_mlhpc.node.batch.pod_hub import SHARED, PodHub, PodPlace
 from pytest_mlhpc.node.batch.runs import Site
 from pytest_mlhpc.node.files import open_private
 from pytest_mlhpc.node.processes import (

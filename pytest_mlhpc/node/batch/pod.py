@@ -40,15 +40,17 @@ from pytest_mlhpc.node.batch.main import (
     do_all,
 )
 from pytest_mlhpc.node.batch.output import LOG_CAP, Lines
-from pytest_mlhpc.node.batch.pod_hub import PodHub, own_variables, planned_variables
-from pytest_mlhpc.node.batch.pod_place import (
+from pytest_mlhpc.node.batch.pod_hub import (
     EXIT_NOT_MET,
     SHARED,
     FirstPodNotFound,
+    PodHub,
     PodPlace,
     meet,
     name_user,
+    own_variables,
     place_of,
+    planned_variables,
     settle,
     take_environment,
 )

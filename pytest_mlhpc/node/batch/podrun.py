@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
+from pytest_mlhpc.node import spawn
 from pytest_mlhpc.node.agents.wire import Wire
 from pytest_mlhpc.node.batch.main import BatchSignals
 from pytest_mlhpc.node.batch.ranks import PODRUN
-from pytest_mlhpc.node.launch import spawn, step
+from pytest_mlhpc.node.launch import KEEP_GOING
 from pytest_mlhpc.node.processes import (
     EXIT_TERMINATED,
     GrowthWatch,
@@ -62,7 +63,7 @@ class Share:
         found = {"MLHPC_TASK_POD": str(self.pod)}
         if self.ranks:
             rank, world = self.pod * self.per_pod + local, self.pods * self.per_pod
-            found.update(step.rank_variables(rank, local, world))
+            found.update(spawn.rank_variables(rank, local, world))
         return found
 
 
@@ -267,9 +268,9 @@ def share_of(arguments: List[str]) -> Share:
     place = arguments.index("--")
     run_id, pods, per_pod, *flags = arguments[:place]
     argv = tuple(arguments[place + 1 :])
-    if not argv or not {RANKS, step.KEEP_GOING}.issuperset(flags):
+    if not argv or not {RANKS, KEEP_GOING}.issuperset(flags):
         raise ValueError(f"what follows is not understood: {arguments[3:]}")
-    keep_going = step.KEEP_GOING in flags
+    keep_going = KEEP_GOING in flags
     return Share(run_id, 0, int(pods), int(per_pod), RANKS in flags, argv, keep_going=keep_going)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.batch.main import EXIT_PLAN
-from pytest_mlhpc.node.batch.pod_place import place_of
+from pytest_mlhpc.node.batch.pod_hub import place_of
 from pytest_mlhpc.node.batch.pod_stream import pod_line
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.child_process import Answers, ChildProcess

@@ -19,10 +19,11 @@ from pytest_mlhpc.node.batch.output import ControllerLost, Lines
 from pytest_mlhpc.node.batch.ranks import LauncherOutput
 from pytest_mlhpc.node.batch.runs import FOREIGN_VARIABLES, SIGNAL_LAG_S, EndSignals, Site
 from pytest_mlhpc.node.files import make_private, unwritten
-from pytest_mlhpc.node.launch import step
+from pytest_mlhpc.node.launch import SCHEDULER, srun_argv
 from pytest_mlhpc.node.processes import CappedLog, end_descendants, reap
 from pytest_mlhpc.node.protocol.channel import running_payload
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
+from pytest_mlhpc.node.spawn import rank_variables
 
 #: Most bytes that are stored of one stream of one process.
 OUTPUT_CAP = 16 * 1024 * 1024
@@ -312,15 +313,15 @@ class RequestServer:
         environment = program_environment(self._run, request.env)
         arguments = [*self._run.wrapper, *request.argv]
         if self._site.slurm:
-            place = {**environment, step.SCHEDULER: "slurm"}
-            argv = step.srun(
+            place = {**environment, SCHEDULER: "slurm"}
+            argv = srun_argv(
                 self._run, request.nodes, place, per_node=request.ranks_per_node, cores=request.cores_per_rank
             )
             # A node that fails its part must not silence the others, and what is left of a step that was ended must not
             # hold up the next.
             return [([*argv, "--kill-on-bad-exit=0", "--overlap", "--label", *arguments], environment)]
         return [
-            (arguments, {**step.rank_variables(rank, rank, request.ranks_per_node), **environment})
+            (arguments, {**rank_variables(rank, rank, request.ranks_per_node), **environment})
             for rank in range(request.ranks_per_node)
         ]
 

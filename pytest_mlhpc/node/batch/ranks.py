@@ -77,9 +77,7 @@ class LauncherOutput:
     )  #: each with why, and the node whose fault it is, if it is one's
     no_program: str = ""  #: slurmstepd's message on a program that does not exist
     not_started: str = ""  #: srun's message on a step that it could not start
-    port_taken: str = (
-        ""  #: our torchrun's message on a port that it cannot have (``node/launch/torchrun.py``)
-    )
+    port_taken: str = ""  #: our torchrun's message on a port that it cannot have (``node/torchrun.py``)
     cancelled: bool = False  #: the step was ended before any task had died, and not for its memory
     out_of_memory: bool = False  #: some task of the step was
     dropped: int = 0  #: bytes that other pods did not hand on, as they were too many

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import json
 import os
 import shutil
@@ -28,7 +27,7 @@ from pytest_mlhpc.node.batch.warm import WarmRanks
 from pytest_mlhpc.node.child_process import package_root
 from pytest_mlhpc.node.cores import on_node, waiting_variables
 from pytest_mlhpc.node.files import make_private, own_folder, unwritten
-from pytest_mlhpc.node.launch import module_of, step, torchrun
+from pytest_mlhpc.node.launch import AGENT, BATCH_NODE, HUB, PODS, SCHEDULER, find_launcher, needs_srun
 from pytest_mlhpc.node.processes import (
     EXIT_TERMINATED,
     CappedLog,
@@ -233,7 +232,7 @@ def _supervised(
 #: What a launcher above us would have set, and a rank of ours would take for its own place; and what is for this batch alone.
 FOREIGN_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MLHPC_RANK",
-    "MLHPC_RANKS_FROM", "PET_NODE_RANK", step.SCHEDULER, step.BATCH_NODE, step.HUB, "MLHPC_SOCKETS",
+    "MLHPC_RANKS_FROM", "PET_NODE_RANK", SCHEDULER, BATCH_NODE, HUB, "MLHPC_SOCKETS",
 )  # fmt: skip
 
 #: How often a run is started at most when its port turns out to be taken.
@@ -270,7 +269,7 @@ class Site:
         if not self.slurm:
             return run.nodes == 1 or run.once
         alone = (run.nodes == 1 or run.once) and self.nodes[:1] == (self.own,)
-        return alone and run.launcher in ("plain", "torchrun") and not step.needs_srun(run)
+        return alone and run.launcher in ("plain", "torchrun") and not needs_srun(run)
 
     @functools.cached_property
     def addresses(self) -> Tuple[str, ...]:
@@ -402,7 +401,7 @@ def execute(supervisor: Supervisor, run: RunPlan, path: Path, site: Site) -> Non
         except (ImportError, AttributeError, ValueError, OSError, nodes.NodesUnknown) as error:
             book.fail("launch_failed", f"launcher {run.launcher!r}: {error}")
             return
-        book.agents = torchrun.AGENT in argv
+        book.agents = AGENT in argv
         behind = run.launcher != "plain" or not site.direct(run)
         try:
             supervisor.execute(argv, environment, server, behind=behind)
@@ -434,11 +433,10 @@ def launch(run: RunPlan, plan_path: Path, channel: str, site: Site) -> Tuple[Lis
         ImportError, AttributeError, ValueError: there is no such launcher, or it cannot start this run.
         NodesUnknown: the ranks could not find the first of them.
     """
-    module = module_of(run.launcher)
     good = site.nodes[: run.nodes]
     environment = {**rank_environment(run, plan_path, channel), **place(run, good, site)}
     environment.update(waiting_variables(run, environment))
-    argv, changed = importlib.import_module(module).launch(run, list(good), environment)
+    argv, changed = find_launcher(run.launcher)(run, list(good), environment)
     return list(argv), dict(changed)
 
 
@@ -448,9 +446,9 @@ def place(run: RunPlan, good: Sequence[str], site: Site) -> Dict[str, str]:
     Raises:
         NodesUnknown: the first node has no address.
     """
-    found = {step.SCHEDULER: "slurm", step.BATCH_NODE: site.own} if site.slurm else {}
+    found = {SCHEDULER: "slurm", BATCH_NODE: site.own} if site.slurm else {}
     if site.hub:
-        found = {step.SCHEDULER: step.PODS, step.BATCH_NODE: site.own, step.HUB: site.hub}
+        found = {SCHEDULER: PODS, BATCH_NODE: site.own, HUB: site.hub}
     if run.started > 1:
         here = len(good) == 1 or not site.address
         found["MASTER_ADDR"] = nodes.master_address(good) if here else site.address

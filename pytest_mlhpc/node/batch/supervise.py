@@ -24,7 +24,6 @@ from pytest_mlhpc.node.batch.ranks import (
 )
 from pytest_mlhpc.node.batch.server import RankConnection, RankMessage, RankServer, RemoteServer, open_pidfd
 from pytest_mlhpc.node.batch.warm import ForkedRanks, WarmRanks
-from pytest_mlhpc.node.launch.spawn import LABELLING, RankLines
 from pytest_mlhpc.node.processes import (
     MOST_STRANGERS,
     JoinedLines,
@@ -34,6 +33,7 @@ from pytest_mlhpc.node.processes import (
     reap,
 )
 from pytest_mlhpc.node.run_files import start_error
+from pytest_mlhpc.node.spawn import LABELLING, RankLines
 
 #: Time between SIGTERM and SIGKILL, in seconds.
 GRACE_S = 5.0

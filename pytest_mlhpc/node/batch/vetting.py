@@ -20,7 +20,7 @@ from pytest_mlhpc.node.batch.ranks import LAUNCHER, RankBook
 from pytest_mlhpc.node.batch.runs import DiscardedRelay, EndSignals, Site, build_run, execute
 from pytest_mlhpc.node.batch.supervise import Supervisor
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.launch.step import KEEP_GOING
+from pytest_mlhpc.node.launch import KEEP_GOING
 from pytest_mlhpc.node.protocol.plan import BUDGET_S, VETTED, Plan, RunPlan, VetSettings
 from pytest_mlhpc.node.protocol.schema import from_json
 from pytest_mlhpc.node.vet.finding import Exit, NodeVerdict, Severity, VetVerdict

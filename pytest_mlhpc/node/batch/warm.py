@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.files import read_json
-from pytest_mlhpc.node.launch.step import rank_variables
 from pytest_mlhpc.node.processes import become_subreaper, die_with_parent, say
+from pytest_mlhpc.node.spawn import rank_variables
 
 #: Variables by which a batch tells a rank of its run; all others are the same for all ranks of a warm process.
 OF_RUN = (

@@ -154,7 +154,7 @@ class RunPlan:
     ``needed`` are runs that ended before this one was submitted, by the name of their fixture; ``argv`` has their folders.
     ``data_source`` is memory, device or files; with files, ``data_path`` is where they lie, or None: a synthetic set is
     made below the plan's directory. ``data_kind`` is real or synthetic; ``cache`` is cold, warm or unknown.
-    ``launcher`` is the name of a module below ``pytest_mlhpc.node.launch``, or the full name of another payload module.
+    ``launcher`` is a name of ``node/launch.py``, or the full name of another payload module.
     An ``exclusive`` run owns ``device_ids`` (empty, or on CPUs: the whole machine) while it lasts.
     ``nonce`` tells attempts apart and stands in all lines; ``secret`` is what processes of the run prove to know, and stands
     in no line. ``launcher_options`` are more arguments of the launcher's own command (srun, mpirun), ``wrapper`` those that go before

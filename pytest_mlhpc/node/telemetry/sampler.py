@@ -25,8 +25,7 @@ from typing import Callable, Iterator, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.telemetry import contention
-from pytest_mlhpc.node.telemetry.devices import Devices, NoDevices, find_devices
-from pytest_mlhpc.node.telemetry.processes import Reader, parse_pairs
+from pytest_mlhpc.node.telemetry.readings import Devices, NoDevices, Reader, find_devices, parse_pairs
 from pytest_mlhpc.node.telemetry.samples import IntervalWriter, NodeSample, Sample
 
 #: Seconds from one sample to the next, if sampling is cheap.

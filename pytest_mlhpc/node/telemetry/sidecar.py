@@ -24,7 +24,7 @@ from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 if TYPE_CHECKING:
     from pytest_mlhpc.node.protocol.plan import RunPlan
-    from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+    from pytest_mlhpc.node.worker.base import Accelerator
     from pytest_mlhpc.node.worker.distributed import Group
 
 #: Seconds that the sampler may take to its first sample, or to another one; and to end after SIGTERM.

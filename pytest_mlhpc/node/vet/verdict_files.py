@@ -119,7 +119,7 @@ MOST_BYTES = 512 << 20
 #: Names of nodes: what can stand in a list without meaning something else, and is no option.
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*\Z")
 
-#: What an allocation of pods calls one of its places (``node/batch/pod_place.py``).
+#: What an allocation of pods calls one of its places (``node/batch/pod_hub.py``).
 _POD = re.compile(r"\S+ \(node (\S+)\)\Z")
 
 #: A label's value (Kubernetes, "Labels and Selectors"): no node whose name is none has it as kubernetes.io/hostname.

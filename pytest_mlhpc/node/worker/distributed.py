@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_mlhpc.node.protocol.channel import PORT_TAKEN
 from pytest_mlhpc.node.protocol.schema import Figure
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.accelerators.cpu import GroupBatchNorm
+from pytest_mlhpc.node.worker.base import Accelerator
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import Batch, Clock, Trainer
 from pytest_mlhpc.node.worker.workloads.fields.parallel import (

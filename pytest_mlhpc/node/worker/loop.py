@@ -24,9 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from pytest_mlhpc.node.protocol.plan import SLOW_READING, SLOW_STEPS, PlantedFault
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator, Copied, Mark
+from pytest_mlhpc.node.worker.base import Accelerator, Copied, Mark, Task
 from pytest_mlhpc.node.worker.environment import WorkerFailure
-from pytest_mlhpc.node.worker.workloads.base import Task
 
 #: Six readings of the host's clock in nanoseconds.
 Stamps = Tuple[int, int, int, int, int, int]
@@ -184,7 +183,7 @@ PROGRESS_NS = 1_000_000_000
 
 
 class WholeStep(Protocol):
-    """A training step that runs as one graph (``accelerators/streams.py``)."""
+    """A training step that runs as one graph (``accelerators/gpu.py``)."""
 
     def step(self, trainer: Trainer, tensors: Tuple[Tensor, ...]) -> Tensor:
         """Run one step on a batch and return its loss."""

@@ -245,8 +245,8 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
         import torch
 
         from pytest_mlhpc.node.worker import distributed, rank
-        from pytest_mlhpc.node.worker.accelerators import streams
-        from pytest_mlhpc.node.worker.accelerators.base import open_device
+        from pytest_mlhpc.node.worker.accelerators import gpu
+        from pytest_mlhpc.node.worker.base import open_device
     except (ImportError, OSError) as error:  # OSError: a shared library of torch is missing
         text = (
             f"{error}: {sys.executable} cannot import what the worker needs; install it there "
@@ -259,10 +259,8 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
     group = distributed.from_environment(environ)
     _check_ranks(run, group)
     if run.device_type == "rocm":
-        from pytest_mlhpc.node.worker.accelerators import rocm
-
-        rocm.prepare_miopen(os.environ, run.parameters.get("miopen_find"), str(torch.__version__))
-    streams.calm_watchdog(run.parameters, group.world, os.environ)
+        gpu.prepare_miopen(os.environ, run.parameters.get("miopen_find"), str(torch.__version__))
+    gpu.calm_watchdog(run.parameters, group.world, os.environ)
     accelerator = open_device(run.device_type, group.local_rank)
     distributed.join(group, accelerator, run.time_limit_s, run.parameters)
     if run.lies:

@@ -19,12 +19,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from pytest_mlhpc.node.processes import die_with_parent
 from pytest_mlhpc.node.protocol.plan import SLOW_RANK, SLOW_STEPS, PlantedFault, RunPlan
 from pytest_mlhpc.node.worker import distributed
-from pytest_mlhpc.node.worker.accelerators import cpu, streams
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.accelerators import cpu, gpu
+from pytest_mlhpc.node.worker.base import Accelerator, Task
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import Batch, Trainer, autocast, grad_scaler
-from pytest_mlhpc.node.worker.workloads.base import Task
 
 #: Batches that each loader process prepares ahead. Two is torch's own default: one being taken, one being made.
 PREFETCH = 2
@@ -224,9 +223,9 @@ def build(run: RunPlan, task: Task, group: Group, accelerator: Accelerator, accu
     precision = str(run.parameters.get("precision") or "fp32")
     require_precision(precision, accelerator)
     choose_arithmetic(precision)
-    captured = streams.captured_step(run.parameters, accelerator, group.world)
+    captured = gpu.captured_step(run.parameters, accelerator, group.world)
     model = distributed.place(task.model(), group, accelerator, run.parameters).train()
-    wrapped = streams.on_side_stream(
+    wrapped = gpu.on_side_stream(
         accelerator,
         lambda: distributed.wrap(model, group, accelerator, run.parameters),
         wanted=captured is not None,

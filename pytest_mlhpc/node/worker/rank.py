@@ -16,7 +16,7 @@ from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Figure, RankReport
 from pytest_mlhpc.node.telemetry import contention
 from pytest_mlhpc.node.worker import distributed, loop, prepare, reporting
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import Trainer, resolve_losses, run_steps
@@ -249,7 +249,7 @@ Measure = Callable[[RunPlan, Group, Accelerator, Path, Progress], RankReport]
 
 
 #: Devices that take a training step as one program -> what trains on them.
-_WHOLLY = {"ipu": "accelerators.ipu.measure", "wse": "accelerators.wse.measure"}
+_WHOLLY = {"ipu": "accelerators.ipu", "wse": "accelerators.wse"}
 
 
 def measure_of(run: RunPlan) -> Measure:
@@ -267,7 +267,7 @@ def _mode_of(run: RunPlan) -> Measure:
     if run.device_type in _WHOLLY:
         return _measure(_WHOLLY[run.device_type])
     if run.parameters.get("bagging"):
-        return _measure("bagging.measure")
+        return _measure("ensemble_process")
     if run.parameters.get("until") == "quality":
         return _measure("quality.measure")
     return measure

@@ -1,4 +1,4 @@
-"""What reports of all modes have in common, and the operations of a model, counted analytically."""
+"""What reports of all modes have in common, and the operations of a model, counted analytically, by HPC AI500's rules too."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.telemetry import contention
-from pytest_mlhpc.node.worker import distributed, energy, environment
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker import distributed, environment
+from pytest_mlhpc.node.worker.base import Accelerator, Task, TensorSpec
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.workloads.base import Task
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -175,21 +174,90 @@ def by_layer(task: Task) -> Mapping[str, int]:
 
 def _one_sample(task: Task) -> Tuple[nn.Module, List[_Counted]]:
     """Let the model see one sample on the meta device; return it with what was counted."""
-
-    def sample(shape: Tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty((1, *shape), dtype=dtype, device="meta")
-
     with on_meta():
-        # Evaluation mode: normalisation over one sample of one pixel is refused while training.
-        model = task.model().eval()
-        inputs, _ = task.prepare(
-            sample(task.input.shape, task.input.dtype), sample(task.target.shape, task.target.dtype)
-        )
+        model, inputs = _model_and_sample(task)
         try:
             return model, _run(model, inputs)
         except NotImplementedError:
             _pool_by_shape(model)
             return model, _run(model, inputs)
+
+
+def _model_and_sample(task: Task) -> Tuple[nn.Module, Tensor]:
+    """Return the model of *task* and one sample for it, to be called within :func:`on_meta`.
+
+    The model is in evaluation mode: normalisation over one sample of one pixel is refused while training.
+    """
+
+    def sample(spec: TensorSpec) -> Tensor:
+        return torch.empty((1, *spec.shape), dtype=spec.dtype, device="meta")
+
+    return task.model().eval(), task.prepare(sample(task.input), sample(task.target))[0]
+
+
+#: Functions that do one operation for each element of their output; names without underscores around them.
+_ELEMENTWISE = frozenset(
+    {
+        "relu", "leaky_relu", "gelu", "silu", "tanh", "sigmoid", "softmax", "exp", "log1p", "sqrt", "rsqrt", "neg", "pow",
+        "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "truediv", "rtruediv",
+    }
+)  # fmt: skip
+
+_MATRIX_PRODUCTS = frozenset({"matmul", "bmm", "mm"})
+
+
+class _CallCounter(TorchFunctionMode):
+    """Collects (operations, whether the input needs a gradient) of all that is called; what a function calls is its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: List[Tuple[int, bool]] = []
+
+    # The signature is torch's.
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if args and isinstance(args[0], Tensor) and isinstance(result, Tensor):
+            done = operations_of(getattr(func, "__name__", ""), args, kwargs or {}, result)
+            if done:
+                self.counted.append((done, args[0].requires_grad))
+        return result
+
+
+def operations_of(name: str, args: Tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor) -> int:
+    """Return the operations of one call of torch's function *name* by the rules of HPC AI500, zero for what has no rule."""
+    name = name.strip("_")
+    first: Tensor = args[0]
+    if name.startswith("conv"):
+        weight: Tensor = args[1] if len(args) > 1 else kwargs["weight"]
+        moved = first if "transpose" in name else output
+        return 2 * moved.numel() * weight[0].numel()
+    if name == "linear" or name in _MATRIX_PRODUCTS:
+        return output.numel() * first.shape[-1]
+    if name == "scaled_dot_product_attention":
+        keys: Tensor = args[1] if len(args) > 1 else kwargs["key"]
+        return 2 * first.numel() * keys.shape[-2]
+    if "pool" in name or name.endswith("norm"):
+        return first.numel()
+    return output.numel() if name in _ELEMENTWISE else 0
+
+
+def forward_and_train(model: nn.Module, inputs: Tensor) -> Tuple[int, int]:
+    """Return the operations of *inputs* through *model*, forward, and forward with backward. Both may be on `meta`."""
+    with _CallCounter() as mode, torch.enable_grad():
+        model(inputs)
+    forward = sum(done for done, _ in mode.counted)
+    # The first layer with weights turns inputs that need no gradient into a result that does; so there is one such layer.
+    return forward, 3 * forward - sum(done for done, needs_gradient in mode.counted if not needs_gradient)
+
+
+def count_ai500(task: Task) -> Tuple[int, int]:
+    """Return the operations of one sample of *task* by the rules of HPC AI500: forward, and training. Takes no memory and no data.
+
+    Raises:
+        NotImplementedError: this torch cannot run the model without data (as 1.13 with 3-D pooling).
+    """
+    with on_meta():
+        return forward_and_train(*_model_and_sample(task))
 
 
 _T = 1e12
@@ -289,6 +357,13 @@ def cost(run: RunPlan, task: Task, accelerator: Accelerator) -> SampleCost:
     }
 
 
+def energy_used(before: Optional[float], after: Optional[float]) -> Optional[float]:
+    """Return the joules used between two readings, or None if one is missing or the counter did not move forward."""
+    if before is None or after is None or after <= before:
+        return None
+    return after - before
+
+
 class RunWatch:
     """Samples device and node from when it is made until :meth:`over`."""
 
@@ -304,7 +379,7 @@ class RunWatch:
     def over(self) -> WindowUsage:
         """Return what happened in between."""
         return {
-            "energy_j": energy.difference(self._joules, self._accelerator.energy_j()),
+            "energy_j": energy_used(self._joules, self._accelerator.energy_j()),
             "contention": contention.difference(self._before, contention.snapshot()),
             "peak_memory_bytes": self._accelerator.peak_memory_bytes(),
         }

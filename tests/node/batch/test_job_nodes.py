@@ -7,7 +7,7 @@ import pytest
 
 from pytest_mlhpc.node.agents.nodes import NodesUnknown
 from pytest_mlhpc.node.batch.job_nodes import job_hosts, own_host, start_argv
-from pytest_mlhpc.node.batch.pod_place import SHARED, PlaceUnknown, take_environment
+from pytest_mlhpc.node.batch.pod_hub import SHARED, PlaceUnknown, take_environment
 from pytest_mlhpc.node.protocol.plan import JobRules
 
 HERE = os.uname().nodename

@@ -5,7 +5,7 @@ import sys
 import pytest
 from pods import run_plan
 
-from pytest_mlhpc.node.launch import torchrun
+from pytest_mlhpc.node import torchrun
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.prepare import goes_first
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS

@@ -12,7 +12,7 @@ from pods import Pods, bash, messages_of, run_plan
 from running_suites import wait_for
 
 from pytest_mlhpc.node.batch import pod
-from pytest_mlhpc.node.batch.pod_place import place_of
+from pytest_mlhpc.node.batch.pod_hub import place_of
 from pytest_mlhpc.node.protocol.lines import Fault
 from pytest_mlhpc.node.protocol.plan import MetricPattern
 from pytest_mlhpc.provision import payload

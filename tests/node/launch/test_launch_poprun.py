@@ -11,7 +11,7 @@ from pytest_mlhpc.node.launch import poprun
 def launch(run, nodes=("a",), environment=SLURM):
     """Launch a run of four instances; return the argument vector and the environment."""
     run = replace(run, ranks=4, device_type="ipu", launcher="poprun")
-    return poprun.launch(run, list(nodes), environment)
+    return poprun(run, list(nodes), environment)
 
 
 def test_an_instance_is_a_rank_with_its_replicas():

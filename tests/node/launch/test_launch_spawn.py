@@ -7,7 +7,8 @@ import sys
 import pytest
 from launching import run_plan
 
-from pytest_mlhpc.node.launch import spawn
+from pytest_mlhpc.node import spawn
+from pytest_mlhpc.node.launch import spawned
 
 
 def start(count, *argv):
@@ -94,4 +95,4 @@ def test_a_program_that_is_missing_is_named():
 
 def test_several_nodes_are_refused():
     with pytest.raises(ValueError, match="launcher spawn starts ranks on one node, not on 2"):
-        spawn.launch(run_plan(ranks=2), ["n1", "n2"], {})
+        spawned(run_plan(ranks=2), ["n1", "n2"], {})

@@ -13,8 +13,15 @@ from pods import run_plan
 from polling import poll
 
 from pytest_mlhpc.node.launch import poprun
-from pytest_mlhpc.node.telemetry.devices import find_devices, number
-from pytest_mlhpc.node.telemetry.processes import Reader, below, parse_environ, parse_stat, rank_of
+from pytest_mlhpc.node.telemetry.readings import (
+    Reader,
+    below,
+    find_devices,
+    number,
+    parse_environ,
+    parse_stat,
+    rank_of,
+)
 from pytest_mlhpc.node.telemetry.sampler import SHARE, Sampler, memory
 from pytest_mlhpc.node.telemetry.samples import NodeSample, Sample
 from pytest_mlhpc.node.worker.environment import SOURCES
@@ -99,7 +106,7 @@ def ranks_of(proc):
 
 
 def test_ranks_of_poprun_are_known_by_what_its_launcher_relies_on(tmp_path):
-    _, given = poprun.launch(run_plan(ranks=2, launcher="poprun"), ["n1"], {})
+    _, given = poprun(run_plan(ranks=2, launcher="poprun"), ["n1"], {})
     variable = SOURCES[given["MLHPC_RANKS_FROM"]][0].encode()
     put(tmp_path, 10, name="poprun", environ=b"SLURM_PROCID=0\0")
     put(tmp_path, 11, parent=10, name="mpirun", environ=b"SLURM_PROCID=0\0")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+    from pytest_mlhpc.node.worker.base import Accelerator
     from pytest_mlhpc.node.worker.distributed import Group
 
 RANKS, CHANNELS, STEPS = 4, 5, 2
@@ -98,7 +98,7 @@ def be_a_rank() -> None:
     import torch
 
     from pytest_mlhpc.node.worker import distributed
-    from pytest_mlhpc.node.worker.accelerators.base import open_device
+    from pytest_mlhpc.node.worker.base import open_device
 
     torch.set_num_threads(1)
     group, accelerator = distributed.from_environment(os.environ), open_device("cpu", 0)

@@ -12,25 +12,25 @@ from pathlib import Path
 
 
 def classes() -> None:
-    """Print what the package has of the classes that ``failing.py`` names, and what becomes of one of each."""
-    from pytest_mlhpc.node.worker.accelerators.wse import measure
+    """Print what the package has of the classes that ``wse.py`` names, and what becomes of one of each."""
+    from pytest_mlhpc.node.worker.accelerators import wse
 
     found = {}
-    for group in (measure.UNREACHABLE, measure.FROM_CLUSTER, measure.FROM_COMPILER):
+    for group in (wse.UNREACHABLE, wse.FROM_CLUSTER, wse.FROM_COMPILER):
         for name, module in group.items():
             kind = getattr(importlib.import_module(module), name)
             error = kind.__new__(kind)
             Exception.__init__(error, "why")
-            found[name] = [kind.__module__, issubclass(kind, Exception), measure.before_any_step(error)[0]]
+            found[name] = [kind.__module__, issubclass(kind, Exception), wse.before_any_step(error)[0]]
     print(json.dumps(found))
 
 
 def systems(folder: str) -> None:
     """Print the cluster's configuration of a run on four systems as the package takes it, and what it says of -1."""
-    from pytest_mlhpc.node.worker.accelerators.wse import measure
+    from pytest_mlhpc.node.worker.accelerators import wse
 
     module = importlib.import_module("cerebras.appliance.cluster_config")
-    config = measure.backend_options(4, Path(folder), 90.5, module)["cluster_config"]
+    config = wse.backend_options(4, Path(folder), 90.5, module)["cluster_config"]
     try:
         module.ClusterConfig(num_csx=-1)
     except ValueError as error:
@@ -61,7 +61,7 @@ def limited(run: str, folder: str) -> None:
 
 def compiler(stdin: str) -> None:
     """Start a compiler that reads from this descriptor, print its process id, and stay."""
-    argv = [sys.executable, "-m", "pytest_mlhpc.node.worker.accelerators.wse.lower"]
+    argv = [sys.executable, "-m", "pytest_mlhpc.node.worker.probes.lowering"]
     print(subprocess.Popen(argv, stdin=int(stdin)).pid, flush=True)
     time.sleep(600)
 

@@ -47,7 +47,7 @@ def declare_probe() -> Callable[..., Any]:
             nodes=NodeType(cores=8, memory=2**30, max=4), environments=(environment,), preset="smoke",
         )  # fmt: skip
         marked = {"steps": 2, "warmup": 1, "devices_per_node": ranks, **fields}
-        launchers = {name: f"pytest_mlhpc.node.launch.{name}" for name in ("plain", "torchrun")}
+        launchers = dict.fromkeys(("plain", "torchrun"), "pytest_mlhpc.node.launch")
         declared = Declaration("t.py::t", "t", workload, Target(partition, environment), marked, {})
         spec = resolve(declared, NAMED, "smoke", launchers)
         return spec, dataclasses.replace(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.base import Accelerator
 
 #: AMD board's address in the spelling of Linux.
 AMD_ADDRESS = "0000:65:00.0"

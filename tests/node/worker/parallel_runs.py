@@ -24,7 +24,7 @@ from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+    from pytest_mlhpc.node.worker.base import Accelerator
     from pytest_mlhpc.node.worker.distributed import Group
 
 RANKS = 4
@@ -119,7 +119,7 @@ def be_a_rank() -> None:
     import torch
 
     from pytest_mlhpc.node.worker import distributed
-    from pytest_mlhpc.node.worker.accelerators.base import open_device
+    from pytest_mlhpc.node.worker.base import open_device
 
     torch.set_num_threads(1)
     group, accelerator = distributed.from_environment(os.environ), open_device("cpu", 0)

@@ -20,8 +20,8 @@ from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.node.worker.workloads.trainings import parameters_of
 
 if TYPE_CHECKING:
+    from pytest_mlhpc.node.worker.base import Task
     from pytest_mlhpc.node.worker.probes.measure import ProbePlace
-    from pytest_mlhpc.node.worker.workloads.base import Task
 
 NAMED = {workload.name: workload for workload in WORKLOADS}
 
@@ -43,7 +43,7 @@ def contradictions(name: str, **changes: Any) -> dict[str, str]:
 
 def alone(measure: Any, run: RunPlan, folder: Path, progress: Any = lambda *_: None) -> Any:
     """Do a run as its only rank, on the cores of this process; return its report."""
-    from pytest_mlhpc.node.worker.accelerators.base import open_device
+    from pytest_mlhpc.node.worker.base import open_device
     from pytest_mlhpc.node.worker.distributed import Group
 
     return measure(run, Group(), open_device(run.device_type, 0), folder, progress)
@@ -68,7 +68,7 @@ def place_of(
     workload: str, folder: Path, group: tuple[int, int, int] = (0, 0, 1), **parameters: Any
 ) -> ProbePlace:
     """Return where a probe runs in this process: rank, local rank and number of ranks are those of *group*."""
-    from pytest_mlhpc.node.worker.accelerators.base import open_device
+    from pytest_mlhpc.node.worker.base import open_device
     from pytest_mlhpc.node.worker.distributed import Group
     from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 

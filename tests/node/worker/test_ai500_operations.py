@@ -7,7 +7,6 @@ from torch import nn
 from torch.nn import functional
 
 from pytest_mlhpc.node.worker import reporting
-from pytest_mlhpc.node.worker.bagging import measure
 from pytest_mlhpc.node.worker.workloads import resnet50
 
 #: What the paper counts for a batch of 512 of ResNet-50, forward and backward, in GFLOP.
@@ -15,7 +14,7 @@ PAPER_BATCH, PAPER_GFLOP = 512, 11_776
 
 
 def forward(layer: nn.Module, *shape: int) -> int:
-    return measure.forward_and_train(layer, torch.empty(shape))[0]
+    return reporting.forward_and_train(layer, torch.empty(shape))[0]
 
 
 def version_1(model: nn.Module) -> nn.Module:
@@ -30,7 +29,7 @@ def version_1(model: nn.Module) -> nn.Module:
 def test_resnet_50_has_so_many_operations_as_version_1_and_as_version_1_5(change, expected):
     with reporting.on_meta():
         model = change(resnet50.ResNet50(stem="v1.5", classes=1000).eval())
-        gflop = measure.forward_and_train(model, torch.empty(1, 3, 224, 224))[1] / 1e9
+        gflop = reporting.forward_and_train(model, torch.empty(1, 3, 224, 224))[1] / 1e9
     assert round(gflop, 1) == expected
     if change is version_1:
         assert gflop * PAPER_BATCH == pytest.approx(PAPER_GFLOP, rel=0.001)
@@ -56,7 +55,7 @@ def test_each_rule_of_the_table_is_followed(layer, shape, expected):
 def test_training_spares_the_gradient_of_the_first_layers_input():
     network = nn.Sequential(nn.Linear(10, 20), nn.Linear(20, 5))
 
-    assert measure.forward_and_train(network, torch.empty(1, 10)) == (300, 3 * 300 - 200)
+    assert reporting.forward_and_train(network, torch.empty(1, 10)) == (300, 3 * 300 - 200)
 
 
 def test_functions_that_are_no_modules_count_too():
@@ -78,5 +77,5 @@ def test_functions_that_are_no_modules_count_too():
 )
 def test_workloads_differ_from_our_count_by_the_rules(name, least, most):
     task = task_of(name)
-    ours, theirs = reporting.count(task).train, measure.count(task)[1]
+    ours, theirs = reporting.count(task).train, reporting.count_ai500(task)[1]
     assert least * ours < theirs < most * ours

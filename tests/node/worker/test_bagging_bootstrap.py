@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from pytest_mlhpc.node.worker.bagging import ensemble
+from pytest_mlhpc.node.worker import ensemble
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 MANY = 200_000

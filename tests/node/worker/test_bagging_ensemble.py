@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_workload import task_like
 
-from pytest_mlhpc.node.worker.bagging import ensemble, process
+from pytest_mlhpc.node.worker import ensemble, ensemble_process
+from pytest_mlhpc.node.worker.base import TensorSpec
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.workloads.base import TensorSpec
 
 
 def score(name, shape=(), classes=0):
@@ -59,8 +59,8 @@ def test_fewer_samples_are_validated_where_predictions_are_large_or_samples_few(
 
 def four(each=2):
     """Return what the ranks of two base models have in their hands, by one store."""
-    store = process._Alone()
-    return [process.EnsembleStore(store, Group(rank, rank, 4), each) for rank in range(4)]
+    store = ensemble._Alone()
+    return [ensemble.EnsembleStore(store, Group(rank, rank, 4), each) for rank in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_messages_are_whole_however_the_pipe_cuts_them(size):
     torch.save((torch.arange(3.0), torch.arange(2)), file)
     head = {"kind": "predictions", "body": {"distinct": 0.5}, "bytes": file.tell()}
     data = json.dumps(head).encode() + b"\n" + file.getvalue() + b'{"kind": "report"}\n'
-    messages, found = process.Messages(), []
+    messages, found = ensemble_process.Messages(), []
     for start in range(0, len(data), size):
         found += messages.feed(data[start : start + size])
 
@@ -106,4 +106,4 @@ def test_messages_are_whole_however_the_pipe_cuts_them(size):
 
 def test_what_is_no_message_is_refused():
     with pytest.raises(ValueError, match="Expecting value"):
-        list(process.Messages().feed(b"Segmentation fault\n"))
+        list(ensemble_process.Messages().feed(b"Segmentation fault\n"))

@@ -8,11 +8,10 @@ import pytest
 from probe_ranks import alone, run_ranks
 from rank_helpers import HERE, ROOT, run_plan
 
-from pytest_mlhpc.node.worker import loop
-from pytest_mlhpc.node.worker.bagging import process
-from pytest_mlhpc.node.worker.bagging.ensemble import BaseModelPlace, seed_of
-from pytest_mlhpc.node.worker.bagging.measure import HeldOutPredictions, figures_of, measure
+from pytest_mlhpc.node.worker import ensemble_process, loop
 from pytest_mlhpc.node.worker.distributed import Group
+from pytest_mlhpc.node.worker.ensemble import BaseModelPlace, seed_of
+from pytest_mlhpc.node.worker.ensemble_process import HeldOutPredictions, figures_of, measure
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 pytestmark = pytest.mark.servers
@@ -71,7 +70,9 @@ def figures_of_one(folder):
     teller = SimpleNamespace(say=lambda kind, body=None, tensors=None: sent.update({kind: (body, tensors)}))
     orders = SimpleNamespace(go=threading.Event())
     orders.go.set()
-    process._train(process.job_of(run, 1, BaseModelPlace(0, 0), 0, folder), 3, teller, orders)
+    ensemble_process._train(
+        ensemble_process.job_of(run, 1, BaseModelPlace(0, 0), 0, folder), 3, teller, orders
+    )
     body, tensors = sent["predictions"]
     figures = figures_of(run, Group(), 1, HeldOutPredictions(*tensors, body["distinct"]), {})
     return {figure.name: figure.value for figure in figures}, sent["report"][0]["losses"]
@@ -84,7 +85,9 @@ def test_a_base_model_tells_its_progress_and_why_it_is_late(tmp_path, monkeypatc
     orders = SimpleNamespace(go=threading.Event())
     orders.go.set()
     run = dataclasses.replace(bagging(1, 1), usual_s=1e-9)
-    process._train(process.job_of(run, 1, BaseModelPlace(0, 0), 0, tmp_path), 3, teller, orders)
+    ensemble_process._train(
+        ensemble_process.job_of(run, 1, BaseModelPlace(0, 0), 0, tmp_path), 3, teller, orders
+    )
     step, steps, rate, late = [body for kind, body in said if kind == "progress"][-1]
     assert (step, steps, rate > 0) == (12, 12, True)
     assert late["elapsed_s"] > late["usual_s"]

@@ -9,7 +9,7 @@ from batch_norm_runs import CASES, GROUPS, RANKS, STEPS, batches, layer, measure
 from torch import nn
 
 from pytest_mlhpc.node.worker import distributed
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 

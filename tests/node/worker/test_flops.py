@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402 - behind importorskip
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402 - behind importorskip
 
 from pytest_mlhpc.node.worker import reporting  # noqa: E402 - behind importorskip
-from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec  # noqa: E402 - behind importorskip
+from pytest_mlhpc.node.worker.base import Task, TensorSpec  # noqa: E402 - likewise
 
 
 def task_of(build, shape: tuple[int, ...]) -> Task:

@@ -34,7 +34,7 @@ def test_the_refusal_is_the_one_of_the_code():
     partition = Partition("sys", "part", "fake", "auto", "cuda", nodes, (environment,))
     target, marked = Target(partition, environment), {"devices_per_node": 4}
     declared = Declaration("test_x.py:12", "test_it", "language_model", target, marked, {})
-    spec = resolve(declared, NAMED, "llama_8b", {"torchrun": "pytest_mlhpc.node.launch.torchrun"})
+    spec = resolve(declared, NAMED, "llama_8b", {"torchrun": "pytest_mlhpc.node.launch"})
     (refusal,) = blocks("text", PAGE)
     assert [str(problem) for problem in too_large([spec])] == refusal.splitlines()
 

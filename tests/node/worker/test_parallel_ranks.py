@@ -22,7 +22,7 @@ from parallel_runs import (
     traffic,
 )
 
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.distributed import Group
 
 pytestmark = pytest.mark.servers

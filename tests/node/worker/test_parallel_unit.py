@@ -14,7 +14,7 @@ from torch import nn
 
 from pytest_mlhpc.node.protocol.combine import combine
 from pytest_mlhpc.node.worker import distributed, rank
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.reporting import on_meta

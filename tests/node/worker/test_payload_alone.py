@@ -23,9 +23,9 @@ for name in sys.argv[1:]:
 
 #: Modules that the batch and the controller import, so that they must do without torch.
 TORCH_FREE = (
-    "pytest_mlhpc.node.batch.", "pytest_mlhpc.node.launch.", "pytest_mlhpc.store.", "pytest_mlhpc.node.worker.main",
+    "pytest_mlhpc.node.batch.", "pytest_mlhpc.node.launch", "pytest_mlhpc.store.", "pytest_mlhpc.node.worker.main",
     "pytest_mlhpc.cli.data", "pytest_mlhpc.node.worker.workloads.catalogue",
-    "pytest_mlhpc.node.launch.torchrun",
+    "pytest_mlhpc.node.torchrun", "pytest_mlhpc.node.spawn",
     "pytest_mlhpc.node.worker.workloads.definitions", "pytest_mlhpc.node.worker.workloads.probing",
     "pytest_mlhpc.node.worker.probes.volume", "pytest_mlhpc.node.worker.probes.volume",
 )  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 import torch
 from probe_ranks import place_of
 
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import gradients, kernels, reading
 from pytest_mlhpc.node.worker.workloads.characters import CLASSES

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import training, training_published
 from benchmarks.report import Row
 from pytest_mlhpc.node.protocol.schema import RankReport
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.prepare import load_task
 from pytest_mlhpc.node.worker.reporting import count
 

@@ -12,7 +12,7 @@ import os
 from types import SimpleNamespace
 import torch
 from pytest_mlhpc.node.worker import distributed
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.quality.train import evaluate
 
 group, cpu = distributed.from_environment(os.environ), open_device("cpu", 0)

@@ -4,13 +4,13 @@ import pytest
 from probe_ranks import sabotaged
 from rank_helpers import run_plan
 
-from pytest_mlhpc.node.launch.torchrun import own_folder
+from pytest_mlhpc.node.torchrun import own_folder
 
 #: An agent of torchrun in place of a rank, which starts two ranks of a shell script.
 AGENT = """
 import os, signal, sys
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from pytest_mlhpc.node.launch.torchrun import main
+from pytest_mlhpc.node.torchrun import main
 
 def interrupted(*_):
     os.kill(os.getpid(), signal.SIGTERM)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from gpu_stand_ins import lacking
 
-from pytest_mlhpc.node.worker import energy, reporting
-from pytest_mlhpc.node.worker.accelerators import cuda
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker import reporting
+from pytest_mlhpc.node.worker.accelerators import gpu
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.environment import WorkerFailure, cpu_model
 
 
@@ -32,8 +32,8 @@ def test_a_device_of_unknown_type_is_refused_by_name(kind):
 
 
 def test_a_rank_takes_the_gpu_of_its_own_number_or_the_only_one_that_it_sees():
-    assert [cuda.ordinal_for(rank, 4) for rank in range(4)] == [0, 1, 2, 3]
-    assert cuda.ordinal_for(3, 1) == 0  # the launcher shows each rank its own GPU only
+    assert [gpu.ordinal_for(rank, 4) for rank in range(4)] == [0, 1, 2, 3]
+    assert gpu.ordinal_for(3, 1) == 0  # the launcher shows each rank its own GPU only
 
 
 def test_a_gpu_is_addressed_by_uuid_or_bus_and_never_by_a_renumbered_index():
@@ -41,16 +41,16 @@ def test_a_gpu_is_addressed_by_uuid_or_bus_and_never_by_a_renumbered_index():
     old = SimpleNamespace()
     devices = [(modern, 0, "3"), (old, 1, "GPU-a,GPU-b"), (old, 0, "2,3"), (old, 5, "GPU-a")]
 
-    assert [cuda.device_uuid(*device) for device in devices] == ["GPU-0f1e", "GPU-b", None, None]
-    assert cuda.pci_address(modern) == "00000001:41:00.0"
-    assert cuda.pci_address(old) is None
+    assert [gpu.device_uuid(*device) for device in devices] == ["GPU-0f1e", "GPU-b", None, None]
+    assert gpu.nvml_pci_address(modern) == "00000001:41:00.0"
+    assert gpu.nvml_pci_address(old) is None
 
 
 def test_energy_that_is_unknown_is_none_and_never_zero():
-    counter = energy.NvmlCounter("GPU-does-not-exist")
+    counter = gpu.NvmlCounter("GPU-does-not-exist")
     assert counter.joules() is counter.index() is None
     intervals = [(None, 2.0), (5.0, 5.0), (5.0, 4.0), (5.0, 7.5)]
-    assert [energy.difference(*interval) for interval in intervals] == [None, None, None, 2.5]
+    assert [reporting.energy_used(*interval) for interval in intervals] == [None, None, None, 2.5]
 
 
 def test_the_processor_is_named_as_the_kernel_names_it(tmp_path):

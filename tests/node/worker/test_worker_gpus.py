@@ -8,7 +8,7 @@ import torch
 from gpu_stand_ins import BUILDS, PROPERTIES, Stream, Tensor, gpu_api, install, lacking
 
 from pytest_mlhpc.node.worker import loop
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 of_every_kind = pytest.mark.parametrize("kind", BUILDS)

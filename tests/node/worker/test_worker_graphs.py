@@ -11,7 +11,7 @@ from probe_ranks import task_of
 from rank_helpers import run_plan
 
 from pytest_mlhpc.node.worker import loop, prepare, reporting
-from pytest_mlhpc.node.worker.accelerators import streams
+from pytest_mlhpc.node.worker.accelerators import gpu
 from pytest_mlhpc.node.worker.accelerators.cpu import Cpu
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
@@ -60,7 +60,7 @@ def trainer_on(device, **options):
 
 def captured_trainer(eager=3, **options):
     device = Capturing()
-    device.trainer = trainer_on(device, captured=streams.CapturedStep(device, eager), **options)
+    device.trainer = trainer_on(device, captured=gpu.CapturedStep(device, eager), **options)
     return device.trainer
 
 
@@ -139,10 +139,10 @@ def test_a_device_without_graphs_refuses_them():
 
 def test_the_model_of_several_ranks_is_built_aside_and_warmed_longer():
     device = Capturing()
-    assert streams.on_side_stream(device, lambda: 7, wanted=True) == 7
+    assert gpu.on_side_stream(device, lambda: 7, wanted=True) == 7
     assert device.queued == ["aside"]
-    assert [streams.captured_step({"cuda_graphs": True}, device, ranks)._eager for ranks in (1, 4)] == [3, 11]
-    assert streams.captured_step({}, device, 4) is None
+    assert [gpu.captured_step({"cuda_graphs": True}, device, ranks)._eager for ranks in (1, 4)] == [3, 11]
+    assert gpu.captured_step({}, device, 4) is None
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_no_step_of_reference_size_asks_the_device_for_a_value(workload, optimiz
     batch = [
         torch.empty((2, *spec.shape), dtype=spec.dtype, device="meta") for spec in (task.input, task.target)
     ]
-    assert streams._captured_part(trainer, batch).shape == ()
+    assert gpu._captured_part(trainer, batch).shape == ()
     assert all(weight.grad is not None for weight in model.parameters())
 
 
@@ -172,5 +172,5 @@ def test_no_step_of_reference_size_asks_the_device_for_a_value(workload, optimiz
 )
 def test_the_watchdog_is_calmed_for_captured_steps_of_several_ranks_alone(graphs_asked, ranks, calmed):
     found = {"NCCL_ASYNC_ERROR_HANDLING": "1"}
-    streams.calm_watchdog({"cuda_graphs": graphs_asked}, ranks, found)
+    gpu.calm_watchdog({"cuda_graphs": graphs_asked}, ranks, found)
     assert found == {"NCCL_ASYNC_ERROR_HANDLING": "1", **calmed}

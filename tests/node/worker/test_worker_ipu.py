@@ -13,8 +13,8 @@ from rank_helpers import run_plan
 
 from pytest_mlhpc.node.protocol.combine import combine
 from pytest_mlhpc.node.worker import rank
-from pytest_mlhpc.node.worker.accelerators.base import open_device
-from pytest_mlhpc.node.worker.accelerators.ipu import measure as ipu
+from pytest_mlhpc.node.worker.accelerators import ipu
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 pytestmark = pytest.mark.servers  # trainings

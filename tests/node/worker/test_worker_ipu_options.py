@@ -7,7 +7,7 @@ import poptorch_stand_in
 import pytest
 import torch
 
-from pytest_mlhpc.node.worker.accelerators.ipu.measure import IpuSettings, make
+from pytest_mlhpc.node.worker.accelerators.ipu import IpuSettings, make
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.workloads.fields import compiled_devices
 

@@ -8,7 +8,7 @@ import torch
 from probe_ranks import task_of
 
 from pytest_mlhpc.node.worker import reporting
-from pytest_mlhpc.node.worker.accelerators.ipu.measure import Begin, apply, balance, begins, tied, units
+from pytest_mlhpc.node.worker.accelerators.ipu import Begin, apply, balance, begins, tied, units
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 pytestmark = pytest.mark.servers  # trainings

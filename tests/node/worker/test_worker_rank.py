@@ -12,7 +12,7 @@ from rank_helpers import run_plan
 
 from pytest_mlhpc.node.protocol.combine import combine
 from pytest_mlhpc.node.worker import loop, main, prepare, rank
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.data import source
 from pytest_mlhpc.node.worker.data.dataset_files import write_error
 from pytest_mlhpc.node.worker.distributed import from_environment

@@ -9,9 +9,8 @@ import pytest
 from gpu_stand_ins import AMD_ADDRESS as ADDRESS
 from gpu_stand_ins import PROPERTIES, install
 
-from pytest_mlhpc.node.worker import energy
-from pytest_mlhpc.node.worker.accelerators import rocm
-from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.accelerators import gpu
+from pytest_mlhpc.node.worker.base import open_device
 
 
 def library(**changes):
@@ -49,7 +48,7 @@ def test_index_and_energy_are_those_of_the_library_whatever_this_process_sees(de
 
 def energy_of(monkeypatch, **changes):
     monkeypatch.setitem(sys.modules, "amdsmi", library(**changes))
-    return energy.AmdCounter(ADDRESS).joules()
+    return gpu.AmdCounter(ADDRESS).joules()
 
 
 def test_older_releases_call_the_count_power(monkeypatch):
@@ -85,16 +84,16 @@ def test_energy_that_the_board_or_its_library_does_not_tell_is_none(monkeypatch,
 
 def test_without_the_library_or_an_address_there_is_no_counter(monkeypatch):
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    assert energy.AmdCounter(ADDRESS).joules() is None
-    assert energy.AmdCounter(None).index() is None
-    assert rocm.pci_address(SimpleNamespace()) is None
-    assert rocm.pci_address(SimpleNamespace(**PROPERTIES["rocm"])) == ADDRESS
+    assert gpu.AmdCounter(ADDRESS).joules() is None
+    assert gpu.AmdCounter(None).index() is None
+    assert gpu.linux_pci_address(SimpleNamespace()) is None
+    assert gpu.linux_pci_address(SimpleNamespace(**PROPERTIES["rocm"])) == ADDRESS
 
 
 def prepared(folder, site=None, find=None, torch="2.6"):
     """Return the variables of MIOpen, of which the environment has those of *site* already."""
     found = dict(site or {})
-    rocm.prepare_miopen(found, find, torch, folder)
+    gpu.prepare_miopen(found, find, torch, folder)
     return found
 
 

@@ -10,8 +10,8 @@ from probe_ranks import contradictions
 from zipped_batch import training
 
 from pytest_mlhpc.node.worker import rank
-from pytest_mlhpc.node.worker.accelerators.base import open_device
-from pytest_mlhpc.node.worker.accelerators.wse import Wse, lower, measure
+from pytest_mlhpc.node.worker.accelerators import wse
+from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import lowering
@@ -26,7 +26,7 @@ def run_of(workload="cosmoflow", **changes):
     return training(sys.executable, workload, device_type="wse", **changes)
 
 
-WAFER = Wse(0, "2.10.0")
+WAFER = wse.Wse(0, "2.10.0")
 
 
 def test_an_environment_without_cerebras_package_is_refused_with_how_to_install_it(monkeypatch):
@@ -98,7 +98,7 @@ def test_lowering_is_for_wafers_and_for_one_process(changes, found):
 
 
 def test_a_run_for_a_wafer_has_a_loop_of_its_own():
-    assert rank.measure_of(run_of()) is measure.measure
+    assert rank.measure_of(run_of()) is wse.measure
 
 
 @pytest.mark.parametrize(
@@ -110,23 +110,23 @@ def test_a_run_for_a_wafer_has_a_loop_of_its_own():
     ids=["several ranks", "systems with unequal shares"],
 )  # fmt: skip
 def test_what_is_refused_before_anything_is_compiled(changes, group, text, monkeypatch, tmp_path):
-    monkeypatch.setattr(measure, "load", lambda: None)
+    monkeypatch.setattr(wse, "load", lambda: None)
     with pytest.raises(WorkerFailure, match=text):
-        measure.measure(run_of(**changes), group, WAFER, tmp_path, lambda *_: None)
+        wse.measure(run_of(**changes), group, WAFER, tmp_path, lambda *_: None)
 
 
 @pytest.mark.parametrize(("csx", "batch", "share"), [(None, 7, 1), (4, 8, 4)])
 def test_systems_share_a_batch_evenly(csx, batch, share):
-    assert measure.shared(csx, batch) == share
+    assert wse.shared(csx, batch) == share
 
 
 @pytest.mark.parametrize(("csx", "kind"), [(None, "CPU"), (2, "CSX")])
 def test_what_the_package_writes_lies_where_it_goes_with_the_run(csx, kind, monkeypatch, tmp_path):
     opened = []
-    monkeypatch.setattr(measure, "open_backend", lambda *given, **_: opened.append(given[1:3]))
-    monkeypatch.setattr(measure, "backend_options", lambda *_: {})
-    monkeypatch.setattr(measure.importlib, "import_module", lambda _: None)
-    measure._backend(None, run_of(), tmp_path, csx)
+    monkeypatch.setattr(wse, "open_backend", lambda *given, **_: opened.append(given[1:3]))
+    monkeypatch.setattr(wse, "backend_options", lambda *_: {})
+    monkeypatch.setattr(wse.importlib, "import_module", lambda _: None)
+    wse._backend(None, run_of(), tmp_path, csx)
     assert opened == [(kind, tmp_path / "data" / "cerebras-run-cosmoflow")]
 
 
@@ -143,14 +143,14 @@ def test_graphs_lie_where_they_go_with_the_run_and_go_before_it_where_nobody_is_
 def test_a_precision_that_a_backend_lacks_is_refused_before_it_is_opened(tmp_path, kind, precision):
     text = f"^not_supported: precision={precision}: Cerebras' {kind} back-end"
     with pytest.raises(WorkerFailure, match=text):
-        measure.open_backend(None, kind, tmp_path, precision)
+        wse.open_backend(None, kind, tmp_path, precision)
 
 
 def test_an_optimizer_that_cerebras_lacks_is_named():
     network = torch.nn.Linear(2, 2)
-    groups = measure._groups(torch.optim.Adagrad(network.parameters()), network)
+    groups = wse._groups(torch.optim.Adagrad(network.parameters()), network)
     with pytest.raises(WorkerFailure, match=r"has no optimizer Adagrad; it has SGD, Adam, AdamW, Lamb"):
-        measure._optimizer(None, groups, network)
+        wse._optimizer(None, groups, network)
 
 
 def diagnostics(folder, *texts):
@@ -169,19 +169,19 @@ def test_errors_of_the_compiler_are_found_once_each_and_notes_are_not(tmp_path):
     diagnostics(
         tmp_path, json.dumps([error, error, entry("slow", "Warning")]), json.dumps(entry("no kernel"))
     )
-    assert lower.errors(tmp_path) == ["groups != 1 are not supported", "no kernel"]
+    assert lowering.errors(tmp_path) == ["groups != 1 are not supported", "no kernel"]
 
 
 def test_diagnostics_that_are_cut_off_empty_or_of_another_shape_are_no_reason_to_fail(tmp_path):
     texts = ("", '{"message": "cut', "7", '{"message": 7}', '{"compileMetadata": null, "message": "x"}')
     diagnostics(tmp_path, *texts)
-    assert lower.errors(tmp_path) == []
+    assert lowering.errors(tmp_path) == []
 
 
 def test_a_reason_is_one_line_of_bounded_length():
-    assert measure.reason(RuntimeError("a\n  b")) == "RuntimeError: a b"
-    assert measure.reason(RuntimeError()) == "RuntimeError"
-    assert len(measure.reason(RuntimeError("x" * 9999))) == 600
+    assert wse.reason(RuntimeError("a\n  b")) == "RuntimeError: a b"
+    assert wse.reason(RuntimeError()) == "RuntimeError"
+    assert len(wse.reason(RuntimeError("x" * 9999))) == 600
 
 
 def error(*names):
@@ -197,7 +197,7 @@ def error(*names):
     [
         *(
             (error(name), "wrong_device", f"no Cerebras cluster can be used from this host: {name}: the cluster's words")
-            for name in measure.UNREACHABLE
+            for name in wse.UNREACHABLE
         ),
         (error("PicklableRpcError", "RpcError"), "wrong_device", "no Cerebras cluster can be used from this host"),
         (error("ApplianceResourceExhausted", "ApplianceClientException"), "worker_exit",
@@ -209,7 +209,7 @@ def error(*names):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )  # fmt: skip
 def test_only_what_the_compiler_cannot_take_is_called_so(ended, outcome, text):
-    found, reason = measure.before_any_step(ended)
+    found, reason = wse.before_any_step(ended)
     assert (found, reason[: len(text)]) == (outcome, text)
 
 
@@ -219,7 +219,7 @@ def test_a_cluster_may_import_from_all_that_this_process_imports_from(tmp_path):
             self.options = options
 
     module = type("module", (), {"ClusterConfig": Config})
-    config = measure.backend_options(4, tmp_path, 90.5, module)["cluster_config"]
+    config = wse.backend_options(4, tmp_path, 90.5, module)["cluster_config"]
     assert config.options == {"num_csx": 4, "job_time_sec": 90}
     assert config.mount_dirs == [str(tmp_path)]
     assert config.python_paths

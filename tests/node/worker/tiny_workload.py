@@ -5,7 +5,7 @@ import time
 import torch
 from torch import nn
 
-from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
+from pytest_mlhpc.node.worker.base import Task, TensorSpec
 
 
 def task_like(name, **changes):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import socket
+
+from pytest_mlhpc.node.launch import find_launcher
 
 HELD = []
 
@@ -14,4 +15,4 @@ def launch(run, nodes, environment):
         HELD.append(socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True))
         given["MASTER_PORT"] = str(HELD[0].getsockname()[1])
     name = run.parameters["launcher"]
-    return importlib.import_module(f"pytest_mlhpc.node.launch.{name}").launch(run, nodes, given)
+    return find_launcher(name)(run, nodes, given)

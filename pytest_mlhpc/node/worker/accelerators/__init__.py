@@ -1,1 +1,1 @@
-"""One module for each kind of device, behind the protocol in ``base``."""
+"""Kinds of device, behind the protocol ``Accelerator`` of ``node/worker/base.py``, which says what opens each."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator, Copied, Mark
+from pytest_mlhpc.node.worker.base import Accelerator, Copied, Mark
 from pytest_mlhpc.node.worker.environment import WorkerFailure, cpu_model
 
 #: mallopt(3): parameter numbers of glibc's malloc.h, and the values that keep freed memory in the process. The first

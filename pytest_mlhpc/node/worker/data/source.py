@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.worker.data import check
+from pytest_mlhpc.node.worker.base import Task, TensorSpec
+from pytest_mlhpc.node.worker.data import dataset_files
 from pytest_mlhpc.node.worker.data.dataset_files import DataError, layout_of, read_error, read_manifest
 from pytest_mlhpc.node.worker.data.formats import (
     VOCABULARY,
@@ -28,7 +29,6 @@ from pytest_mlhpc.node.worker.data.formats import (
     windows,
 )
 from pytest_mlhpc.node.worker.data.make import make_set
-from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
 
 Sample = Tuple[Tensor, Tensor, float]
 
@@ -260,7 +260,7 @@ def _text(run: RunPlan, task: Task, count: int) -> DataSource:
     if run.data_source == "files":
         dataset = TextDataset(corpus, context, lengths, dtypes, limit=count)
         dataset[0]
-        return DataSource(dataset, kind, "files", check.prepare(dataset.paths, run.cache))
+        return DataSource(dataset, kind, "files", dataset_files.prepare(dataset.paths, run.cache))
     size = min(corpus.size, count * context + 1, max(TEXT_BUDGET, context + 1))
     whole_text = torch.frombuffer(bytearray(corpus.read(0, size)), dtype=torch.uint8)
     limit = max((size - 1) // context, 1)
@@ -285,7 +285,7 @@ def _files(run: RunPlan, task: Task, root: Path, count: int, seed: int) -> DataS
     dataset = FileDataset(reader, chosen, (task.input.dtype, task.target.dtype))
     compare(dataset, task, reader.paths[chosen[0]])
     kind = kind_of(root, run.data_kind) if run.data_path else "synthetic"
-    state = check.prepare([reader.paths[index] for index in chosen], run.cache)
+    state = dataset_files.prepare([reader.paths[index] for index in chosen], run.cache)
     return DataSource(dataset, kind, "files", state, again=not run.data_path and len(chosen) < count)
 
 

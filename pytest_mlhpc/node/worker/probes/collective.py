@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pytest_mlhpc.node.protocol.schema import Rate, TimedOperation
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes.measure import ProbePlace

@@ -17,8 +17,15 @@ import torch
 
 from pytest_mlhpc.node.protocol.schema import Figure, TimedOperation
 from pytest_mlhpc.node.worker import environment, prepare
-from pytest_mlhpc.node.worker.accelerators.ipu import load, measure
-from pytest_mlhpc.node.worker.accelerators.ipu.measure import stored
+from pytest_mlhpc.node.worker.accelerators.ipu import (
+    IpuSettings,
+    load,
+    make,
+    place_blocks,
+    shares,
+    stored,
+    with_loss,
+)
 from pytest_mlhpc.node.worker.probes.measure import ProbePlace
 from pytest_mlhpc.node.worker.workloads.characters import inner_batch, inner_parameters
 
@@ -38,7 +45,7 @@ class Compilation:
         run = place.run
         parameters = inner_parameters(run.parameters)
         self._poptorch = load()
-        self._settings = measure.IpuSettings.of(parameters, "memory")
+        self._settings = IpuSettings.of(parameters, "memory")
         self._batch = inner_batch(run.parameters)
         self._run = replace(
             run,
@@ -48,7 +55,7 @@ class Compilation:
             warmup_steps=0,
             data_source="memory",
         )
-        self._of_call = measure.shares(self._run, self._settings, 1).micro
+        self._of_call = shares(self._run, self._settings, 1).micro
         self._bytes = 0
         own = environment.of_run(place.directory)
         self._folder = Path(tempfile.mkdtemp(prefix=f"compilation-{run.run_id}-", dir=str(own)))
@@ -62,15 +69,15 @@ class Compilation:
     def repeat(self) -> Mapping[str, float]:
         """Compile once."""
         settings = self._settings
-        chosen = measure.make(self._poptorch, settings, seed=0, world=1, cache=None)
+        chosen = make(self._poptorch, settings, seed=0, world=1, cache=None)
         chosen.useOfflineIpuTarget(IPU_VERSION)
         torch.manual_seed(0)
         task = prepare.load_task(self._run)
         network = task.model().train()
         if settings.ipus_per_replica > 1:
-            measure.place_blocks(self._poptorch, network, task, settings.ipus_per_replica)
+            place_blocks(self._poptorch, network, task, settings.ipus_per_replica)
         optimizer = task.optimizer(network)
-        model = measure.with_loss(self._poptorch, network, task)
+        model = with_loss(self._poptorch, network, task)
         executor = self._poptorch.trainingModel(model, options=chosen, optimizer=optimizer)
         batch = [
             torch.zeros((self._of_call, *one.shape), dtype=one.dtype) for one in (task.input, task.target)

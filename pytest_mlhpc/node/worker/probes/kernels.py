@@ -34,12 +34,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_mlhpc.node.agents.nodes import number_list
 from pytest_mlhpc.node.protocol.schema import Figure, Rate, TimedOperation
 from pytest_mlhpc.node.worker import reporting
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.base import Accelerator, Task
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import autocast
 from pytest_mlhpc.node.worker.probes import measure
 from pytest_mlhpc.node.worker.probes.measure import ProbePlace
-from pytest_mlhpc.node.worker.workloads.base import Task
 from pytest_mlhpc.node.worker.workloads.characters import CLASSES
 
 RESCTRL = Path("/sys/fs/resctrl")

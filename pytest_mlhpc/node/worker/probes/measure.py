@@ -14,12 +14,11 @@ from torch import Tensor
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import RankReport, TimedOperation
 from pytest_mlhpc.node.worker import distributed, loop, prepare, reporting
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.base import Accelerator, Task
 from pytest_mlhpc.node.worker.data import source
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.loop import Trainer
 from pytest_mlhpc.node.worker.reporting import Progress
-from pytest_mlhpc.node.worker.workloads.base import Task
 from pytest_mlhpc.node.worker.workloads.characters import inner_batch, inner_parameters
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import SequentialSampler, Subset
 
 from pytest_mlhpc.node.protocol.schema import Figure, Rate, TimedOperation
 from pytest_mlhpc.node.worker import distributed, prepare
-from pytest_mlhpc.node.worker.data import check
+from pytest_mlhpc.node.worker.data import dataset_files
 from pytest_mlhpc.node.worker.data.dataset_files import DataError, layout_of
 from pytest_mlhpc.node.worker.data.make import make_set
 from pytest_mlhpc.node.worker.data.source import MADE_BUDGET, open_source
@@ -120,7 +120,7 @@ class ReadingProbe:
     def repeat(self) -> Mapping[str, float]:
         """Bring the page cache into the asked state, then read."""
         wanted = self._place.run.cache
-        self._states.add(check.prepare(self._paths, wanted))
+        self._states.add(dataset_files.prepare(self._paths, wanted))
         self._place.barrier()
         start = time.perf_counter()
         self._all()

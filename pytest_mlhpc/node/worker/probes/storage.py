@@ -4,7 +4,7 @@ One repetition, with a barrier before each part: every rank writes a file of its
 one, creates many small files in a folder of its own (mdtest: ``-F -u``), asks for the attributes of as many, reads them, and
 unlinks its own. On several nodes that see one file system each rank reads and lists the files of the next node's
 rank, whose content its own node cannot have cached (IOR: ``-C``; mdtest: ``-N``). Before reading, the page cache is brought
-into the asked state, and that is verified (``node/worker/data/check.py``).
+into the asked state, and that is verified (``node/worker/data/dataset_files.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mlhpc.node.protocol.schema import Rate, TimedOperation
-from pytest_mlhpc.node.worker.data import check as page_cache
+from pytest_mlhpc.node.worker.data import dataset_files as page_cache
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.probes import volume
 from pytest_mlhpc.node.worker.probes.measure import ProbePlace

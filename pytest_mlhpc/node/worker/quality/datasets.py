@@ -14,7 +14,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 from torch.utils.data import Dataset, Subset
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.worker.data import check, source
+from pytest_mlhpc.node.worker.base import Task
+from pytest_mlhpc.node.worker.data import dataset_files, source
 from pytest_mlhpc.node.worker.data.dataset_files import (
     DataError,
     layout_of,
@@ -29,7 +30,6 @@ from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.quality import staging
 from pytest_mlhpc.node.worker.quality.rules import Logbook, QualitySettings, Staging
 from pytest_mlhpc.node.worker.quality.staging import RankNode, gathered
-from pytest_mlhpc.node.worker.workloads.base import Task
 
 #: Names of the folder with evaluation samples.
 EVALUATION = ("validation", "val", "valid", "evaluation", "eval")
@@ -191,16 +191,16 @@ def _made(run: RunPlan, settings: QualitySettings, directory: Path, seed: int) -
 def cool(paths: Sequence[Path]) -> str:
     """Drop *paths* from this node's page cache and return what came of it: cold, unknown or warm.
 
-    Unknown where the kernel does not tell, as of files that we neither own nor may write, see ``data/check.py``.
+    Unknown where the kernel does not tell, as of files that we neither own nor may write, see ``data/dataset_files.py``.
     """
     try:
-        check.evict(paths)
+        dataset_files.evict(paths)
         if not all(os.access(path, os.W_OK) or path.stat().st_uid == os.geteuid() for path in paths):
             return "unknown"
-        resident = check.residency(paths)
+        resident = dataset_files.residency(paths)
     except OSError:
         return "unknown"
-    if resident <= check.TOLERANCE:
+    if resident <= dataset_files.TOLERANCE:
         return "cold"
     return "warm" if resident > WARM else "unknown"
 

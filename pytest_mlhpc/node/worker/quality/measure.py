@@ -19,7 +19,7 @@ import torch
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Figure, RankReport, thin
 from pytest_mlhpc.node.worker import distributed, loop, prepare, reporting
-from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.base import Accelerator
 from pytest_mlhpc.node.worker.data.dataset_files import DataError
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.loop import Trainer

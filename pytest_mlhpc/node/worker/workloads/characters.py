@@ -6,8 +6,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.protocol.combine import SLOWEST_RANK
 from pytest_mlhpc.node.worker.workloads.definitions import ANY_PROBE, Field, Workload
-from pytest_mlhpc.node.worker.workloads.fields import Wrong
-from pytest_mlhpc.node.worker.workloads.fields.basic import LOADER_WORKERS
+from pytest_mlhpc.node.worker.workloads.fields import LOADER_WORKERS, Wrong
 from pytest_mlhpc.node.worker.workloads.trainings import OWN_TRAININGS, parameters_of
 
 #: The trainings that can be looked into, and those of them whose samples lie in files of their own.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec, channels_first, laid_out
+from pytest_mlhpc.node.worker.base import Task, TensorSpec, channels_first, laid_out
 from pytest_mlhpc.node.worker.workloads.optimizers import optimizer_of
 from pytest_mlhpc.node.worker.workloads.trainings import cosmoflow_conflicts, require
 

@@ -3,17 +3,17 @@
 import pytest
 
 from pytest_mlhpc.errors import SpecError
-from pytest_mlhpc.node.worker.workloads.fields import bagging
+from pytest_mlhpc.node.worker.workloads.fields import parallel
 
 
 def texts(devices: int = 4, **changes) -> list[str]:
-    return [f"{field}: {text}" for field, text in bagging.wrong({"devices": devices, **changes})]
+    return [f"{field}: {text}" for field, text in parallel.wrong({"devices": devices, **changes})]
 
 
 @pytest.mark.parametrize("pair", [(4, 1), (2, 2), (1, 4), [2, 2]])
 def test_m_times_p_may_be_the_devices(pair):
     assert texts(bagging=pair) == []
-    assert bagging.expected({"bagging": pair}) == bagging.METRICS
+    assert parallel.expected({"bagging": pair}) == parallel.BAGGING_METRICS
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_a_cold_cache_contradicts_it():
     [(None, 4, 4), ((2, 2), 4, 2), ([1, 4], None, 4), ((4,), 4, 4), (None, None, None)],
 )
 def test_one_model_is_trained_by_the_devices_of_a_base_model_or_all(asked, devices, each):
-    assert bagging.devices_of_one({"bagging": asked, "devices": devices}) == each
+    assert parallel.devices_of_one({"bagging": asked, "devices": devices}) == each
 
 
 def test_a_test_that_declares_an_ensemble_gets_it_in_key_and_metrics(declare_probe):
     spec, run = declare_probe("resnet50", 4, bagging=(2, 2))
     assert "bagging=[2,2]" in spec.definition
-    assert set(bagging.METRICS) <= set(spec.expected_metrics)
+    assert set(parallel.BAGGING_METRICS) <= set(spec.expected_metrics)
     assert list(run.parameters["bagging"]) == [2, 2]
     assert run.parameters["global_batch"] == 32
     assert "bagging" not in declare_probe("resnet50", 4)[0].definition

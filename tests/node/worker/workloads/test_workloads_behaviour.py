@@ -9,9 +9,9 @@ from tables import table
 
 torch = pytest.importorskip("torch")
 
+from pytest_mlhpc.node.worker.base import Task  # noqa: E402 - likewise
 from pytest_mlhpc.node.worker.workloads import cosmoflow, deepcam, language_model  # noqa: E402 - behind importorskip
-from pytest_mlhpc.node.worker.workloads.base import Task  # noqa: E402 - behind importorskip
-from pytest_mlhpc.node.worker.workloads.fields.basic import OPTIMIZERS  # noqa: E402 - likewise
+from pytest_mlhpc.node.worker.workloads.fields import OPTIMIZERS  # noqa: E402 - likewise
 from pytest_mlhpc.node.worker.workloads.optimizers import Lamb, Lars  # noqa: E402 - likewise
 
 TABLES = table("workloads")

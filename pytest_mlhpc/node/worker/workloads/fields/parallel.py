@@ -1,8 +1,11 @@
-"""No torch. How ranks share one training: replicas and shards of the model, compression and buckets of gradients.
+"""No torch. How ranks share the work: replicas and shards of one model, its gradients, and ensembles of independent models.
 
 ``parallel={"replicate": R, "shard": S}``: R replicas of the model, each of them spread over S ranks. S = 1 is data-parallel
 training (DDP), R = 1 is fully sharded (ZeRO stage 3, arXiv 1910.02054; torch's FSDP2), and both above 1 is hybrid sharding:
 shards within a group of S neighbouring ranks, replicas between groups. Compression and buckets are DDP's, so of replicas alone.
+
+``bagging=(M, P)`` (HPC AI500): M base models, each trained on P devices, data-parallel or as ``parallel`` says, and on a bootstrap
+sample of its own, all at once in one allocation. Unset by default: one training on all devices.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.worker.workloads.definitions import Field
-from pytest_mlhpc.node.worker.workloads.fields import bagging, compiled_devices
+from pytest_mlhpc.node.worker.workloads.fields import compiled_devices
 
 #: Ways to send gradients: as they are, rounded to 16 bits, or as products of two thin matrices (arXiv 1905.13727).
 COMPRESSIONS = ("none", "bf16", "fp16", "powersgd")
@@ -23,7 +26,21 @@ POWERSGD_AFTER = 2
 #: MiB in a bucket at most, a tebibyte: more than any device has. torch counts its bytes in 64 bits, and fails beyond.
 _LARGEST_BUCKET = float(1 << 20)
 
+#: What a run tells of its ensemble besides; see ``node/worker/ensemble.py``.
+BAGGING_METRICS = (
+    "base_models",
+    "base_models_failed",
+    "ensemble_quality",
+    "base_model_quality",
+    "distinct_samples",
+)
+
 FIELDS: Mapping[str, Field] = {
+    "bagging": Field(
+        None,
+        "(M, P): M base models on P devices each, instead of one training on all devices (HPC AI500)",
+        "list",
+    ),
     "parallel": Field(
         None, "{'replicate': R, 'shard': S} with R x S devices; unset: each rank has a replica", "mapping"
     ),
@@ -82,12 +99,12 @@ def batch_norm_ranks(values: Mapping[str, Any], world: int) -> int:
 
 
 def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
-    """Refuse what does not fit the devices, and what shards or a single device cannot have."""
+    """Refuse what does not fit the devices, and what shards, a single device or an ensemble cannot have."""
     texts = [] if values.get("parallel") is None else _wrong_mapping(values["parallel"])
     if texts:
-        return tuple(("parallel", text) for text in texts)
+        return (*(("parallel", text) for text in texts), *_wrong_bagging(values))
     found: Found = []
-    devices, how = bagging.devices_of_one(values), layout(values)
+    devices, how = devices_of_one(values), layout(values)
     if how is not None:
         needed = how.replicate * how.shard
         if devices not in (None, needed):
@@ -98,7 +115,8 @@ def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
             found.append(("parallel", text))
         if how.shard > 1:
             found += _wrong_with_shards(values)
-    return tuple(found + _wrong_exchange(values) + _wrong_backend(values) + _wrong_batch_norm(values))
+    found += _wrong_exchange(values) + _wrong_backend(values) + _wrong_batch_norm(values)
+    return (*found, *_wrong_bagging(values))
 
 
 def _wrong_backend(values: Mapping[str, Any]) -> Found:
@@ -210,6 +228,43 @@ def _wrong_mapping(asked: Any) -> List[str]:
     return texts
 
 
-def expected(_values: Mapping[str, Any]) -> Tuple[str, ...]:
-    """Expect nothing more."""
-    return ()
+def _wrong_bagging(values: Mapping[str, Any]) -> Found:
+    """Refuse what is no pair of numbers, a product other than the devices, and what contradicts an ensemble."""
+    asked = values.get("bagging")
+    if asked is None:
+        return []
+    pair = list(asked)
+    if len(pair) != 2 or not all(_counts(one) for one in pair):
+        text = f"bagging={asked!r} is no pair (M, P) of whole numbers of at least 1: base models, and devices of each"
+        return [("bagging", text)]
+    models, each = pair
+    found: Found = []
+    devices = values.get("devices")
+    if devices is not None and models * each != devices:
+        text = (
+            f"bagging=({models}, {each}) is {models * each} devices, the run has {devices}: make them equal"
+        )
+        found.append(("bagging", text))
+    if values.get("cache") == "cold":
+        text = "a bootstrap sample holds samples several times, which come from the page cache from the second time on"
+        found.append(("cache", f"{text}: leave cache='cold' out"))
+    return found
+
+
+def devices_of_one(values: Mapping[str, Any]) -> Optional[int]:
+    """Return how many devices train one model: a base model's P, without an ensemble all; None where that is not known."""
+    asked = values.get("bagging")
+    pair = list(asked) if isinstance(asked, (list, tuple)) else []
+    if len(pair) == 2 and all(_counts(one) for one in pair):
+        return int(pair[1])
+    devices = values.get("devices")
+    return None if devices is None else int(devices)
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def expected(values: Mapping[str, Any]) -> Tuple[str, ...]:
+    """Return what a run of an ensemble must tell."""
+    return BAGGING_METRICS if values.get("bagging") else ()

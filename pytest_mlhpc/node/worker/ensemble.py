@@ -1,20 +1,28 @@
-"""What an ensemble predicts and how good that is: its bootstrap samples, its base models' mean."""
+"""Ensembles of independent base models, each on devices and a bootstrap sample of its own (HPC AI500).
+
+What an ensemble predicts and how good that is, which samples each base model is trained on, and how ranks learn of each other's
+base models.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Tuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Sampler
 
 from pytest_mlhpc.node.worker import prepare
+from pytest_mlhpc.node.worker.base import Task
+from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.loop import Trainer, autocast
-from pytest_mlhpc.node.worker.workloads.base import Task
 
 #: Most samples that are held out, of all ranks of a base model; and bytes of one rank's predictions for them.
 HELD_OUT, BUDGET = 256, 64 << 20
@@ -200,3 +208,136 @@ class BaseModelPlace:
 def place_of(rank: int, each: int) -> BaseModelPlace:
     """Return where a rank belongs, *each* being the ranks of a base model: neighbours train one."""
     return BaseModelPlace(*divmod(rank, each))
+
+
+#: Longest time between two checks, in seconds. Base models that start together start within so much of each other.
+LOOK_S = 0.02
+#: The same while trainings are timed, and nobody waits for an answer but to learn of failures: every look is a question to
+#: the store, takes turns on the cores with the trainings, and with four base models on two cores cost a part of their time.
+WATCH_S = 0.5
+
+#: Why a base model failed: outcome (``store/record.py``) and text.
+Why = Tuple[str, str]
+
+
+class TorchStore(Protocol):
+    """What is used of torch's stores."""
+
+    def set(self, key: str, value: str) -> Any:
+        """Write a key."""
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key that is there."""
+
+    def check(self, keys: List[str]) -> bool:
+        """Return whether all keys are there."""
+
+
+class _Alone:
+    """The store of a single rank."""
+
+    def __init__(self) -> None:
+        self._values: Dict[str, str] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self._values[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self._values[key].encode()
+
+    def check(self, keys: List[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+
+def store_of(group: Group) -> TorchStore:
+    """Return the store that the ranks of this process group met at.
+
+    Raises:
+        WorkerFailure: ``not_supported``, this torch cannot ask it without waiting.
+    """
+    if group.world == 1:
+        return _Alone()
+    found: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - the same from torch 1.13 to 2.13; no public name
+    if not hasattr(found, "check"):
+        text = f"bagging: stores of torch {torch.__version__} cannot test for a key; torch 2.4 can"
+        raise WorkerFailure("not_supported", text)
+    store: TorchStore = found
+    return store
+
+
+class EnsembleStore:
+    """What one rank tells the others, and what it learns of them. No call waits for others."""
+
+    def __init__(self, store: TorchStore, group: Group, each: int) -> None:
+        self._store, self._group, self._each = store, group, each
+        self.model = place_of(group.rank, each).model
+        self._unready = self._unended = 0  # rank 0: the first rank of which it is not known
+
+    def ready(self) -> None:
+        """Say that this rank could begin."""
+        self._say(f"ready/{self._group.rank}")
+
+    def ended(self) -> None:
+        """Say that this rank's process has ended, well or not; a failure must have been reported before."""
+        self._say(f"ended/{self._group.rank}")
+
+    def fail(self, why: Why) -> None:
+        """Say that this rank's base model has failed, unless another of its ranks has said so."""
+        if self.failure(self.model) is None:
+            self._say(f"failed/{self.model}", json.dumps(why))
+
+    def failure(self, model: int) -> Optional[Why]:
+        """Return why a base model failed, None if nobody says so."""
+        if not self._sent_key(f"failed/{model}"):
+            return None
+        outcome, text = json.loads(self._received_key(f"failed/{model}"))
+        return str(outcome), str(text)
+
+    def may_begin(self) -> bool:
+        """Return whether every rank is ready or of a base model that has failed."""
+        if self._group.rank == 0:
+            self._unready = self._passed(self._unready, "ready")
+            if self._unready == self._group.world and not self._sent_key("begin"):
+                self._say("begin")
+        return self._sent_key("begin")
+
+    def outcome(self) -> Optional[Dict[int, Why]]:
+        """Return which base models failed, and why, once every rank has ended; None before."""
+        if self._group.rank == 0:
+            self._unended = self._passed(self._unended, "ended")
+            if self._unended == self._group.world and not self._sent_key("outcome"):
+                every = range(self._group.world // self._each)
+                found = {model: why for model in every for why in [self.failure(model)] if why is not None}
+                self._say("outcome", json.dumps(found))
+        if not self._sent_key("outcome"):
+            return None
+        return {
+            int(model): (why[0], why[1]) for model, why in json.loads(self._received_key("outcome")).items()
+        }
+
+    def await_outcome(self) -> Dict[int, Why]:
+        """Wait for :meth:`outcome`; the run's time limit is the limit of this."""
+        while True:
+            self.may_begin()  # rank 0 says so to the others, also where its own base model failed before
+            found = self.outcome()
+            if found is not None:
+                return found
+            time.sleep(WATCH_S)  # others may still be timed
+
+    def _passed(self, rank: int, what: str) -> int:
+        """Return the first rank from *rank* on that has not said *what*, if its base model goes on."""
+        while rank < self._group.world and (
+            self._sent_key(f"{what}/{rank}")
+            or (what == "ready" and self._sent_key(f"failed/{place_of(rank, self._each).model}"))
+        ):
+            rank += 1
+        return rank
+
+    def _sent_key(self, key: str) -> bool:
+        return bool(self._store.check([f"bagging/{key}"]))
+
+    def _say(self, key: str, value: str = "1") -> None:
+        self._store.set(f"bagging/{key}", value)
+
+    def _received_key(self, key: str) -> str:
+        return self._store.get(f"bagging/{key}").decode()

@@ -1,8 +1,8 @@
-"""Launcher `spawn`: the ranks of a program on one node, without MPI and without torch; each learns its rank from RANK.
+"""Starts the ranks of a program on one node, without MPI and without torch; each learns its rank from RANK.
 
-Run as a module it is the process that starts them: ``python -m pytest_mlhpc.node.launch.spawn COUNT -- PROGRAM ...``.
+``python -m pytest_mlhpc.node.spawn COUNT -- PROGRAM ...`` is what launcher ``spawn`` of ``node/launch.py`` starts.
 Exit code: that of the first rank that ends badly (128 + the signal's number), which ends the others; 0 where none does.
-With ``label`` in place of COUNT it is around one rank, whose number is in RANK, and ends as that does (``node/batch/podrun.py``, ``torchrun.py``).
+With ``label`` in place of COUNT it is around one rank, whose number is in RANK, and ends as that does (``node/batch/podrun.py``, ``node/launch.py``).
 
 Each line is printed with its rank before it (:class:`RankLines` reads that), as by ``srun --label``.
 """
@@ -18,9 +18,7 @@ import sys
 import threading
 from typing import BinaryIO, Dict, List, Mapping, Sequence, Tuple
 
-from pytest_mlhpc.node.launch import step
 from pytest_mlhpc.node.processes import LONGEST_WAIT
-from pytest_mlhpc.node.protocol.plan import RunPlan
 
 #: Exit code where a rank cannot be started, as of a shell.
 NOT_STARTED = 127
@@ -87,18 +85,9 @@ class RankLines:
         return (*key, text)
 
 
-def launch(
-    run: RunPlan, nodes: Sequence[str], environment: Mapping[str, str]
-) -> Tuple[List[str], Dict[str, str]]:
-    """Return argument vector and environment of one process that starts all ranks on the only node.
-
-    Raises:
-        ValueError: several nodes.
-    """
-    if len(nodes) != 1:
-        raise ValueError(f"launcher spawn starts ranks on one node, not on {len(nodes)}")
-    argv = [sys.executable, "-m", __name__, str(run.started), "--", *step.worker_argv(run)]
-    return argv, step.with_threads(run, environment)
+def rank_variables(rank: int, local: int, size: int) -> Dict[str, str]:
+    """Return the variables from which a rank learns its number, that on its node, and how many there are (torchrun's names)."""
+    return {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(size)}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -109,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: _end(ranks))
     if count == LABEL:
         return _as_signal(_run(ranks, argv, [{}], [int(os.environ["RANK"])]))
-    places = [step.rank_variables(rank, rank, int(count)) for rank in range(int(count))]
+    places = [rank_variables(rank, rank, int(count)) for rank in range(int(count))]
     return _run(ranks, argv, places, range(int(count)))
 
 
