@@ -17,8 +17,7 @@ from pytest_mlhpc.config.schema import (
     VetModel,
 )
 from pytest_mlhpc.config.systems_files import scheduler_of
-from pytest_mlhpc.config.validation import holds_variable, validate
-from pytest_mlhpc.config.yaml import YamlNode
+from pytest_mlhpc.config.yaml import YamlNode, holds_variable, validate
 from pytest_mlhpc.errors import Problem, UsageError, nearest
 
 #: Schedulers with which ranks are forked unless the partition says otherwise.

@@ -18,8 +18,7 @@ from pytest_mlhpc.node.protocol.plan import HELD, VETTED, FinishedRun, Plan, Run
 from pytest_mlhpc.node.protocol.schema import Measurement, SchemaError, from_json
 from pytest_mlhpc.node.run_files import place_of_run
 from pytest_mlhpc.node.vet.finding import VetVerdict
-from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Failure
-from pytest_mlhpc.store.verdict import Judgement, Verdict
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Failure, Judgement, Verdict
 
 
 @dataclass(frozen=True)

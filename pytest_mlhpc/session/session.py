@@ -18,7 +18,7 @@ from pytest_mlhpc.jobs.partition_queue import Callbacks
 from pytest_mlhpc.jobs.queue import Driver
 from pytest_mlhpc.jobs.resume import without_user
 from pytest_mlhpc.jobs.spec import JobSpec, run_root, uuid7, with_needs
-from pytest_mlhpc.judge.accepting import WAITING, recorded_line, written_line
+from pytest_mlhpc.judge.baselines import WAITING, recorded_line, written_line
 from pytest_mlhpc.options import Settings, state_and_baselines
 from pytest_mlhpc.session.ledger_writer import LedgerWriter
 from pytest_mlhpc.session.signals import Signals

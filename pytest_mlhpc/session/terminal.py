@@ -18,8 +18,8 @@ from pytest_mlhpc.judge.rules import MAY_BE_TOO_LOW, NIGHTS
 from pytest_mlhpc.node.vet.finding import VetVerdict as NodesVerdict
 from pytest_mlhpc.session.bench import Bench, bench_of
 from pytest_mlhpc.session.run import change
+from pytest_mlhpc.store.record import FINE, NOTABLE, MetricVerdict, Verdict
 from pytest_mlhpc.store.text import aligned, count, quantity
-from pytest_mlhpc.store.verdict import FINE, NOTABLE, MetricVerdict, Verdict
 
 if TYPE_CHECKING:
     from pytest_mlhpc.session.against import Comparison

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from worlds import DEFINITION, record
 
-from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.series import LocalSource
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.locations import index_path

@@ -18,7 +18,7 @@ from odd_values import changed
 from worlds import record
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.series import LocalSource
 from pytest_mlhpc.node.protocol.schema import SchemaError, to_json
 from pytest_mlhpc.store import store
 from pytest_mlhpc.store.record import Record

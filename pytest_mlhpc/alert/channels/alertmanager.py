@@ -14,8 +14,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, cut, plain, secret
-from pytest_mlhpc.alert.channels.http import Peer, basic, check_limits, check_url, send_json
+from pytest_mlhpc.alert.channels.base import (
+    AlertMessage,
+    Channel,
+    Peer,
+    basic,
+    check_limits,
+    check_url,
+    cut,
+    plain,
+    secret,
+    send_json,
+)
 
 #: Of the annotation ``description``, in characters: it stands in every notification.
 _MOST_TEXT = 8_000

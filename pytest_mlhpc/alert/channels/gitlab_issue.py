@@ -15,8 +15,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, cut, fenced, plain, secret
-from pytest_mlhpc.alert.channels.http import Peer, check_limits, check_url, json_of, send_json
+from pytest_mlhpc.alert.channels.base import (
+    AlertMessage,
+    Channel,
+    Peer,
+    check_limits,
+    check_url,
+    cut,
+    fenced,
+    json_of,
+    plain,
+    secret,
+    send_json,
+)
 
 #: Of a description or a comment, in characters; GitLab takes a million (its limit on descriptions and notes).
 _MOST_TEXT = 500_000

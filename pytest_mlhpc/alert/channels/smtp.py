@@ -20,8 +20,16 @@ from email.utils import format_datetime
 from functools import partial
 from typing import Literal
 
-from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, DeliveryError, cut, plain, quoted, secret
-from pytest_mlhpc.alert.channels.http import check_limits
+from pytest_mlhpc.alert.channels.base import (
+    AlertMessage,
+    Channel,
+    DeliveryError,
+    check_limits,
+    cut,
+    plain,
+    quoted,
+    secret,
+)
 from pytest_mlhpc.config.http import CancellableConnection, within
 from pytest_mlhpc.node.agents.nodes import is_loopback
 

@@ -13,8 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, as_json, cut, fenced, plain, secret, whole
-from pytest_mlhpc.alert.channels.http import Peer, check_limits, check_url, send_json
+from pytest_mlhpc.alert.channels.base import (
+    AlertMessage,
+    Channel,
+    Peer,
+    as_json,
+    check_limits,
+    check_url,
+    cut,
+    fenced,
+    plain,
+    secret,
+    send_json,
+    whole,
+)
 
 #: Mattermost takes 16,383 characters, Slack and Rocket.Chat more; fences and title need some.
 _MOST_CHAT = 12_000
