@@ -435,6 +435,7 @@ def make_partition(
         features=frozenset(found.features),
         max_jobs=found.max_jobs,
         preset=found.preset,
+        preset_is_default="preset" not in found.model_fields_set,
         vet=_vet(found.vet, source),
         time_limit_s=found.time_limit,
         budget=found.budget or "",

@@ -104,6 +104,7 @@ class Partition:
     features: frozenset[str] = frozenset()
     max_jobs: int = 8
     preset: str = "reference"
+    preset_is_default: bool = False  #: the systems file names none
     vet: Vet = Vet()
     time_limit_s: float = 3600.0
     budget: str = ""

@@ -127,6 +127,11 @@ class JobSpec:
         return self.workload in (HELD, VETTED)
 
     @property
+    def is_training(self) -> bool:
+        """Whether it trains a workload: it is no program, no probe, and not about nodes."""
+        return self.workload != "command" and self.data != NO_DATA and not self.about_nodes
+
+    @property
     def agentless(self) -> bool:
         """Whether no agent of ours is beside the program: it is the command of its container (``kubernetes: {agent: false}``)."""
         partition = self.target.partition
