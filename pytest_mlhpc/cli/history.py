@@ -130,9 +130,8 @@ def _benchmarks(source: Source, text: str, system: str) -> list[str]:
         return [text]
     for since_ns in (time.time_ns() - _RECENT_NS, 0):
         nights = (night for night in source.nights(since_ns) if not system or night.system == system)
-        pairs = {
-            (night.node_id, night.benchmark) for night in nights
-        }  # a test has another benchmark for each preset
+        # a test has another benchmark for each preset
+        pairs = {(night.node_id, night.benchmark) for night in nights}
         part = text.casefold()
         exact = {name for test, name in pairs if test == text}
         found = {name for test, name in pairs if part in name.casefold() or part in test.casefold()}

@@ -199,9 +199,8 @@ class InfluxSource:
         self._server = server
         self._connection = InfluxConnection(server)
         self._tell = on_problem or (lambda _text: None)
-        self._shared: dict[
-            str, Any
-        ] = {}  #: parsed JSON by its text: thousands of nights share one environment
+        #: parsed JSON by its text: thousands of nights share one environment
+        self._shared: dict[str, Any] = {}
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

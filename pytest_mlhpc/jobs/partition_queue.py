@@ -72,9 +72,8 @@ class PartitionQueue:
         self._pack = pack
         self._waiting: collections.deque[Job] = collections.deque()
         self._active: dict[str, ActiveAllocation] = {}
-        self._ended: dict[
-            str, ActiveAllocation
-        ] = {}  #: open in the ledger, as one of their jobs is not concluded
+        #: open in the ledger, as one of their jobs is not concluded
+        self._ended: dict[str, ActiveAllocation] = {}
         #: Ended, and perhaps not gone: they stay in the ledger.
         self._unsure: dict[str, ActiveAllocation] = {}
         self._jobs: list[Job] = []

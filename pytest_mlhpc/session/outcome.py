@@ -154,9 +154,8 @@ class JudgedJob:
     failure: Failure | None = None
     inputs: JudgeInputs | None = None  #: None where no figure was compared with a baseline
     comparison: tuple[NamedResult, ...] = ()  #: of A against B
-    more: int | None = (
-        None  #: attempts to run before it can be recorded, 0: those on their way; None: it is final
-    )
+    #: attempts to run before it can be recorded, 0: those on their way; None: it is final
+    more: int | None = None
 
     @property
     def verdict(self) -> str:

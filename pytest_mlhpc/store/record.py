@@ -99,18 +99,16 @@ class Record:
     energy_j: float | None = None  #: as the scheduler accounts it
     judged: tuple[str, ...] = ()
     judged_by: JudgedBy | None = None  #: of first attempts that were judged
-    fences: Mapping[str, RecordedFence] = field(
-        default_factory=dict
-    )  #: by metric, of first attempts that were judged by a baseline
+    #: by metric, of first attempts that were judged by a baseline
+    fences: Mapping[str, RecordedFence] = field(default_factory=dict)
     owner: str = ""  #: who is asked about the test; several are one text with commas
     partition_owner: str = ""  #: who is asked about the nodes
     pipeline: str = ""  #: id of the CI pipeline in which the session ran
     root: str = ""  #: pytest's root directory, to which ``node_id`` is relative, on the session's machine
     options: tuple[str, ...] = ()  #: of pytest that chose how it ran, but for system and state directory
     overrides: Mapping[str, str] = field(default_factory=dict)  #: what --mlhpc-set changed of systems.yaml
-    drill: str = (
-        ""  #: id of the drill, and the fault that it planted into the run; of all other records empty
-    )
+    #: id of the drill, and the fault that it planted into the run; of all other records empty
+    drill: str = ""
     vetting: RecordedVetting | None = None  #: None: the nodes were not vetted
     measurement: Measurement | None = None
     schema: int = SCHEMA

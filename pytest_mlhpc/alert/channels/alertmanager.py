@@ -44,9 +44,8 @@ class Settings:
     token: str = field(default="", repr=False)  #: sent as ``Authorization: Bearer``
     labels: Mapping[str, str] = field(default_factory=dict)
     link: str = ""  #: ``generatorURL``: the report or the dashboard that people should look at
-    hold_h: float = (
-        30.0  #: an open alert ends by itself so long after its last repetition: a night and some delay
-    )
+    #: an open alert ends by itself so long after its last repetition: a night and some delay
+    hold_h: float = 30.0
     ca_file: str = ""
     limit_s: float = 20.0
 

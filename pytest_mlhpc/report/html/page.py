@@ -81,9 +81,8 @@ class BenchmarkRow:
     values: tuple[float | None, ...]
     band: Band | None = None
     shifts: tuple[ChangeMark, ...] = ()
-    change: float | None = (
-        None  #: of the newest watched figure against the band's value, else the series' median
-    )
+    #: of the newest watched figure against the band's value, else the series' median
+    change: float | None = None
     newest: float | None = None
 
 
@@ -229,9 +228,8 @@ class Page:
     hosts: tuple[Host, ...] = ()
     notes: tuple[str, ...] = ()
     morning: tuple[MorningLine, ...] = ()
-    links: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: commit, job, pipeline -> address with {commit} ... in it
+    #: commit, job, pipeline -> address with {commit} ... in it
+    links: Mapping[str, str] = field(default_factory=dict)
 
 
 _NEEDED = ("epoch_time", "io_time")

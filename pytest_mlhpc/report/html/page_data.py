@@ -137,9 +137,8 @@ class _HostNights:
 def hosts(benches: Sequence[BenchmarkNights]) -> tuple[Host, ...]:
     """Return all nodes that any record names, those with trouble first within a system."""
     by_host: dict[tuple[str, str], _HostNights] = {}
-    counted: set[tuple[str, str, str]] = (
-        set()
-    )  # session, host, reason: a packed vetting is in each run's record
+    # session, host, reason: a packed vetting is in each run's record
+    counted: set[tuple[str, str, str]] = set()
     for bench in benches:
         changes = _changes(bench)
         for place, night in enumerate(bench.nights):
