@@ -260,9 +260,8 @@ class InfluxSource:
             figures = metrics.setdefault(metric, [])
             for _, value, name in block.rows:
                 night = nights.get(from_field(name or ""))
-                if (
-                    night is not None and value is not None
-                ):  # else its run was written between the two questions
+                # Without either, its run was written between the two questions.
+                if night is not None and value is not None:
                     figures.append(NightFigure(night, float(value), unit, better))
         for metric in sorted(metrics):
             if metrics[metric]:

@@ -440,12 +440,13 @@ class PartitionQueue:
         self.fail_all(outcome, reason)
         self._close_ended()
 
-    def abandon(self, outcome: str, reason: str) -> None:
+    def abandon(self) -> None:
         """Drop all allocations without a call: another session has adopted them."""
         for owned in (self._active, self._ended, self._unsure):
             owned.clear()
         self._waiting.clear()
-        self.fail_all(outcome, reason)
+        reason = "another session took these jobs over, as this one seemed dead"
+        self.fail_all("channel_broken", reason)
 
     def fail_all(self, outcome: str, reason: str) -> None:
         """Give every job without an outcome this one."""

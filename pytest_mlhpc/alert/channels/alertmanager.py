@@ -72,17 +72,12 @@ class Alertmanager:
     """One Alertmanager. Of a cluster each needs a channel of its own; they agree among themselves who notifies."""
 
     def __init__(self, name: str, settings: Settings) -> None:
-        self._name = name
+        self.name = name  #: of the channel in alerts.yaml
         self._settings = settings
         secrets = (settings.password, settings.token)
         self._peer = Peer(
             name, settings.url, _authorization(settings), secrets, settings.ca_file, settings.limit_s
         )
-
-    @property
-    def name(self) -> str:
-        """Of the channel in alerts.yaml."""
-        return self._name
 
     def send(self, message: AlertMessage) -> None:
         """Post the alert of *message*'s incident, as it is now.

@@ -72,13 +72,8 @@ class Apprise:
     """One service behind one URL."""
 
     def __init__(self, name: str, settings: Settings) -> None:
-        self._name = name
+        self.name = name  #: of the channel in alerts.yaml
         self._settings = settings
-
-    @property
-    def name(self) -> str:
-        """Of the channel in alerts.yaml."""
-        return self._name
 
     def send(self, message: AlertMessage) -> None:
         """Hand *message* to apprise.
@@ -121,7 +116,7 @@ class Apprise:
 
     def _error(self, text: str, *, retry: bool) -> DeliveryError:
         scheme = self._settings.url.partition("://")[0]
-        return DeliveryError(f"{self._name}: {scheme}://: {text}", retry=retry)
+        return DeliveryError(f"{self.name}: {scheme}://: {text}", retry=retry)
 
 
 def main() -> int:

@@ -80,14 +80,9 @@ class Mailbox:
     """One receiver of mails."""
 
     def __init__(self, name: str, settings: Settings, receiver: str) -> None:
-        self._name = name
+        self.name = name  #: of the channel in alerts.yaml, and the receiver
         self._settings = settings
         self._receiver = receiver
-
-    @property
-    def name(self) -> str:
-        """Of the channel in alerts.yaml, and the receiver."""
-        return self._name
 
     def send(self, message: AlertMessage) -> None:
         """Hand the mail to the server.
@@ -141,7 +136,7 @@ class Mailbox:
     def _error(self, text: str, *, retry: bool) -> DeliveryError:
         settings = self._settings
         port = settings.port or _PORTS[settings.security]
-        return DeliveryError(f"{self._name}: {settings.host}:{port}: {text}", retry=retry)
+        return DeliveryError(f"{self.name}: {settings.host}:{port}: {text}", retry=retry)
 
     @property
     def _secrets(self) -> tuple[str, ...]:

@@ -59,17 +59,12 @@ class Webhook:
     """One server that takes messages by POST."""
 
     def __init__(self, name: str, settings: Settings) -> None:
-        self._name = name
+        self.name = name  #: of the channel in alerts.yaml
         self._settings = settings
         bearer = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         self._peer = Peer(
             name, settings.url, bearer, (settings.token, settings.secret), settings.ca_file, settings.limit_s
         )
-
-    @property
-    def name(self) -> str:
-        """Of the channel in alerts.yaml."""
-        return self._name
 
     def send(self, message: AlertMessage) -> None:
         """Post *message*; any 2xx is success.
