@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from full_disk import small_disk
 from hypothesis import given
-from nights_of import store
+from nights_of import store as store_records
 from odd_values import changed
 from worlds import record
 
@@ -32,7 +32,7 @@ TESTS = Path(__file__).resolve().parents[1]
 def stored(state_dir: Path) -> Callable[..., Path]:
     """Store records as a session does; return its file."""
 
-    return lambda *records: store(state_dir, records)
+    return lambda *records: store_records(state_dir, records)
 
 
 @pytest.fixture
