@@ -195,8 +195,12 @@ class OwnerHooks:
         return header(self._bench)
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        """Say what the session may cost, and what became of earlier ones' jobs."""
-        return self._bench.session.announcement if self._bench.session is not None else []
+        """Say which presets trainings use, what the session may cost, and what became of earlier ones' jobs."""
+        if self._bench.session is None:
+            return []
+        from pytest_mlhpc.session.terminal import announced
+
+        return announced(self._bench.session)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Make the session; it starts nothing before tests have declared jobs."""

@@ -52,11 +52,13 @@ def nights(
     return found
 
 
-def store(state_dir: Path, records: Sequence[Record], session: str = "s1") -> None:
-    """Append *records* to one file of the store."""
+def store(state_dir: Path, records: Sequence[Record], session: str = "s1") -> Path:
+    """Append *records* to one file of the store and return it."""
     with contextlib.closing(Store(state_dir, session)) as writer:
         for one in records:
             writer.append(one)
+    assert writer.path is not None
+    return writer.path
 
 
 @pytest.fixture

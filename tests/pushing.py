@@ -17,6 +17,12 @@ class Server:
         self.away: list[UnavailableError] = []
         self._bad, self._limit = bad, limit
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        pass
+
     def write(self, lines):
         every = lines.decode().splitlines()
         self.requests.append(every)

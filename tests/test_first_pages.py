@@ -12,8 +12,7 @@ from cli_calls import mlhpc  # noqa: F401 - a fixture
 
 from pytest_mlhpc.jobs.spec import UNIVERSAL
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
-from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
-from pytest_mlhpc.store.verdict import Verdict
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Verdict
 
 ROOT = Path(__file__).parents[1]
 #: Commands that install what is here already, need a cluster, or load the machine for longer than other tests like.

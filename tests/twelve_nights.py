@@ -21,7 +21,7 @@ from pytest_mlhpc.store.text import iso
 #: The day of the night that the page is of, and the hour of the morning after it, UTC.
 TONIGHT, MORNING_H = 45, 6.0
 #: Modules of commands that ask what time it is.
-CLOCKS = ("cli.status", "cli.report", "cli.alert", "alert.acknowledging", "cli.options")
+CLOCKS = ("cli.status", "cli.report", "cli.alert", "alert.book", "cli.options")
 REPORT = "https://bench.example.org/report"
 
 

@@ -176,7 +176,7 @@ class _Reader:
         """Return an instance of a channel's settings, or None."""
         from pydantic import ConfigDict, create_model
 
-        from pytest_mlhpc.config.validation import validate
+        from pytest_mlhpc.config.yaml import validate
 
         common = {"type", "kinds", "systems", "owners"}
         rest = {key: child for key, child in node.items() if key not in common}

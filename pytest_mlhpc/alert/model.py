@@ -90,13 +90,11 @@ class Incident:
     created_ns: int
     members: tuple[Member, ...]
     named: tuple[str, ...] = ()  #: benchmarks of which a message spoke
-    fresh: tuple[
-        str, ...
-    ] = ()  #: those of which its newest message spoke first, where it was not the first one
+    #: those of which its newest message spoke first, where it was not the first one
+    fresh: tuple[str, ...] = ()
     measured: int = 0  #: benchmarks of its systems that were measured then
-    chance: float | None = (
-        None  #: how often what is announced together falls into one night by chance; None where it is one alone
-    )
+    #: how often what is announced together falls into one night by chance; None where it is one alone
+    chance: float | None = None
     announced: bool = False
     state: IncidentState = IncidentState.NEW
     ack: Ack | None = None

@@ -14,9 +14,8 @@ from pytest_mlhpc.history.events import Event, maintenance_of
 from pytest_mlhpc.history.level_changes import NightlyQuery, WatchedSeries, watch
 from pytest_mlhpc.history.series import Night, Series, Source, feeds
 from pytest_mlhpc.judge.fence import Detector
-from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, SeriesKey
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, SeriesKey, Verdict
 from pytest_mlhpc.store.text import minutes, one_line
-from pytest_mlhpc.store.verdict import Verdict
 
 #: A benchmark of which nothing was recorded for so long, while others of its system were, is no longer expected.
 RETIRED_NS = 14 * DAY_NS

@@ -21,8 +21,7 @@ from pytest_mlhpc.judge import losses
 from pytest_mlhpc.judge.changes import Attempts, Change, lasting_drops
 from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST, DropLimits
 from pytest_mlhpc.judge.losses import Loss, LossLimits
-from pytest_mlhpc.store.record import SeriesKey
-from pytest_mlhpc.store.verdict import Verdict
+from pytest_mlhpc.store.record import SeriesKey, Verdict
 
 #: Fewest and most nights that say what the level was before a loss.
 FEWEST, BEFORE = 8, 30

@@ -14,9 +14,8 @@ from pytest_mlhpc.node.protocol.schema import SCHEMA
 from pytest_mlhpc.report.morning import Morning, change_morning
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
+from pytest_mlhpc.store.record import FINE, GOOD, NOTABLE, WORSE, Epoch, Record, SeriesKey, Verdict
 from pytest_mlhpc.store.text import markdown_row, markdown_table, one_line
-from pytest_mlhpc.store.verdict import FINE, GOOD, NOTABLE, WORSE, Verdict
 
 #: Nights of the default branch whose median a change is compared with.
 NIGHTS = 5

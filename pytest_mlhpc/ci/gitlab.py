@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.alert.channels.base import secret
-from pytest_mlhpc.alert.channels.http import Peer, check_url, json_of, send_json
+from pytest_mlhpc.alert.channels.base import Peer, check_url, json_of, secret, send_json
 from pytest_mlhpc.ci.comparison import CommitComparison, marker, render
 from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
 from pytest_mlhpc.judge import baseline_files

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pytest_mlhpc.config.schema import Text
-from pytest_mlhpc.config.validation import validate
-from pytest_mlhpc.config.yaml import YamlNode, read_file
+from pytest_mlhpc.config.yaml import YamlNode, read_file, validate
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
 from pytest_mlhpc.store.locations import page
 

@@ -75,7 +75,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -
 mlhpc = _Mlhpc(
     "mlhpc",
     summaries=COMMANDS,
-    package=__name__,
+    prefix=f"{__name__}.",
     help="Benchmarks of machine-learning training. They are run by `pytest suites/ --system NAME`.",
     example="mlhpc status",
     params=[

@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_mlhpc.alert import acknowledging
-from pytest_mlhpc.alert.acknowledging import MOST_REASON, acknowledge, checked_ticket, until
+from pytest_mlhpc.alert import book as books
 from pytest_mlhpc.alert.book import (
+    MOST_REASON,
     BusyError,
     Delivery,
+    acknowledge,
+    checked_ticket,
     deliver,
     keep_damaged,
     locked,
     queued,
     read_book,
     repeat,
+    until,
     write_book,
     write_with_journal,
 )
@@ -396,7 +399,7 @@ def ack(
     if off:
         if end or reason or ticket or known:
             raise UsageError("--off goes with no other option")
-        done = acknowledging.end_acknowledgement(state_dir, name)
+        done = books.end_acknowledgement(state_dir, name)
         options.publish_events(state_dir)
         return _changed(done, {"alert": done.subject if done else None, "until": None})
     if not end:
@@ -434,12 +437,12 @@ def mute(system: str, end: str, reason: str, off: bool, state_dir: Path) -> Comm
     if off == bool(end):
         raise UsageError("say either --until TIME or --off")
     if off:
-        return _changed(acknowledging.unmute(state_dir, system), {"system": system, "until": None})
+        return _changed(books.unmute(state_dir, system), {"system": system, "until": None})
     until_ns = until(end, time.time_ns())
-    done = acknowledging.mute(state_dir, system, until_ns, reason)
+    done = books.mute(state_dir, system, until_ns, reason)
     return _changed(done, {"system": system, "until": iso(until_ns)})
 
 
-def _changed(done: acknowledging.BookChange | None, data: Mapping[str, str | bool | None]) -> CommandReport:
+def _changed(done: books.BookChange | None, data: Mapping[str, str | bool | None]) -> CommandReport:
     text = f"{done.text}\n" if done else ""
     return CommandReport(text, {**data, "done": done is not None}, 0 if done else LATER)

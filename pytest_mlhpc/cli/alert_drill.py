@@ -23,16 +23,15 @@ from pytest_mlhpc.cli.commands import CommandReport
 from pytest_mlhpc.cli.reap import reap_drills
 from pytest_mlhpc.config.systems_files import BUILT_IN
 from pytest_mlhpc.errors import UsageError, did_you_mean
-from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.series import LocalSource
 from pytest_mlhpc.jobs.spec import run_root
 from pytest_mlhpc.judge.losses import ENOUGH
 from pytest_mlhpc.node.files import clean
 from pytest_mlhpc.node.processes import die_with_parent
 from pytest_mlhpc.node.protocol.plan import DELAYS, FAULTS, MISSING_NIGHT, SLOW_RANK, PlantedFault
-from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Record, SeriesKey, provenance_of
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Record, SeriesKey, Verdict, provenance_of
 from pytest_mlhpc.store.store import read_records
 from pytest_mlhpc.store.text import count, one_line, table, tell
-from pytest_mlhpc.store.verdict import Verdict
 
 #: Sizes of faults that are asked for without one, as shares of a step's time.
 SIZES = {"slow-steps": 0.1, "slow-reading": 0.1, "slow-rank": 0.3}

@@ -13,11 +13,11 @@ from typing import Any
 
 import click
 
-from pytest_mlhpc.alert import acknowledging
+from pytest_mlhpc.alert import book as alert_book
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand, NounGroup
 from pytest_mlhpc.errors import UsageError, did_you_mean
-from pytest_mlhpc.judge import accepting
+from pytest_mlhpc.judge import baselines
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.fence import drop
@@ -82,17 +82,17 @@ def diff(system: str, baselines_dir: Path, state_dir: Path) -> CommandReport:
 @options.state_dir
 def accept(what: Sequence[str], reason: str, baselines_dir: Path, state_dir: Path) -> CommandReport:
     """Accept all that is named."""
-    accepting.require_reason(reason)
-    alerts = acknowledging.alerts_of(state_dir, what)
+    baselines.require_reason(reason)
+    alerts = alert_book.alerts_of(state_dir, what)
     tests = [one for one in what if one not in alerts]
     book = BaselineBook(baselines_dir, state_dir)
     with contextlib.closing(Index(state_dir, patience_s=0)) as index:
         settled = _settled(book, index, state_dir, default_branch_of(Path.cwd())) if tests else {}
-        accepted = [one for test in tests for one in accepting.accept(book, index, test, reason, settled)]
+        accepted = [one for test in tests for one in baselines.accept(book, index, test, reason, settled)]
         worse = [series for subjects in alerts.values() for one in subjects if (series := one.series)]
-        changed_levels = accepting.accept_series(book, index, worse, reason)
+        changed_levels = baselines.accept_series(book, index, worse, reason)
     written = [str(path) for path in book.save()]
-    ended = [acknowledging.accept(state_dir, one, reason) for one in sorted(alerts)]
+    ended = [alert_book.accept(state_dir, one, reason) for one in sorted(alerts)]
     done = [one for one in ended if one is not None]
     lines = [
         *map(_accepted, [*accepted, *changed_levels]),
@@ -105,7 +105,7 @@ def accept(what: Sequence[str], reason: str, baselines_dir: Path, state_dir: Pat
         "written": written,
         "alerts": [one.subject for one in done],
     }
-    code = 0 if len(done) == len(ended) else acknowledging.LATER
+    code = 0 if len(done) == len(ended) else alert_book.LATER
     return CommandReport("".join(f"{line}\n" for line in lines), data, code)
 
 
@@ -135,7 +135,7 @@ def propose(
     from pytest_mlhpc.ci.gitlab import Proposal
     from pytest_mlhpc.ci.gitlab import propose as push
 
-    accepting.require_reason(reason)
+    baselines.require_reason(reason)
     target = target or os.environ.get("CI_DEFAULT_BRANCH") or "main"
     book = BaselineBook(baselines_dir, state_dir)
     with contextlib.closing(Index(state_dir, patience_s=0)) as index:
@@ -173,7 +173,7 @@ def _settled(book: BaselineBook, index: Index, state_dir: Path, branch: str) -> 
     """Return the levels that nights have settled and nobody has accepted."""
     from pytest_mlhpc.history.events import events
     from pytest_mlhpc.history.judge_inputs import settled_entries
-    from pytest_mlhpc.history.local import LocalSource
+    from pytest_mlhpc.history.series import LocalSource
 
     source = LocalSource(state_dir, index=index)
     return dict(
@@ -223,7 +223,7 @@ def _diff(entries: Mapping[SeriesKey, Entry], index: Index) -> tuple[str, list[d
     return table(rows), data
 
 
-def _accepted(one: accepting.Accepted) -> str:
+def _accepted(one: baselines.Accepted) -> str:
     was = f", was {quantity(one.old.value, one.old.unit)}" if one.old else ""
     runs = f"median of {one.entry.runs} runs" if one.entry.runs > 1 else "one run"
     name = f"{one.key.benchmark} {one.key.metric}"

@@ -149,10 +149,8 @@ def check(paths: Sequence[str], systems_file: str | None) -> SuiteCheck:
     """
     collector, output, errors = _Collector(), io.StringIO(), io.StringIO()
     options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-o", "mlhpc_check=true"]
-    options += [
-        "-W",
-        "ignore::pytest.PytestAssertRewriteWarning",
-    ]  # pytest begins after this package was imported
+    # pytest begins after this package was imported
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     if systems_file is not None:
         options += ["-o", f"mlhpc_systems_file={systems_file}"]
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):

@@ -100,21 +100,21 @@ class NounGroup(click.Group):
 
 
 class LazyGroup(NounGroup):
-    """A group whose commands are modules of *package*: only the one that is asked for is imported."""
+    """A group whose commands are modules, whose names begin with *prefix*: only the one that is asked for is imported."""
 
-    def __init__(self, *args: Any, summaries: Mapping[str, str], package: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, summaries: Mapping[str, str], prefix: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.summaries, self.package = summaries, package
+        self.summaries, self.prefix = summaries, prefix
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return all names, in the order of the table."""
         return [*self.summaries]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Import one command."""
-        if cmd_name not in self.summaries:
-            return None
-        found: click.Command = importlib.import_module(f"{self.package}.{cmd_name}").command
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command, unless it stands in the group's own module."""
+        if cmd_name in self.commands or cmd_name not in self.summaries:
+            return super().get_command(ctx, cmd_name)
+        found: click.Command = importlib.import_module(f"{self.prefix}{cmd_name}").command
         return found
 
     def summary(self, name: str) -> str:

@@ -20,8 +20,7 @@ from pytest_mlhpc.store.text import tell
 if TYPE_CHECKING:
     from pytest_mlhpc.config.systems import Systems
     from pytest_mlhpc.history.level_changes import NightlyQuery
-    from pytest_mlhpc.history.local import LocalSource
-    from pytest_mlhpc.history.series import Source
+    from pytest_mlhpc.history.series import LocalSource, Source
     from pytest_mlhpc.influx.source import InfluxSource
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -221,7 +220,7 @@ def chosen(name: str, state_dir: Path, environ: Mapping[str, str] = os.environ) 
     """
     opened: LocalSource | InfluxSource
     if name == "local":
-        from pytest_mlhpc.history.local import LocalSource
+        from pytest_mlhpc.history.series import LocalSource
 
         opened = LocalSource(state_dir, tell)
     else:

@@ -40,7 +40,7 @@ from pytest_mlhpc.store.store import read_records
 from pytest_mlhpc.store.text import count, iso, minutes, quantity, table, tell
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.history.ingest import Ingested
+    from pytest_mlhpc.history.foreign import Ingested
 
 #: Exit codes: something was not read, or was refused and put aside; what is left can be sent later.
 INCOMPLETE, LATER = 1, 75
@@ -318,7 +318,7 @@ def ingest(
     names = ForeignNames(
         system, partition, environment, _pairs("--better", better, DIRECTIONS), _pairs("--unit", unit)
     )
-    from pytest_mlhpc.history.ingest import Ingester
+    from pytest_mlhpc.history.foreign import Ingester
 
     made = Ingester(state_dir, tool, branch or default_branch_of(Path.cwd(), os.environ))
     with contextlib.closing(made):

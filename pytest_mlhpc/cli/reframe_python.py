@@ -65,9 +65,8 @@ class Scope:
     )
     method: tuple[str, int] = ("", 0)  #: the one that is followed: its name, and which of that name
     depth: int = 0  #: of the call that is followed
-    turns: list[int] = field(
-        default_factory=lambda: [1_000]
-    )  #: how many turns of loops, and calls, are still followed
+    #: how many turns of loops, and calls, are still followed
+    turns: list[int] = field(default_factory=lambda: [1_000])
 
 
 def read_python(path: Path) -> ast.Module:

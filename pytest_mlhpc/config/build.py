@@ -17,8 +17,7 @@ from pytest_mlhpc.config.schema import (
     VetModel,
 )
 from pytest_mlhpc.config.systems_files import scheduler_of
-from pytest_mlhpc.config.validation import holds_variable, validate
-from pytest_mlhpc.config.yaml import YamlNode
+from pytest_mlhpc.config.yaml import YamlNode, holds_variable, validate
 from pytest_mlhpc.errors import Problem, UsageError, nearest
 
 #: Schedulers with which ranks are forked unless the partition says otherwise.
@@ -436,6 +435,7 @@ def make_partition(
         features=frozenset(found.features),
         max_jobs=found.max_jobs,
         preset=found.preset,
+        preset_is_default="preset" not in found.model_fields_set,
         vet=_vet(found.vet, source),
         time_limit_s=found.time_limit,
         budget=found.budget or "",

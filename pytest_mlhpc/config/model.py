@@ -42,9 +42,8 @@ class Environment:
     python: str
     modules: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(
-        default_factory=dict
-    )  #: venv, conda, container, uenv: read by launch and provision
+    #: venv, conda, container, uenv: read by launch and provision
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def with_software(self, modules: Sequence[str], image: str) -> Environment:
         """Return this environment with more *modules*, and another *image* in its container, as a test asks for them."""
@@ -104,14 +103,14 @@ class Partition:
     features: frozenset[str] = frozenset()
     max_jobs: int = 8
     preset: str = "reference"
+    preset_is_default: bool = False  #: the systems file names none
     vet: Vet = Vet()
     time_limit_s: float = 3600.0
     budget: str = ""
     owner: str = ""
     maintenance: tuple[Maintenance, ...] = ()
-    matters: float | None = (
-        None  #: smallest loss that fails a test, a share of the level; None: the usual one
-    )
+    #: smallest loss that fails a test, a share of the level; None: the usual one
+    matters: float | None = None
     warm: bool = False  #: ranks of short runs may be forked (``node/batch/warm.py``)
     scheduler_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  #: may hold secrets
     ssh: str = ""  #: where the scheduler's commands are, as for ssh(1); empty: on this machine

@@ -23,8 +23,7 @@ from pytest_mlhpc.config.quantities import parse_share
 from pytest_mlhpc.config.schema import DatasetModel, MaintenanceModel, PartitionModel, SystemsFile
 from pytest_mlhpc.config.systems_files import BUILT_IN, Tree, read_tree
 from pytest_mlhpc.config.this_machine import LocalMachine, fingerprint, read_machine
-from pytest_mlhpc.config.validation import validate
-from pytest_mlhpc.config.yaml import YamlNode
+from pytest_mlhpc.config.yaml import YamlNode, validate
 from pytest_mlhpc.errors import ConfigError, Problem, UsageError, did_you_mean, nearest
 
 if TYPE_CHECKING:

@@ -90,9 +90,8 @@ def read_tree(path: Path, schedulers: Collection[str]) -> Tree:
 @dataclass
 class _Reader:
     tree: Tree
-    found: dict[str, tuple[YamlNode, YamlNode, str]] = field(
-        default_factory=dict
-    )  #: system -> node, defaults, file
+    #: system -> node, defaults, file
+    found: dict[str, tuple[YamlNode, YamlNode, str]] = field(default_factory=dict)
     texts: dict[Path, str] = field(default_factory=dict)
 
     def read(self, path: Path, defaults: YamlNode, chain: tuple[Path, ...]) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.history.events import Event, epoch_start, known_events
-from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.series import Night, Point, Series, Source, day_of, feeds
+from pytest_mlhpc.history.series import LocalSource, Night, Point, Series, Source, day_of, feeds
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge.baseline_files import Entry, series_of
 from pytest_mlhpc.judge.baselines import BaselineBook
@@ -21,9 +20,20 @@ from pytest_mlhpc.judge.rules import corrected, settle
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue, from_json
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.record import Epoch, JudgedBy, Record, SeriesKey, excused, ratio, user_name
+from pytest_mlhpc.store.record import (
+    GOOD,
+    WORSE,
+    Epoch,
+    JudgedBy,
+    Judgement,
+    Record,
+    SeriesKey,
+    Verdict,
+    excused,
+    ratio,
+    user_name,
+)
 from pytest_mlhpc.store.text import iso, minutes, nanoseconds
-from pytest_mlhpc.store.verdict import GOOD, WORSE, Judgement, Verdict
 
 #: Events that an explanation names, at most.
 _NOTED = 3

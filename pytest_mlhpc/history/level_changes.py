@@ -70,10 +70,8 @@ class Cache:
             self._database = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None)
             self._database.execute("PRAGMA synchronous = OFF")  # what is lost is computed again
             self._database.execute(_TABLE)
-        except (
-            sqlite3.OperationalError
-        ):  # it cannot be written here, or somebody else is writing: go on without
-            self.close()
+        except sqlite3.OperationalError:
+            self.close()  # it cannot be written here, or somebody else is writing: go on without
         except sqlite3.DatabaseError:
             self._forget()
             return False
@@ -217,10 +215,9 @@ def _hosts(nights: Iterable[Night]) -> Counter[str]:
     return Counter(host for night in nights for host in night.nodes)
 
 
-def _some_hosts(hosts: Counter[str], most: int = 4) -> str:
-    names = sorted(hosts)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return "+".join(names[:most]) + more
+def _some_hosts(hosts: Counter[str]) -> str:
+    first, rest = sorted(hosts)[:4], len(hosts) - 4
+    return "+".join(first) + (f" and {rest} more" if rest > 0 else "")
 
 
 #: Nights of a series that are examined, newest: almost three years. What lies before them was reported long ago.

@@ -141,9 +141,9 @@ def _token(environ: Mapping[str, str]) -> str:
     return content.decode("latin-1").strip()
 
 
-def store_text(name: str, state_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
+def store_text(name: str, state_dir: Path) -> str:
     """Return as text where the source of that name has its history, without secrets."""
     if name == "local":
         return str(state_dir)
-    server = server_of(environ)
+    server = server_of(os.environ)
     return server.hide(f"{server.url}, bucket {server.bucket}")

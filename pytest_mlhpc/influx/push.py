@@ -218,11 +218,11 @@ class Progress:
     reformed: int = 0  #: files of which earlier records were sent in another form
     reasons: dict[str, int] = field(default_factory=dict)  #: of what was rejected
 
-    def reject(self, reason: str, count: int = 1) -> None:
-        """Count lines that were put aside."""
-        self.rejected += count
+    def reject(self, reason: str) -> None:
+        """Count a line that was put aside."""
+        self.rejected += 1
         if reason in self.reasons or len(self.reasons) < 20:
-            self.reasons[reason] = self.reasons.get(reason, 0) + count
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
     def notes(self, rejected: Path) -> list[str]:
         """Return what the user has to know of it, a sentence each; *rejected* is where refused lines lie."""

@@ -202,9 +202,8 @@ class InfluxSource:
         self._server = server
         self._connection = InfluxConnection(server)
         self._tell = on_problem or (lambda _text: None)
-        self._shared: dict[
-            str, Any
-        ] = {}  #: parsed JSON by its text: thousands of nights share one environment
+        #: parsed JSON by its text: thousands of nights share one environment
+        self._shared: dict[str, Any] = {}
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -283,9 +282,8 @@ class InfluxSource:
             figures = metrics.setdefault(metric, [])
             for _, value, name in block.rows:
                 night = nights.get(from_field(name or ""))
-                if (
-                    night is not None and value is not None
-                ):  # else its run was written between the two questions
+                # Without either, its run was written between the two questions.
+                if night is not None and value is not None:
                     figures.append(NightFigure(night, float(value), unit, better))
         for metric in sorted(metrics):
             if metrics[metric]:

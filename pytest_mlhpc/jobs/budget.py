@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 from pytest_mlhpc.config.quantities import parse_budget
 from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
-from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Record
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, WORSE, Record
 from pytest_mlhpc.store.text import count, minutes, table
-from pytest_mlhpc.store.verdict import WORSE
 
 _SHORT_FORM = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([ndc])h\Z")
 _UNITS = {"n": "node", "d": "device", "c": "core"}

@@ -58,7 +58,7 @@ def checked(
     """
     if model is None:
         return {}, [Problem(node_id, scheduler, "no installed package takes options of it")]
-    from pytest_mlhpc.config.validation import validate
+    from pytest_mlhpc.config.yaml import validate
 
     try:
         node = _node({**options, **given}, node_id, scheduler)

@@ -18,8 +18,7 @@ from pytest_mlhpc.node.protocol.plan import HELD, VETTED, FinishedRun, Plan, Run
 from pytest_mlhpc.node.protocol.schema import Measurement, SchemaError, from_json
 from pytest_mlhpc.node.run_files import place_of_run
 from pytest_mlhpc.node.vet.finding import VetVerdict
-from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Failure
-from pytest_mlhpc.store.verdict import Judgement, Verdict
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Failure, Judgement, Verdict
 
 
 @dataclass(frozen=True)
@@ -90,9 +89,8 @@ class Attempt:
     shared: bool = False  #: other runs have the same allocation, before or after it
     adopted: bool = False  #: an earlier session submitted it: the present time is not that of the run
     made_from: tuple[str, str, str] | None = None  #: purpose, branch, commit of the session that submitted it
-    vetted: Mapping[str, Any] | None = (
-        None  #: result of the vetting of the allocation's nodes (``node/batch/vetting.py``)
-    )
+    #: result of the vetting of the allocation's nodes (``node/batch/vetting.py``)
+    vetted: Mapping[str, Any] | None = None
     over: bool = False  #: no message will follow
     heard: bool = False  #: the run began
     measurement: Measurement | None = None
@@ -242,15 +240,13 @@ class Job:
     reason: str = ""
     progress: Mapping[str, Any] = field(default_factory=dict)  #: body of the last progress line
     attempts: list[Attempt] = field(default_factory=list)
-    lost: list[Attempt] = field(
-        default_factory=list
-    )  #: attempts that the infrastructure ended, and that were retried
+    #: attempts that the infrastructure ended, and that were retried
+    lost: list[Attempt] = field(default_factory=list)
     excluded: set[str] = field(default_factory=set)  #: nodes that failed during its attempts
     refused: Failure | None = None  #: why a re-run was refused
     unbuilt: Failure | None = None  #: why a build that it needs failed, before anything was submitted
-    opponent: Opponent | None = (
-        None  #: what it is compared with; its attempts then count from 1 and alternate
-    )
+    #: what it is compared with; its attempts then count from 1 and alternate
+    opponent: Opponent | None = None
     planned: int = 0  #: runs of a comparison that were submitted
     pending: int = 0  #: attempts submitted or waiting to be
     outcome: Outcome | None = None

@@ -388,9 +388,8 @@ class Owner:
     boot: str
     pid: int
     start: int  #: clock ticks since boot, field 22 of /proc/PID/stat (proc(5))
-    pid_space: str = (
-        ""  #: containers may share host name and kernel, and still not see each other's processes
-    )
+    #: containers may share host name and kernel, and still not see each other's processes
+    pid_space: str = ""
 
     @classmethod
     def me(cls) -> Owner:

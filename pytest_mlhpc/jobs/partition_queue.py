@@ -72,9 +72,8 @@ class PartitionQueue:
         self._pack = pack
         self._waiting: collections.deque[Job] = collections.deque()
         self._active: dict[str, ActiveAllocation] = {}
-        self._ended: dict[
-            str, ActiveAllocation
-        ] = {}  #: open in the ledger, as one of their jobs is not concluded
+        #: open in the ledger, as one of their jobs is not concluded
+        self._ended: dict[str, ActiveAllocation] = {}
         #: Ended, and perhaps not gone: they stay in the ledger.
         self._unsure: dict[str, ActiveAllocation] = {}
         self._jobs: list[Job] = []
@@ -441,12 +440,13 @@ class PartitionQueue:
         self.fail_all(outcome, reason)
         self._close_ended()
 
-    def abandon(self, outcome: str, reason: str) -> None:
+    def abandon(self) -> None:
         """Drop all allocations without a call: another session has adopted them."""
         for owned in (self._active, self._ended, self._unsure):
             owned.clear()
         self._waiting.clear()
-        self.fail_all(outcome, reason)
+        reason = "another session took these jobs over, as this one seemed dead"
+        self.fail_all("channel_broken", reason)
 
     def fail_all(self, outcome: str, reason: str) -> None:
         """Give every job without an outcome this one."""

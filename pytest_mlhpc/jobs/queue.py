@@ -114,9 +114,7 @@ class Driver(threading.Thread):
         if self._closing:
             return
         if not self._callbacks.beat():
-            self._queue.abandon(
-                "channel_broken", "another session took these jobs over, as this one seemed dead"
-            )
+            self._queue.abandon()
             return
         self._queue.fill()
         self.settled.set()

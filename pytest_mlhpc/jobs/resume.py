@@ -28,9 +28,8 @@ class Resumed:
 
 def is_needed_by(jobs: Iterable[Job]) -> Callable[[LedgerEntry], bool]:
     """Return the question whether an entry holds a run of one of *jobs*."""
-    known = {
-        _job_key(job) for job in jobs if not job.spec.holds_nodes
-    }  # nodes that nobody uses are given back
+    # nodes that nobody uses are given back
+    known = {_job_key(job) for job in jobs if not job.spec.holds_nodes}
     return lambda entry: (
         entry.scheduler != "local" and any((run.node_id, run.digest) in known for run in entry.runs)
     )

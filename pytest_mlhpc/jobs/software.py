@@ -147,9 +147,8 @@ def _sources(pattern: str, folder: Path) -> Iterator[Path]:
         why = "" if error.errno in {errno.ENOENT, errno.ENOTDIR} else f": {error.strerror}"
     try:
         found = folder.glob(pattern) if _is_glob(pattern) and not names else ()
-        names = names or sorted(
-            Path(os.path.normpath(one)) for one in found
-        )  # `../src/*` is not below folder
+        # `../src/*` is not below folder
+        names = names or sorted(Path(os.path.normpath(one)) for one in found)
     except (OSError, ValueError) as error:  # ValueError: `**` beside other letters
         why = f": {getattr(error, 'strerror', None) or error}"
     if not names:

@@ -73,46 +73,38 @@ class JobSpec:
     judged: tuple[str, ...] = ()
     expected_metrics: tuple[str, ...] = ()  #: metrics that must be reported, or the run has measured nothing
     argv: tuple[str, ...] = ()
-    metrics: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  #: `command`: name -> pattern, unit, better
-    references: Mapping[str, float] = field(
-        default_factory=dict
-    )  #: metric -> what it promises here, in base units
+    #: `command`: name -> pattern, unit, better
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: metric -> what it promises here, in base units
+    references: Mapping[str, float] = field(default_factory=dict)
     processes: int = 0  #: that the launcher starts in all; of all but programs 0, which means one a rank
-    env: Mapping[str, str] = field(
-        default_factory=dict, repr=False
-    )  #: over the environment's variables; may hold secrets
+    #: over the environment's variables; may hold secrets
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     modules: tuple[str, ...] = ()  #: to load after the environment's own
     image: str = ""  #: of a container, instead of the environment's
-    files: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: path in the run's folder -> what is copied there
+    #: path in the run's folder -> what is copied there
+    files: Mapping[str, str] = field(default_factory=dict)
     artifacts: tuple[str, ...] = ()  #: names or globs of files that the test may read
     sanity: tuple[str, ...] = ()  #: regular expressions that must match in the output
     checks: bool = False  #: functions of the test say, too, whether the run is sound
     functions: str = ""  #: ``file::test`` in which functions of metrics and sanity stand; no part of the job
     builds: tuple[BuildPlan, ...] = ()  #: what has to be built before it runs
     needs: Mapping[str, JobSpec] = field(default_factory=dict)  #: runs that end before it is submitted
-    needed: Mapping[str, FinishedRun] = field(
-        default_factory=dict
-    )  #: what they left, once they have ended; no part of the job
+    #: what they left, once they have ended; no part of the job
+    needed: Mapping[str, FinishedRun] = field(default_factory=dict)
     cwd: str | None = None  #: folder that a program starts in; None: a new one of its run
-    folder: str = (
-        ""  #: of the test's file, as the controller sees it; empty: not known, or nodes do not see it
-    )
+    #: of the test's file, as the controller sees it; empty: not known, or nodes do not see it
+    folder: str = ""
     module: str = ""  #: import path of the workload's torch half, for a workload that is not our own
     session: str = ""  #: the only one that may have its runs: of a comparison no later session adopts a part
     node: str = ""  #: the one node on which it has to run (--mlhpc-each-node); no part of the series
     requires: tuple[str, ...] = ()  #: features that the partition must have, or with a minus must not
-    scheduler_options: Mapping[str, Any] = field(
-        default_factory=dict, repr=False
-    )  #: put over the partition's, already checked; no part of the definition
+    #: put over the partition's, already checked; no part of the definition
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     packages: tuple[str, ...] = ()  #: folders of another revision from which Python imports before all others
     at_revision: JobSpec | None = None  #: the same test with what another revision has; no part of the job
-    owner: str = (
-        ""  #: who is asked about the test; several are one text with commas; no part of the definition
-    )
+    #: who is asked about the test; several are one text with commas; no part of the definition
+    owner: str = ""
     benchmark: str = ""  #: the test's identity: its `name=`, else see :mod:`pytest_mlhpc.session.collection`
     definition: str = ""  #: what is computed, as canonical text (:mod:`pytest_mlhpc.store.definition`)
 
@@ -125,6 +117,11 @@ class JobSpec:
     def about_nodes(self) -> bool:
         """Whether nothing is measured: nodes are reserved for the test, or vetted."""
         return self.workload in (HELD, VETTED)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it trains a workload: it is no program, no probe, and not about nodes."""
+        return self.workload != "command" and self.data != NO_DATA and not self.about_nodes
 
     @property
     def agentless(self) -> bool:

@@ -261,9 +261,8 @@ class _Reader:
         self.entries: dict[SeriesKey, Entry] = {}
         self._visited: set[int] = set()
         self._lines: dict[str, int] = {}  #: path of a key -> its line, from 0
-        self._spans: list[
-            tuple[int, int, tuple[str, ...]]
-        ] = []  #: first line, end line, what a comment belongs to
+        #: first line, end line, what a comment belongs to
+        self._spans: list[tuple[int, int, tuple[str, ...]]] = []
 
     def root(self, node: Any) -> None:
         if node is None:

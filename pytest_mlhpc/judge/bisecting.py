@@ -80,9 +80,8 @@ def posterior(before: Sequence[float], loss: float, found: Sequence[PairedEviden
         loss: the recorded loss, as a natural logarithm above 0.
         found: what comparisons measured, in any order.
     """
-    shown = [
-        tuple(number in one.culprits for one in found) for number in range(len(before))
-    ]  # equal rows, equal likelihoods
+    # equal rows, equal likelihoods
+    shown = [tuple(number in one.culprits for one in found) for number in range(len(before))]
     nothing = (False,) * len(found)
     tables = {row: _likelihoods(row, loss, found) for row in {*shown, nothing}}
     peak = max(value for table in tables.values() for value in table)

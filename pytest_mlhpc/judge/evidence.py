@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pytest_mlhpc.judge.baseline_files import PLACE
 from pytest_mlhpc.judge.rules import SEVERITY
 from pytest_mlhpc.node.protocol.schema import Measurement, RankReport
-from pytest_mlhpc.store.record import Record, calibration_rate
+from pytest_mlhpc.store.record import WORSE, MetricVerdict, Record, Verdict, calibration_rate
 from pytest_mlhpc.store.text import minutes, quantities, quantity
-from pytest_mlhpc.store.verdict import WORSE, MetricVerdict, Verdict
 
 #: Parts of a step that a rank reports, by the names people use; each is shown when both runs have it.
 _PARTS = {

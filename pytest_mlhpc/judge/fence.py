@@ -88,12 +88,10 @@ class Detector:
     """
 
     penalty: float = 3.0  #: a change must explain more than this times log(points), in variances of the noise
-    share: float = (
-        0.0  #: ... and this share of all that the series varies; for series that wander, not for nights
-    )
-    magnitude: float = (
-        0.015  #: smallest change of level; nothing below 1.5 % is called one (``judge.fence.SMALLEST``)
-    )
+    #: ... and this share of all that the series varies; for series that wander, not for nights
+    share: float = 0.0
+    #: smallest change of level; nothing below 1.5 % is called one (``judge.fence.SMALLEST``)
+    magnitude: float = 0.015
     abrupt: float = 0.3  #: share of a change that must have come within ``near`` points; the rest is drift
     near: int = 10  #: points on each side of a change
     floor: float = 0.004  #: no series is quieter than this share of its level (``judge.fence.SIGMA_FLOOR``)

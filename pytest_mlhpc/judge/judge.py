@@ -16,9 +16,19 @@ from pytest_mlhpc.judge.judged_metric import Ruling, Setting, usable
 from pytest_mlhpc.judge.rules import RERUNS_INCOMPLETE, SEVERITY, judge_metric
 from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.store.definition import changed
-from pytest_mlhpc.store.record import Epoch, Failure, JudgedBy, Record, RecordedFence, calibration_rate
+from pytest_mlhpc.store.record import (
+    WORSE,
+    Epoch,
+    Failure,
+    JudgedBy,
+    Judgement,
+    MetricVerdict,
+    Record,
+    RecordedFence,
+    Verdict,
+    calibration_rate,
+)
 from pytest_mlhpc.store.text import iso
-from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 
 #: Verdicts after which a test's new value may be what someone wants.
 _ACCEPTED_BY_HAND = frozenset({Verdict.IMPROVED, Verdict.WRONG_BASELINE, Verdict.DRIFTED, Verdict.REGRESSED})

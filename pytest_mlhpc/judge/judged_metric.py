@@ -13,8 +13,7 @@ from pytest_mlhpc.judge.losses import LossLimits, limits_for
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.node.telemetry import contention
 from pytest_mlhpc.store import record
-from pytest_mlhpc.store.record import Epoch, JudgedBy, calibration_rate, ratio
-from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
+from pytest_mlhpc.store.record import Epoch, JudgedBy, MetricVerdict, Verdict, calibration_rate, ratio
 
 
 def speed(measurement: Measurement, reference: float | None) -> float:

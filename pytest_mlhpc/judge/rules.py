@@ -21,9 +21,8 @@ from pytest_mlhpc.judge.losses import Loss
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.store import record
 from pytest_mlhpc.store.definition import changed
-from pytest_mlhpc.store.record import Epoch
+from pytest_mlhpc.store.record import Epoch, MetricVerdict, Verdict
 from pytest_mlhpc.store.text import quantity
-from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
 
 #: Re-runs that are asked for at once.
 AT_ONCE = 2

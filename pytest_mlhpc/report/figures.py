@@ -13,9 +13,8 @@ from pytest_mlhpc.judge import judged_metric
 from pytest_mlhpc.judge.fence import SMALLEST
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.keys import Benchmark, benchmark_of, parse
-from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.record import GOOD, Record, Verdict
 from pytest_mlhpc.store.text import one_line
-from pytest_mlhpc.store.verdict import GOOD, Verdict
 
 
 @dataclass(frozen=True, order=True)

@@ -16,10 +16,9 @@ from pytest_mlhpc.alert.channels.base import AlertMessage, IncidentState, Kind
 from pytest_mlhpc.alert.messages import anchor, is_address, owners_text, short
 from pytest_mlhpc.alert.model import owner_names
 from pytest_mlhpc.jobs.budget import hours_text
-from pytest_mlhpc.store.record import INFRASTRUCTURE, Record, SeriesKey, unfit_of
+from pytest_mlhpc.store.record import FINE, INFRASTRUCTURE, WORSE, Record, SeriesKey, unfit_of
 from pytest_mlhpc.store.text import count as counted
 from pytest_mlhpc.store.text import iso, minutes, one_line
-from pytest_mlhpc.store.verdict import FINE, WORSE
 
 #: Lines of a page, and the incidents among them that are shown whole.
 MOST_LINES, MOST_URGENT = 25, 5

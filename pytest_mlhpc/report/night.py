@@ -40,10 +40,9 @@ from pytest_mlhpc.report.morning import (
     OpenAlert,
     accept_command,
 )
-from pytest_mlhpc.store.record import INFRASTRUCTURE, SeriesKey
+from pytest_mlhpc.store.record import INFRASTRUCTURE, WORSE, SeriesKey, Verdict
 from pytest_mlhpc.store.text import count as counted
 from pytest_mlhpc.store.text import minutes, one_line
-from pytest_mlhpc.store.verdict import WORSE, Verdict
 
 _HOUR_NS = 3600 * 10**9
 #: Nightly runs that are no farther apart belong to one night: the next one of a schedule comes after 24 h.

@@ -44,9 +44,8 @@ from pytest_mlhpc.options import Settings
 from pytest_mlhpc.session.check_measurement import CheckedJob
 from pytest_mlhpc.session.revision import Revision, source_of
 from pytest_mlhpc.store.locations import make_directories
-from pytest_mlhpc.store.record import Failure
+from pytest_mlhpc.store.record import Failure, Judgement, MetricVerdict, Verdict
 from pytest_mlhpc.store.text import aligned, count, quantity
-from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
 
 #: Launchers that the batch starts itself, so that they have to be found before the software of a side is set up.
 _OUTER_LAUNCHERS = frozenset({"mpirun", "poprun"})

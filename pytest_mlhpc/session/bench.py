@@ -52,27 +52,23 @@ class Bench:
     targets: tuple[Target, ...]
     workloads: Mapping[str, Workload]
     launchers: Mapping[str, str] = field(default_factory=dict)  #: name -> payload module
-    models: Mapping[str, type[Any] | None] = field(
-        default_factory=dict
-    )  #: of the options that tests may give to the schedulers of the targets
+    #: of the options that tests may give to the schedulers of the targets
+    models: Mapping[str, type[Any] | None] = field(default_factory=dict)
     manager: pluggy.PluginManager | None = None  #: not in workers of pytest-xdist
     session: BenchmarkSession | None = None  #: not in workers of pytest-xdist, not with --collect-only
     source: ResultSource | None = None
-    declare_remotely: Callable[[Sequence[JobSpec], Bench], None] | None = (
-        None  #: only in workers of pytest-xdist
-    )
+    #: only in workers of pytest-xdist
+    declare_remotely: Callable[[Sequence[JobSpec], Bench], None] | None = None
     specs: dict[str, JobSpec] = field(default_factory=dict)
-    misnamed: dict[str, list[Problem]] = field(
-        default_factory=dict
-    )  #: by function: parameters that are no field
+    #: by function: parameters that are no field
+    misnamed: dict[str, list[Problem]] = field(default_factory=dict)
     faults: dict[str, list[Problem]] = field(default_factory=dict)  #: by node id: why the test cannot run
     deselected: list[str] = field(default_factory=list)
     #: Of the selected systems, as the systems file has them: system -> partition -> names of its environments.
     places: Mapping[str, Mapping[str, frozenset[str]]] = field(default_factory=dict)
     false_alarms: float = 1.0  #: a month, as the systems file says
-    revision: Revision | None = (
-        None  #: of B with --mlhpc-against rev=; without worktree where tests are only collected
-    )
+    #: of B with --mlhpc-against rev=; without worktree where tests are only collected
+    revision: Revision | None = None
     sweep: Sweep | None = None  #: with --mlhpc-each-node; not in workers of pytest-xdist
     code_owners: CodeOwners = field(default_factory=CodeOwners)
     owners: dict[Path, str] = field(default_factory=dict)  #: of files of tests, as CODEOWNERS says

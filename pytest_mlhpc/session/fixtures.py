@@ -37,7 +37,7 @@ def baseline(request: pytest.FixtureRequest) -> Baseline:
     """The accepted values that the run is compared with: ``baseline["effective_throughput"]``."""
     from pytest_mlhpc.session.run import Baseline
     from pytest_mlhpc.session.runtest import take
-    from pytest_mlhpc.store.verdict import Judgement, Verdict
+    from pytest_mlhpc.store.record import Judgement, Verdict
 
     outcome = take(request.node, _bench(request))
     return Baseline(outcome.judgement or Judgement(Verdict.UNJUDGED))

@@ -21,9 +21,8 @@ from pytest_mlhpc.jobs.budget import account_of, used_hours
 from pytest_mlhpc.jobs.job import Attempt, Job, Outcome, is_first_side
 from pytest_mlhpc.jobs.plan import node_verdict, vetted_record
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.judge.accepting import BaselineStanding, standings_of
 from pytest_mlhpc.judge.baseline_files import environment_digest, series_of
-from pytest_mlhpc.judge.baselines import BaselineBook
+from pytest_mlhpc.judge.baselines import BaselineBook, BaselineStanding, standings_of
 from pytest_mlhpc.judge.judge import JudgeInputs, accept_command, entries_to_put, failure_of, fences_of, judge
 from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.node.protocol.plan import VETTED
@@ -33,9 +32,18 @@ from pytest_mlhpc.session.against import Comparison, NamedResult, broken_run, ju
 from pytest_mlhpc.session.check_measurement import CheckedAttempt, CheckedJob, check_job
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.locations import default_state_dir
-from pytest_mlhpc.store.record import AGAINST, Failure, JudgedBy, Provenance, Record, user_name
+from pytest_mlhpc.store.record import (
+    AGAINST,
+    WORSE,
+    Failure,
+    JudgedBy,
+    Judgement,
+    Provenance,
+    Record,
+    Verdict,
+    user_name,
+)
 from pytest_mlhpc.store.store import Drill, Store
-from pytest_mlhpc.store.verdict import WORSE, Judgement, Verdict
 from pytest_mlhpc.vetting.reuse import Readiness
 
 if TYPE_CHECKING:
@@ -146,9 +154,8 @@ class JudgedJob:
     failure: Failure | None = None
     inputs: JudgeInputs | None = None  #: None where no figure was compared with a baseline
     comparison: tuple[NamedResult, ...] = ()  #: of A against B
-    more: int | None = (
-        None  #: attempts to run before it can be recorded, 0: those on their way; None: it is final
-    )
+    #: attempts to run before it can be recorded, 0: those on their way; None: it is final
+    more: int | None = None
 
     @property
     def verdict(self) -> str:

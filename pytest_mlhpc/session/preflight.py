@@ -61,9 +61,8 @@ class Spending:
     def __init__(self, specs: Sequence[JobSpec], settings: Settings) -> None:
         self.announcement: list[str] = []
         self.reruns_left = settings.reruns
-        self.bounds = upper_bound(
-            specs, settings.reruns
-        )  #: account -> node-hours, worst-case re-runs included
+        #: account -> node-hours, worst-case re-runs included
+        self.bounds = upper_bound(specs, settings.reruns)
         if text := cost_text(specs, settings.reruns):
             self.announcement.append(text)
         self._session = _budget(specs, parse_limit(settings.budget) if settings.budget else None)

@@ -62,9 +62,8 @@ class Revision:
     aliases: tuple[str, ...] = ()
     head: str = ""  #: the commit that is checked out
     dirty: bool = False  #: the checkout has changes: A is not its commit
-    trees: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: folder of runs -> the worktree below it; empty: none yet
+    #: folder of runs -> the worktree below it; empty: none yet
+    trees: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return the revision as it was given, with its commit."""

@@ -16,9 +16,8 @@ from pytest_mlhpc.judge.evidence import metric_lines
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.node.run_files import place_of_run
 from pytest_mlhpc.provision.output_search import RankFiles, RunFiles
-from pytest_mlhpc.store.record import NEEDED_FAILED
+from pytest_mlhpc.store.record import NEEDED_FAILED, WORSE, Judgement, MetricVerdict, Verdict
 from pytest_mlhpc.store.text import quantity
-from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 
 
 class VerdictWarning(UserWarning):

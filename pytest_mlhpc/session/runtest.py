@@ -28,8 +28,8 @@ from pytest_mlhpc.jobs.spec import NO_DATA, JobState, cut_names, short_names
 from pytest_mlhpc.options import options_of_target, repeated_options
 from pytest_mlhpc.session.bench import INFRA_ATTRIBUTE, Bench, bench_of
 from pytest_mlhpc.session.run import WARNINGS, explain
+from pytest_mlhpc.store.record import WORSE, Judgement, Verdict
 from pytest_mlhpc.store.text import quantity
-from pytest_mlhpc.store.verdict import WORSE, Judgement, Verdict
 
 #: Most jobs that are drawn; the others are counted.
 MOST = 8

@@ -18,7 +18,7 @@ from pytest_mlhpc.jobs.partition_queue import Callbacks
 from pytest_mlhpc.jobs.queue import Driver
 from pytest_mlhpc.jobs.resume import without_user
 from pytest_mlhpc.jobs.spec import JobSpec, run_root, uuid7, with_needs
-from pytest_mlhpc.judge.accepting import WAITING, recorded_line, written_line
+from pytest_mlhpc.judge.baselines import WAITING, recorded_line, written_line
 from pytest_mlhpc.options import Settings, state_and_baselines
 from pytest_mlhpc.session.ledger_writer import LedgerWriter
 from pytest_mlhpc.session.signals import Signals
@@ -57,9 +57,8 @@ class BenchmarkSession:
         self.jobs: dict[str, Job] = {}
         self.deselected: list[str] = []  #: lines of tests that no selected target can run
         self.changed_files: tuple[Path, ...] = ()
-        self.announcement: list[
-            str
-        ] = []  #: what to say before anything runs: what it may cost, what was reaped
+        #: what to say before anything runs: what it may cost, what was reaped
+        self.announcement: list[str] = []
         self.trouble: list[str] = []  #: what went wrong on closing, for the summary
         self.notes: list[str] = []  #: what receivers of records have to say; no fault of this session
         self._manager = manager
@@ -71,9 +70,8 @@ class BenchmarkSession:
         self._timer: threading.Timer | None = None
         self._signals = Signals(self._terminate)
         self._detaching = False
-        self._unbuilt: Mapping[
-            str, Failure
-        ] = {}  #: node id -> why a build that it needs failed on this machine
+        #: node id -> why a build that it needs failed on this machine
+        self._unbuilt: Mapping[str, Failure] = {}
         self.terminated = False  #: by SIGTERM or SIGHUP
         self.comparison: Comparison | None = None  #: of A against B
         self.revision: Revision | None = None  #: of B, with its worktrees

@@ -13,13 +13,13 @@ import pytest
 from pytest_mlhpc.errors import Problem, StoreError, did_you_mean, nearest
 from pytest_mlhpc.jobs.decorators import MARK
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.spec import cut_names
+from pytest_mlhpc.jobs.spec import JobSpec, cut_names
 from pytest_mlhpc.judge.rules import MAY_BE_TOO_LOW, NIGHTS
 from pytest_mlhpc.node.vet.finding import VetVerdict as NodesVerdict
 from pytest_mlhpc.session.bench import Bench, bench_of
 from pytest_mlhpc.session.run import change
+from pytest_mlhpc.store.record import FINE, NOTABLE, MetricVerdict, Verdict
 from pytest_mlhpc.store.text import aligned, count, quantity
-from pytest_mlhpc.store.verdict import FINE, NOTABLE, MetricVerdict, Verdict
 
 if TYPE_CHECKING:
     from pytest_mlhpc.session.against import Comparison
@@ -136,6 +136,42 @@ def header(bench: Bench) -> str:
         f"mlhpc: running on {targets}{preset}{changed}; "
         f"baselines: {bench.settings.baselines_dir}; state: {bench.settings.state_dir}"
     )
+
+
+def announced(session: BenchmarkSession) -> list[str]:
+    """Return what to say before anything runs: presets of trainings, what the session may cost, what became of earlier jobs."""
+    return [
+        *presets((job.spec for job in session.jobs.values()), session.settings.preset),
+        *session.announcement,
+    ]
+
+
+def presets(specs: Iterable[JobSpec], asked: str | None) -> list[str]:
+    """Return which presets the trainings among *specs* use and what chose each. *asked*: what --mlhpc-preset says.
+
+    A second line warns of partitions of this machine that train by default, which takes long.
+    """
+    found: dict[str, None] = {}
+    slow: set[str] = set()
+    for spec in specs:
+        if not spec.is_training:
+            continue
+        partition, source = spec.target.partition, "systems file"
+        if "preset" in spec.asked:
+            source = "test"
+        elif asked:
+            source = "--mlhpc-preset"
+        elif partition.preset_is_default:
+            source = "default"
+            slow |= {partition.id} if partition.scheduler == "local" else set()
+        found[f"{spec.preset} ({source})"] = None
+    lines = [f"preset: {', '.join(found)}"] if found else []
+    if slow:
+        lines.append(
+            f"{', '.join(sorted(slow))}: trainings of this preset may take hours on this machine; for short ones write "
+            "`preset: smoke` in the partition, or give --mlhpc-preset smoke"
+        )
+    return lines
 
 
 def list_faults(reporter: pytest.TerminalReporter, faults: Mapping[str, Sequence[Problem]]) -> None:

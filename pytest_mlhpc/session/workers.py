@@ -194,7 +194,9 @@ class ControllerHooks:
         except MlhpcError as error:
             raise pytest.UsageError(str(error)) from None
         if (reporter := node.config.pluginmanager.getplugin("terminalreporter")) is not None:
-            for line in session.announcement:
+            from pytest_mlhpc.session.terminal import announced
+
+            for line in announced(session):
                 reporter.write_line(line)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -422,9 +422,8 @@ class Index:
 
     def _recover(self, error: sqlite3.DatabaseError) -> None:
         self.close()
-        usable = not isinstance(
-            error, sqlite3.OperationalError
-        )  # damaged, but its place can be read and written
+        # damaged, but its place can be read and written
+        usable = not isinstance(error, sqlite3.OperationalError)
         if usable:
             with contextlib.suppress(OSError):
                 self._remove()

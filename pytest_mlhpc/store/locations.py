@@ -152,9 +152,8 @@ def _remove_left(target: Path) -> None:
         for entry in entries:
             ours = entry.name.startswith(f".{target.name}.") and entry.name.endswith(files.UNFINISHED)
             if ours and entry.stat(follow_symlinks=False).st_mtime < before:
-                with contextlib.suppress(
-                    OSError
-                ):  # another writer removes it as well, or it is somebody else's
+                # another writer removes it as well, or it is somebody else's
+                with contextlib.suppress(OSError):
                     Path(entry.path).unlink()
 
 

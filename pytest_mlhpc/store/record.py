@@ -1,7 +1,8 @@
-"""A record: one attempt's measurement with its verdict, its failure, its surroundings and the commit under test, stored as one JSON line."""
+"""A record: one attempt's measurement with its verdicts, failure, surroundings and the commit under test, stored as one JSON line."""
 
 from __future__ import annotations
 
+import enum
 import getpass
 import os
 import subprocess
@@ -98,18 +99,16 @@ class Record:
     energy_j: float | None = None  #: as the scheduler accounts it
     judged: tuple[str, ...] = ()
     judged_by: JudgedBy | None = None  #: of first attempts that were judged
-    fences: Mapping[str, RecordedFence] = field(
-        default_factory=dict
-    )  #: by metric, of first attempts that were judged by a baseline
+    #: by metric, of first attempts that were judged by a baseline
+    fences: Mapping[str, RecordedFence] = field(default_factory=dict)
     owner: str = ""  #: who is asked about the test; several are one text with commas
     partition_owner: str = ""  #: who is asked about the nodes
     pipeline: str = ""  #: id of the CI pipeline in which the session ran
     root: str = ""  #: pytest's root directory, to which ``node_id`` is relative, on the session's machine
     options: tuple[str, ...] = ()  #: of pytest that chose how it ran, but for system and state directory
     overrides: Mapping[str, str] = field(default_factory=dict)  #: what --mlhpc-set changed of systems.yaml
-    drill: str = (
-        ""  #: id of the drill, and the fault that it planted into the run; of all other records empty
-    )
+    #: id of the drill, and the fault that it planted into the run; of all other records empty
+    drill: str = ""
     vetting: RecordedVetting | None = None  #: None: the nodes were not vetted
     measurement: Measurement | None = None
     schema: int = SCHEMA
@@ -420,3 +419,59 @@ def _git(root: Path, *arguments: str) -> str:
         return ""  # git is not there, or its file system hangs: a record without commit is still a record
     # A branch may be called by any bytes; what is no UTF-8 is written out, as records go to places that take nothing else.
     return result.stdout.decode("utf-8", "backslashreplace").strip() if result.returncode == 0 else ""
+
+
+class Verdict(enum.StrEnum):
+    """The verdicts, from best to worst news. ``NEW`` has no accepted baseline yet."""
+
+    PASSED = "passed"
+    IMPROVED = "improved"
+    WRONG_BASELINE = "wrong_baseline"  #: a month without a change lies at another level than the accepted one
+    NEW = "new"
+    INCONCLUSIVE = "inconclusive"
+    SUSPECT = "suspect"  #: it may be a loss; the next nights decide
+    DRIFTED = "drifted"
+    REGRESSED = "regressed"
+    BELOW_REFERENCE = "below_reference"  #: worse than what the test promises for the system
+    UNJUDGED = "unjudged"  #: judge=False, or nothing was measured
+
+
+#: The figure is worse than it may be: the test fails.
+WORSE = (Verdict.BELOW_REFERENCE, Verdict.REGRESSED, Verdict.DRIFTED)
+#: The test passes, and the figure should be looked at.
+NOTABLE = (Verdict.SUSPECT, Verdict.INCONCLUSIVE, Verdict.WRONG_BASELINE, Verdict.IMPROVED)
+#: There is nothing to look at.
+FINE = (Verdict.PASSED, Verdict.NEW, Verdict.UNJUDGED)
+#: The figure may be compared with others as what the program usually does.
+GOOD = (Verdict.PASSED, Verdict.IMPROVED, Verdict.WRONG_BASELINE, Verdict.NEW)
+
+
+@dataclass(frozen=True)
+class MetricVerdict:
+    """One judged metric. ``change`` is relative and positive when better; ``width`` is the fence as a fraction."""
+
+    name: str
+    value: float
+    unit: str
+    better: str
+    baseline: float | None
+    change: float | None
+    width: float
+    verdict: Verdict
+    reruns: tuple[float, ...] = ()
+    reason: str = ""
+    epoch: str = ""  #: what changed since its baseline was accepted, which it is not judged by for that
+    fence: tuple[float, float] | None = None  #: accepted value and width, where a reference decided
+    settling: int | None = None  #: nights, tonight among them, of those that settle the level of a new series
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict of a run. ``explanation`` is lines of text for people; ``accept_command`` takes the new value."""
+
+    verdict: Verdict
+    metrics: tuple[MetricVerdict, ...] = ()
+    explanation: tuple[str, ...] = ()
+    accept_command: str = ""
+    epoch: str = ""  #: what changed since its baseline, or its newest record: a new epoch begins
+    reruns_wanted: int = 0  #: more attempts are needed before this can be final

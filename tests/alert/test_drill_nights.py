@@ -7,7 +7,7 @@ from nights_of import nights, quiet, store
 from worlds import measurement
 
 from pytest_mlhpc.alert.drill import LaterNights, copy_state, drill_folder, left
-from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.series import LocalSource
 from pytest_mlhpc.store.record import JudgedBy
 from pytest_mlhpc.store.store import read_records
 

@@ -22,12 +22,6 @@ class Sink(Server):
         assert timeout_s == 60.0
         return self
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_error):
-        pass
-
 
 @pytest.fixture
 def sink(monkeypatch):

@@ -10,8 +10,7 @@ import pytest
 from nights_of import store
 from worlds import SECOND, measurement, record
 
-from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.series import Point, night_of
+from pytest_mlhpc.history.series import LocalSource, Point, night_of
 from pytest_mlhpc.node.protocol.schema import MetricValue
 from pytest_mlhpc.store.record import RecordedVetting
 
@@ -96,7 +95,7 @@ def test_a_record_that_is_there_twice_counts_once(state_dir, source):
 
 
 def test_many_nights_come_in_portions_and_none_is_lost_between(state_dir, source, monkeypatch):
-    monkeypatch.setattr("pytest_mlhpc.history.local._PORTION", 3)
+    monkeypatch.setattr("pytest_mlhpc.history.series._PORTION", 3)
     store(state_dir, [record(number, created_ns=number // 4) for number in range(20)])
     assert [int(night.id[-2:]) for night in source.nights()] == list(range(20))
 

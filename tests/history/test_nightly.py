@@ -14,7 +14,7 @@ from worlds import measurement, record
 from pytest_mlhpc.history import level_changes
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.level_changes import Cache, Cause, NightlyQuery, cache_path, watch, worse_by
-from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.series import LocalSource
 from pytest_mlhpc.judge.changes import Change
 from pytest_mlhpc.judge.fence import Detector
 from pytest_mlhpc.node.protocol.schema import MetricValue

@@ -13,7 +13,7 @@ from worlds import DEFINITION, measurement, record
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.history.events import add, new_event
 from pytest_mlhpc.history.judge_inputs import JudgeHistory
-from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.series import LocalSource
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.evidence import change_lines, machine_lines
 from pytest_mlhpc.store.index import Index

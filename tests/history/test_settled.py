@@ -10,7 +10,7 @@ from nights_of import DAY, nights, quiet, store
 
 from pytest_mlhpc.history.events import new_event
 from pytest_mlhpc.history.judge_inputs import settled_entries
-from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.series import LocalSource
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.store.record import Epoch
 

@@ -162,12 +162,6 @@ class OpenServer(Server):
         assert timeout_s == publishing.REQUEST_LIMIT_S
         return self
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_error):
-        pass
-
 
 def test_damaged_lines_are_named_in_one_sentence(state_dir, silent, monkeypatch):
     monkeypatch.setattr(publishing, "InfluxSink", OpenServer())

@@ -8,7 +8,7 @@ from worlds import entry, inputs, measurement, spec
 
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import failure_of, judge
-from pytest_mlhpc.store.verdict import Verdict
+from pytest_mlhpc.store.record import Verdict
 
 
 def noise(sigma, count, level=100.0, seed=5):

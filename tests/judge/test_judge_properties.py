@@ -15,7 +15,7 @@ from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.fence import SMALLEST, make_fence
 from pytest_mlhpc.judge.judge import failure_of, judge
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
-from pytest_mlhpc.store.verdict import Verdict
+from pytest_mlhpc.store.record import Verdict
 
 RATES = st.floats(1.0, 300.0)
 HISTORY = st.lists(st.floats(80.0, 120.0), max_size=35).map(tuple)

@@ -9,8 +9,7 @@ from pytest_mlhpc.judge.baseline_files import environment_digest
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import entries_to_put, failure_of, fences_of, judge
 from pytest_mlhpc.node.protocol.schema import MetricValue
-from pytest_mlhpc.store.record import RecordedFence
-from pytest_mlhpc.store.verdict import Verdict
+from pytest_mlhpc.store.record import RecordedFence, Verdict
 
 QUIET = (100.0, 100.4, 99.6, 100.2, 99.8, 100.1, 99.9, 100.0)
 NOISY = (97.0, 103.0, 97.0, 103.0, 100.0, 100.0, 98.0, 102.0)

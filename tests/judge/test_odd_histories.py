@@ -9,7 +9,7 @@ from worlds import entry, inputs, measurement, spec
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import judge
 from pytest_mlhpc.judge.losses import LossLimits, chance_a_month, incident_losses, limits_for
-from pytest_mlhpc.store.verdict import Verdict
+from pytest_mlhpc.store.record import Verdict
 
 TOLD, FAILED, QUIET = "told", "failed", "quiet"
 

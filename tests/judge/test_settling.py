@@ -9,8 +9,7 @@ from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import failure_of, judge
 from pytest_mlhpc.judge.rules import settle
 from pytest_mlhpc.node.protocol.schema import MetricValue
-from pytest_mlhpc.store.record import Epoch
-from pytest_mlhpc.store.verdict import Verdict
+from pytest_mlhpc.store.record import Epoch, Verdict
 
 METRIC = MetricValue("rate", 100.0, "samples/s", "higher")
 EPOCH = Epoch(DEFINITION, "EPYC")

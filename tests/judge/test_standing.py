@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mlhpc.judge.accepting import BaselineStanding, recorded_line, standings_of, written_line
-from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
+from pytest_mlhpc.judge.baselines import BaselineStanding, recorded_line, standings_of, written_line
+from pytest_mlhpc.store.record import Judgement, MetricVerdict, Verdict
 
 NEW, CHANGED, PROVISIONAL, SETTLED, WRONG, WRITTEN, AGREES = BaselineStanding
 STEPS = "steps 100 -> 200"

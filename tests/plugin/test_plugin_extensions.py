@@ -48,3 +48,16 @@ def test_the_set_that_a_run_has_made_for_itself_is_removed_after_it(suite):
     left = sorted(path.name for path in suite.state.glob("runs/*/*/*") if path.is_file())
     assert left == ["batch.log", "plan.json"]
     assert not list(suite.state.glob("runs/*/*/data"))
+
+
+def test_a_session_whose_systems_file_names_no_preset_says_which_trainings_use(suite):
+    systems = (suite.folder / "systems.yaml").read_text()
+    broken = "environments: {default: {python: 'false'}}, "  # each run fails at once
+    suite.file("systems.yaml", systems.replace("preset: smoke, ", broken, 1))
+    suite.write("""
+    @train("cosmoflow")
+    def test_it(run): pass
+    """)
+    suite.run().expect(
+        1, "preset: reference (default)", "local:cpu: *write `preset: smoke` in the partition*", errors=1
+    )

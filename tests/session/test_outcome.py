@@ -15,8 +15,7 @@ from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.session.against import Comparison
 from pytest_mlhpc.session.check_measurement import check_job
 from pytest_mlhpc.session.outcome import SessionTerms, judge_job
-from pytest_mlhpc.store.record import Epoch, Failure, Provenance
-from pytest_mlhpc.store.verdict import Verdict
+from pytest_mlhpc.store.record import Epoch, Failure, Provenance, Verdict
 
 KILLED = Failure("worker_killed", "a process was killed by signal 9")
 NODE = Failure("node_failure", "n1 is down")

@@ -8,8 +8,7 @@ from pytest_mlhpc.jobs.job import Outcome
 from pytest_mlhpc.node.protocol.schema import Measurement, MetricValue
 from pytest_mlhpc.session.run import Baseline, Run, explain
 from pytest_mlhpc.session.runtest import properties
-from pytest_mlhpc.store.record import Failure
-from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
+from pytest_mlhpc.store.record import Failure, Judgement, MetricVerdict, Verdict
 
 
 def outcome(verdict: Verdict | None = Verdict.PASSED) -> Outcome:

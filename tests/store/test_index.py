@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nights_of import store
 from worlds import DEFINITION, measurement, record
 
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.locations import file_system, index_path
 from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
-from pytest_mlhpc.store.store import Store, read_records
+from pytest_mlhpc.store.store import read_records
 from pytest_mlhpc.store.text import nanoseconds
 
 KEY = SeriesKey("cirrus", "standard", "default", "", "suites/test_a.py::test_a", "rate")
@@ -26,12 +27,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def fill(state_dir: Path, *records: Record, session: str = "s1") -> Path:
-    store = Store(state_dir, session)
-    for one in records:
-        store.append(one)
-    store.close()
-    assert store.path is not None
-    return store.path
+    return store(state_dir, records, session)
 
 
 @contextmanager

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nights_of import store
 from worlds import DEFINITION, record
 
-from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.series import LocalSource
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.locations import index_path
 from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
 from pytest_mlhpc.store.store import (
     FOREVER_NS,
-    Store,
     benchmarks_in,
     json_line,
     newest_possible,
@@ -48,25 +48,16 @@ def night_record(night: int, test: int = 0, **changes: Any) -> Record:
     return replace(record(1, 100.0 + night), **{**fields, **changes})
 
 
-def store_records(state_dir: Path, session: str, *records: Record) -> Path:
-    store = Store(state_dir, session)
-    for one in records:
-        store.append(one)
-    store.close()
-    assert store.path is not None
-    return store.path
-
-
 def fill(state_dir: Path) -> None:
     """Store nights of three tests, of which the newest lack the first; results of another tool lie beside them."""
     for night in range(NIGHTS):
         tests = (0, 1, 2) if night < NIGHTS - 20 else (1, 2)
         names = [{"benchmark": KEY.benchmark if test == 0 else f"test_{test}"} for test in tests]
         records = [night_record(night, test, **name) for test, name in zip(tests, names, strict=True)]
-        store_records(state_dir, f"night-{night:03}", *records)
+        store(state_dir, records, f"night-{night:03}")
     order = random.Random(1).sample(range(20), 20)  # noqa: S311 - test data, the same each time
     foreign = [night_record(30, 50 + place, session="foreign", benchmark="foreign") for place in order]
-    store_records(state_dir, "foreign", *foreign)
+    store(state_dir, foreign, "foreign")
 
 
 @contextmanager
@@ -258,9 +249,9 @@ def json_line_of(one: Record) -> bytes:
 
 
 def test_time_until_which_a_file_holds_records_is_read_off_its_end(state_dir: Path) -> None:
-    path = store_records(state_dir, "night-000", night_record(0), night_record(9, session="night-000"))
+    path = store(state_dir, [night_record(0), night_record(9, session="night-000")], "night-000")
     assert newest_possible(path) == night_record(9).created_ns
-    path = store_records(state_dir, "night-001", night_record(1))
+    path = store(state_dir, [night_record(1)], "night-001")
     assert night_record(1).created_ns < newest_possible(path) <= night_record(1).created_ns + 31 * DAY_NS
 
 
@@ -279,7 +270,7 @@ def test_time_until_which_a_file_holds_records_is_read_off_its_end(state_dir: Pa
 def test_a_file_that_is_not_as_sessions_write_them_may_hold_anything(
     state_dir: Path, damage: Callable[[Path], Any]
 ) -> None:
-    path = store_records(state_dir, "night-000", night_record(0))
+    path = store(state_dir, [night_record(0)], "night-000")
     damage(path)
     (found,) = path.parent.glob("*.jsonl")
     assert newest_possible(found) == FOREVER_NS
@@ -287,7 +278,7 @@ def test_a_file_that_is_not_as_sessions_write_them_may_hold_anything(
 
 @pytest.mark.parametrize("month", ["2027-13", "9999-12", "0001-01", "archive", "2027-1"])
 def test_a_file_in_a_folder_that_is_no_month_may_hold_anything(state_dir: Path, month: str) -> None:
-    path = store_records(state_dir, "night-000", night_record(0))
+    path = store(state_dir, [night_record(0)], "night-000")
     moved = path.parent.with_name(month) / path.name
     moved.parent.mkdir()
     path.rename(moved)
@@ -298,7 +289,7 @@ def test_a_file_in_a_folder_that_is_no_month_may_hold_anything(state_dir: Path, 
 
 def test_a_line_much_longer_than_the_end_that_is_read_first_tells_its_time(state_dir: Path) -> None:
     long = night_record(3, session="night-000", explanation=("x" * 100_000,))
-    path = store_records(state_dir, "night-000", night_record(0), long)
+    path = store(state_dir, [night_record(0), long], "night-000")
     assert newest_possible(path) >= long.created_ns
     assert newest_possible(path) < FOREVER_NS
 
@@ -307,7 +298,7 @@ def test_a_line_much_longer_than_the_end_that_is_read_first_tells_its_time(state
     "odd", ["1e999", "true", '"1"', "null", "[1]"], ids=["infinite", "true", "a text", "nothing", "a list"]
 )
 def test_a_record_with_an_odd_figure_is_left_out_and_told(state_dir: Path, odd: str) -> None:
-    path = store_records(state_dir, "night-000", night_record(0), night_record(1, session="night-000"))
+    path = store(state_dir, [night_record(0), night_record(1, session="night-000")], "night-000")
     first, second = path.read_bytes().splitlines(keepends=True)
     assert b'"value":100.0' in first
     path.write_bytes(first.replace(b'"value":100.0', f'"value":{odd}'.encode()) + second)
@@ -319,7 +310,7 @@ def test_a_record_with_an_odd_figure_is_left_out_and_told(state_dir: Path, odd: 
 
 
 def test_a_whole_number_is_a_figure(state_dir: Path) -> None:
-    path = store_records(state_dir, "night-000", night_record(0))
+    path = store(state_dir, [night_record(0)], "night-000")
     path.write_bytes(path.read_bytes().replace(b'"value":100.0', b'"value":100'))
     with opened(state_dir) as index:
         assert index.history(KEY, EPOCH) == [100.0]

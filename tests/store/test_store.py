@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from full_disk import small_disk
 from hypothesis import given
+from nights_of import store as store_records
 from odd_values import changed
 from worlds import record
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.series import LocalSource
 from pytest_mlhpc.node.protocol.schema import SchemaError, to_json
 from pytest_mlhpc.store import store
 from pytest_mlhpc.store.record import Record
@@ -31,14 +32,7 @@ TESTS = Path(__file__).resolve().parents[1]
 def stored(state_dir: Path) -> Callable[..., Path]:
     """Store records as a session does; return its file."""
 
-    def store(*records: Record) -> Path:
-        made = Store(state_dir, "s1")
-        for one in records:
-            made.append(one)
-        made.close()
-        return made.path
-
-    return store
+    return lambda *records: store_records(state_dir, records)
 
 
 @pytest.fixture

@@ -14,8 +14,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, cut, plain, secret
-from pytest_mlhpc.alert.channels.http import Peer, basic, check_limits, check_url, send_json
+from pytest_mlhpc.alert.channels.base import (
+    AlertMessage,
+    Channel,
+    Peer,
+    basic,
+    check_limits,
+    check_url,
+    cut,
+    plain,
+    secret,
+    send_json,
+)
 
 #: Of the annotation ``description``, in characters: it stands in every notification.
 _MOST_TEXT = 8_000
@@ -34,9 +44,8 @@ class Settings:
     token: str = field(default="", repr=False)  #: sent as ``Authorization: Bearer``
     labels: Mapping[str, str] = field(default_factory=dict)
     link: str = ""  #: ``generatorURL``: the report or the dashboard that people should look at
-    hold_h: float = (
-        30.0  #: an open alert ends by itself so long after its last repetition: a night and some delay
-    )
+    #: an open alert ends by itself so long after its last repetition: a night and some delay
+    hold_h: float = 30.0
     ca_file: str = ""
     limit_s: float = 20.0
 
@@ -63,17 +72,12 @@ class Alertmanager:
     """One Alertmanager. Of a cluster each needs a channel of its own; they agree among themselves who notifies."""
 
     def __init__(self, name: str, settings: Settings) -> None:
-        self._name = name
+        self.name = name  #: of the channel in alerts.yaml
         self._settings = settings
         secrets = (settings.password, settings.token)
         self._peer = Peer(
             name, settings.url, _authorization(settings), secrets, settings.ca_file, settings.limit_s
         )
-
-    @property
-    def name(self) -> str:
-        """Of the channel in alerts.yaml."""
-        return self._name
 
     def send(self, message: AlertMessage) -> None:
         """Post the alert of *message*'s incident, as it is now.

@@ -1,13 +1,18 @@
 """A message to one of the services that apprise knows (chats, phones, pagers), one URL of apprise for each channel.
 
-Apprise runs in a process of its own, which can be ended when a service hangs, and whose log we read: there it says why
-something was not delivered, with addresses that we hide.
+Apprise runs in a process of its own, this module as a program. It can be ended when a service hangs, and its log is read: there
+it says why something was not delivered, with addresses that are hidden here.
+
+The process reads one request as JSON (``url``, ``title``, ``body``, ``type``: info, success, warning or failure) and prints one
+answer: ``known`` (whether apprise has a service for the URL), ``delivered``, ``log`` (what apprise said beyond INFO).
 """
 
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,17 +24,17 @@ from pytest_mlhpc.alert.channels.base import (
     Channel,
     DeliveryError,
     IncidentState,
+    check_limits,
     cut,
     plain,
     quoted,
     secrets_of,
 )
-from pytest_mlhpc.alert.channels.http import check_limits
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.processes import run_to_end
 
-_CHILD = "pytest_mlhpc.alert.channels.apprise_child"
+_CHILD = "pytest_mlhpc.alert.channels.apprise"
 #: Of a message's text, in characters; apprise cuts or splits it further as each service needs.
 _MOST_TEXT = 32_000
 #: Which of apprise's four kinds of notification a state is.
@@ -67,13 +72,8 @@ class Apprise:
     """One service behind one URL."""
 
     def __init__(self, name: str, settings: Settings) -> None:
-        self._name = name
+        self.name = name  #: of the channel in alerts.yaml
         self._settings = settings
-
-    @property
-    def name(self) -> str:
-        """Of the channel in alerts.yaml."""
-        return self._name
 
     def send(self, message: AlertMessage) -> None:
         """Hand *message* to apprise.
@@ -116,4 +116,39 @@ class Apprise:
 
     def _error(self, text: str, *, retry: bool) -> DeliveryError:
         scheme = self._settings.url.partition("://")[0]
-        return DeliveryError(f"{self._name}: {scheme}://: {text}", retry=retry)
+        return DeliveryError(f"{self.name}: {scheme}://: {text}", retry=retry)
+
+
+def main() -> int:
+    """Answer one request."""
+    request = json.load(sys.stdin.buffer)
+    log = io.StringIO()
+    handler = logging.StreamHandler(log)
+    handler.setLevel(logging.WARNING)
+    logging.getLogger("apprise").addHandler(handler)
+    answer = _notify(request)
+    json.dump({**answer, "log": log.getvalue()}, sys.stdout)
+    return 0
+
+
+def _notify(request: dict[str, Any]) -> dict[str, bool]:
+    import apprise
+
+    # In memory: what services want to remember between messages may hold secrets, and belongs to no account of ours.
+    asset = apprise.AppriseAsset(
+        app_id="pytest-mlhpc", app_desc="pytest-mlhpc", storage_mode=apprise.PersistentStoreMode.MEMORY
+    )
+    services = apprise.Apprise(asset=asset)
+    if not services.add(request["url"]):
+        return {"known": False, "delivered": False}
+    delivered = services.notify(
+        title=request["title"],
+        body=request["body"],
+        notify_type=apprise.NotifyType(request["type"]),
+        body_format=apprise.NotifyFormat.TEXT,
+    )
+    return {"known": True, "delivered": bool(delivered)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,8 +15,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, cut, fenced, plain, secret
-from pytest_mlhpc.alert.channels.http import Peer, check_limits, check_url, json_of, send_json
+from pytest_mlhpc.alert.channels.base import (
+    AlertMessage,
+    Channel,
+    Peer,
+    check_limits,
+    check_url,
+    cut,
+    fenced,
+    json_of,
+    plain,
+    secret,
+    send_json,
+)
 
 #: Of a description or a comment, in characters; GitLab takes a million (its limit on descriptions and notes).
 _MOST_TEXT = 500_000
@@ -62,17 +73,12 @@ class GitLabIssues:
     """The issues of one project."""
 
     def __init__(self, name: str, settings: Settings) -> None:
-        self._name = name
+        self.name = name  #: of the channel in alerts.yaml
         self._settings = settings
         headers = {"PRIVATE-TOKEN": settings.token}
         self._peer = Peer(name, settings.url, headers, (settings.token,), settings.ca_file, settings.limit_s)
         project = urllib.parse.quote(str(settings.project), safe="")
         self._issues = f"{settings.url}/api/v4/projects/{project}/issues"
-
-    @property
-    def name(self) -> str:
-        """Of the channel in alerts.yaml."""
-        return self._name
 
     def send(self, message: AlertMessage) -> None:
         """Open, comment on or close the issue of *message*'s incident; what is done already is not done again.

@@ -20,8 +20,16 @@ from email.utils import format_datetime
 from functools import partial
 from typing import Literal
 
-from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, DeliveryError, cut, plain, quoted, secret
-from pytest_mlhpc.alert.channels.http import check_limits
+from pytest_mlhpc.alert.channels.base import (
+    AlertMessage,
+    Channel,
+    DeliveryError,
+    check_limits,
+    cut,
+    plain,
+    quoted,
+    secret,
+)
 from pytest_mlhpc.config.http import CancellableConnection, within
 from pytest_mlhpc.node.agents.nodes import is_loopback
 
@@ -72,14 +80,9 @@ class Mailbox:
     """One receiver of mails."""
 
     def __init__(self, name: str, settings: Settings, receiver: str) -> None:
-        self._name = name
+        self.name = name  #: of the channel in alerts.yaml, and the receiver
         self._settings = settings
         self._receiver = receiver
-
-    @property
-    def name(self) -> str:
-        """Of the channel in alerts.yaml, and the receiver."""
-        return self._name
 
     def send(self, message: AlertMessage) -> None:
         """Hand the mail to the server.
@@ -133,7 +136,7 @@ class Mailbox:
     def _error(self, text: str, *, retry: bool) -> DeliveryError:
         settings = self._settings
         port = settings.port or _PORTS[settings.security]
-        return DeliveryError(f"{self._name}: {settings.host}:{port}: {text}", retry=retry)
+        return DeliveryError(f"{self.name}: {settings.host}:{port}: {text}", retry=retry)
 
     @property
     def _secrets(self) -> tuple[str, ...]:

@@ -13,8 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pytest_mlhpc.alert.channels.base import AlertMessage, Channel, as_json, cut, fenced, plain, secret, whole
-from pytest_mlhpc.alert.channels.http import Peer, check_limits, check_url, send_json
+from pytest_mlhpc.alert.channels.base import (
+    AlertMessage,
+    Channel,
+    Peer,
+    as_json,
+    check_limits,
+    check_url,
+    cut,
+    fenced,
+    plain,
+    secret,
+    send_json,
+    whole,
+)
 
 #: Mattermost takes 16,383 characters, Slack and Rocket.Chat more; fences and title need some.
 _MOST_CHAT = 12_000
@@ -47,17 +59,12 @@ class Webhook:
     """One server that takes messages by POST."""
 
     def __init__(self, name: str, settings: Settings) -> None:
-        self._name = name
+        self.name = name  #: of the channel in alerts.yaml
         self._settings = settings
         bearer = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         self._peer = Peer(
             name, settings.url, bearer, (settings.token, settings.secret), settings.ca_file, settings.limit_s
         )
-
-    @property
-    def name(self) -> str:
-        """Of the channel in alerts.yaml."""
-        return self._name
 
     def send(self, message: AlertMessage) -> None:
         """Post *message*; any 2xx is success.

@@ -22,8 +22,7 @@ from pydantic import (
 )
 
 from pytest_mlhpc.config.schema import Duration, EnvName, Line, Name, PartitionModel, Text
-from pytest_mlhpc.config.validation import validate
-from pytest_mlhpc.config.yaml import YamlNode, read_file
+from pytest_mlhpc.config.yaml import YamlNode, read_file, validate
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
 
 #: A job that waits longer than a day for its nodes is given up, unless the partition says otherwise.

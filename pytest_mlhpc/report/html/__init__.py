@@ -2,7 +2,7 @@
 
 ::
 
-    source of history -> page_data.py -> Page (model.py) -> page.py -> one file
+    source of history -> page_data.py -> Page -> page.py -> one file
                           |
                           +- rows.py: pure
 

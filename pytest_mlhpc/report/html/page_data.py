@@ -15,8 +15,8 @@ from pytest_mlhpc.history.level_changes import NightlyQuery, WatchedSeries, watc
 from pytest_mlhpc.history.series import Night, Series, Source
 from pytest_mlhpc.judge.baseline_files import TOLERANCE, Entry
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.html import model, rows
-from pytest_mlhpc.report.html.model import (
+from pytest_mlhpc.report.html import rows
+from pytest_mlhpc.report.html.page import (
     KINDS,
     BenchmarkIssue,
     BenchmarkNights,
@@ -25,6 +25,7 @@ from pytest_mlhpc.report.html.model import (
     SystemMark,
     SystemNight,
     kind_of,
+    split_of,
 )
 from pytest_mlhpc.store.record import SeriesKey
 
@@ -136,9 +137,8 @@ class _HostNights:
 def hosts(benches: Sequence[BenchmarkNights]) -> tuple[Host, ...]:
     """Return all nodes that any record names, those with trouble first within a system."""
     by_host: dict[tuple[str, str], _HostNights] = {}
-    counted: set[tuple[str, str, str]] = (
-        set()
-    )  # session, host, reason: a packed vetting is in each run's record
+    # session, host, reason: a packed vetting is in each run's record
+    counted: set[tuple[str, str, str]] = set()
     for bench in benches:
         changes = _changes(bench)
         for place, night in enumerate(bench.nights):
@@ -267,7 +267,7 @@ def gather(
         benches=tuple(benches),
         systems=systems(benches, wanted.now_ns),
         marks=tuple(_marks(events, benches, wanted)),
-        splits=tuple(one for bench in benches if (one := model.split_of(bench)) is not None),
+        splits=tuple(one for bench in benches if (one := split_of(bench)) is not None),
         scaling=rows.plots(benches),
         hosts=hosts(benches),
         notes=tuple(notes),

@@ -17,7 +17,7 @@ from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.fence import make_fence
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import ACCEPTED, DIVISIBLE
-from pytest_mlhpc.report.html.model import (
+from pytest_mlhpc.report.html.page import (
     Band,
     BenchmarkNights,
     BenchmarkRow,
@@ -28,9 +28,8 @@ from pytest_mlhpc.report.html.model import (
     short_id,
 )
 from pytest_mlhpc.store.definition import changed
-from pytest_mlhpc.store.record import SeriesKey
+from pytest_mlhpc.store.record import WORSE, SeriesKey
 from pytest_mlhpc.store.text import nanoseconds
-from pytest_mlhpc.store.verdict import WORSE
 
 #: Parts of a run's environment that are listed where they changed, at most; what else changed is counted.
 MOST_CHANGES = 8

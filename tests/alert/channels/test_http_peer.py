@@ -9,7 +9,7 @@ from certificates import certificate
 from http_sink import DRIP, GARBAGE, HANG, RESET, HttpSink, Reply
 from refusals import refusal
 
-from pytest_mlhpc.alert.channels.http import Peer, check_limits, check_url, send_json
+from pytest_mlhpc.alert.channels.base import Peer, check_limits, check_url, send_json
 
 pytestmark = pytest.mark.servers
 

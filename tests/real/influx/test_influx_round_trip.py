@@ -9,7 +9,7 @@ from nights_of import store
 from over_time_services import Influx
 from worlds import measurement, record
 
-from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.series import LocalSource
 from pytest_mlhpc.influx.credentials import server_of
 from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.influx.source import InfluxSource

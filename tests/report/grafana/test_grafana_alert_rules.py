@@ -8,8 +8,7 @@ import yaml
 
 from pytest_mlhpc.influx.schema import MEASUREMENTS
 from pytest_mlhpc.report.grafana import ALERT_RULES, all_dashboards
-from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
-from pytest_mlhpc.store.verdict import WORSE
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, WORSE
 
 FILES = {
     name: yaml.safe_load((resources.files("pytest_mlhpc.report") / "dashboards" / name).read_text("utf-8"))

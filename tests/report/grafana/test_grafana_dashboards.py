@@ -8,8 +8,7 @@ import pytest
 
 from pytest_mlhpc.influx.schema import MEASUREMENTS
 from pytest_mlhpc.report.grafana import ALERT_RULES, all_dashboards
-from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
-from pytest_mlhpc.store.verdict import GOOD, WORSE, Verdict
+from pytest_mlhpc.store.record import FAILURES, GOOD, INFRASTRUCTURE, WORSE, Verdict
 
 DASHBOARDS = all_dashboards()
 ONE = pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)

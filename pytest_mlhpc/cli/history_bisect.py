@@ -21,7 +21,7 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import CommandReport, DataCommand
-from pytest_mlhpc.cli.history.show import series_of
+from pytest_mlhpc.cli.history import series_of
 from pytest_mlhpc.cli.options import chosen, selection_of
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history import rendering
