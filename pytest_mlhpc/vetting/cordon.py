@@ -16,7 +16,7 @@ from typing import Any
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.vet.finding import Finding, Fitness, NodeVerdict, Origin, Severity, VetVerdict
 from pytest_mlhpc.node.vet.judge import PRESENCE
-from pytest_mlhpc.node.vet.text import safe
+from pytest_mlhpc.node.vet.output import safe
 from pytest_mlhpc.node.vet.verdict_files import FilesError, node_name, read
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import Conflict, KubernetesError, NotFound

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.protocol.plan import VetSettings
+from pytest_mlhpc.node.vet.figures import RANKS, judge_readings, keys_to_repeat
 from pytest_mlhpc.node.vet.finding import (
     UNCOMPARED,
     Exit,
@@ -22,7 +23,6 @@ from pytest_mlhpc.node.vet.finding import (
 )
 from pytest_mlhpc.node.vet.pairs import judge_pairs
 from pytest_mlhpc.node.vet.policy import Policy
-from pytest_mlhpc.node.vet.rules import RANKS, judge_readings, keys_to_repeat
 
 #: Longest part of a value that is quoted, and how far before the first difference it may begin, in characters.
 _QUOTED, _BEFORE = 60, 40

@@ -17,7 +17,7 @@ from pytest_mlhpc.node.agents.hub import FirstNodeNotReached, FirstNodeRefuses, 
 from pytest_mlhpc.node.agents.nodes import HostlistError, expand_hostlist, is_loopback, resolve, slurm_address
 from pytest_mlhpc.node.agents.wire import Wire, address_of
 from pytest_mlhpc.node.files import MOUNTS, NETWORK, PRIVATE_FILE, file_system, read_json, refuse_others
-from pytest_mlhpc.node.vet.ports import ipv4_addresses
+from pytest_mlhpc.node.vet.checks.network import ipv4_addresses
 
 #: Most nodes of one vetting; Slurm's own limit for one range of names (MAX_RANGE of its hostlist).
 MOST_NODES = 65536

@@ -301,7 +301,7 @@ def _known(seat: NodeState, work: Work, round_number: int) -> bool:
 COME_SHARE, COME_MOST_S = 0.3, 60.0
 
 #: A child that does not begin is its node's fault where it began on at least so many times as many nodes in all: a third may be
-#: bad before peers decide nothing (rules.py).
+#: bad before peers decide nothing (figures.py).
 LONELY = 3
 
 #: What is reserved for ends of watches and exchanges of the last answers, in seconds.
