@@ -267,7 +267,7 @@ class References:
     own: Mapping[str, Learned] = field(default_factory=dict)
 
 
-def call_jury(
+def find_references(
     group: FigureGroup, values: Mapping[Place, float], settings: VetSettings, policy: Policy
 ) -> References:
     """Return who can judge these figures of a group."""
@@ -361,10 +361,10 @@ def judge_readings(report: Report, settings: VetSettings, policy: Policy) -> Ite
     yield from absent_figures(report, groups)
     for group in groups:
         values = group.means()
-        jury = call_jury(group, values, settings, policy)
+        references = find_references(group, values, settings, policy)
         for place, value in values.items():
-            mark = _judge_figure(group, place, value, jury, policy)
-            yield place[0], _figure_finding(group, place, value, jury, mark)
+            result = _judge_figure(group, place, value, references, policy)
+            yield place[0], _figure_finding(group, place, value, references, result)
 
 
 def keys_to_repeat(report: Report, settings: VetSettings, policy: Policy) -> Tuple[str, ...]:
@@ -377,40 +377,44 @@ def _is_suspicious(group: FigureGroup, settings: VetSettings, policy: Policy) ->
     if group.repeated:
         return False
     values = group.means()
-    jury = call_jury(group, values, settings, policy)
-    marks = [_judge_figure(group, place, value, jury, policy) for place, value in values.items()]
+    references = find_references(group, values, settings, policy)
+    results = [_judge_figure(group, place, value, references, policy) for place, value in values.items()]
     # A floor that peers miss together would be missed again, and what nobody can judge would not be judged then.
-    idle = {"unjudged", UNCOMPARED, "floor"} if jury.decide else {"unjudged", UNCOMPARED}
-    return jury.confused or any(
-        mark.severity is not Severity.PASS and mark.rule not in idle for mark in marks
+    idle = {"unjudged", UNCOMPARED, "floor"} if references.decide else {"unjudged", UNCOMPARED}
+    return references.confused or any(
+        result.severity is not Severity.PASS and result.rule not in idle for result in results
     )
 
 
 def _judge_figure(
-    group: FigureGroup, place: Place, value: float, jury: References, policy: Policy
+    group: FigureGroup, place: Place, value: float, references: References, policy: Policy
 ) -> RuleResult:
     """Return the worst that anybody who may judge says; of equals, peers come first."""
     what = _what(group, place, value)
-    marks: List[RuleResult] = []
-    if jury.peers is not None:
-        peer = _by_peers(group, what, value, jury.peers, policy)
-        if jury.decide or peer.severity is not Severity.PASS:
-            marks.append(peer)
-    if jury.floor is not None:
-        marks.append(_by_floor(what, value, jury.floor, agreed=jury.decide))
-    if jury.learned is not None:
-        marks.append(_by_history(group, what, value, jury.learned, policy))
-    own = jury.own.get(place[0])
-    if not marks and own is not None:
-        marks.append(_by_own(group, what, value, own, policy))
-    if not marks:
-        reason = f"{what}, not compared: {jury.why}, there is no floor for {_model(group)}, and no history"
-        rule = "unjudged" if jury.confused else UNCOMPARED
+    results: List[RuleResult] = []
+    if references.peers is not None:
+        peer = _by_peers(group, what, value, references.peers, policy)
+        if references.decide or peer.severity is not Severity.PASS:
+            results.append(peer)
+    if references.floor is not None:
+        results.append(_by_floor(what, value, references.floor, agreed=references.decide))
+    if references.learned is not None:
+        results.append(_by_history(group, what, value, references.learned, policy))
+    own = references.own.get(place[0])
+    if not results and own is not None:
+        results.append(_by_own(group, what, value, own, policy))
+    if not results:
+        reason = (
+            f"{what}, not compared: {references.why}, there is no floor for {_model(group)}, and no history"
+        )
+        rule = "unjudged" if references.confused else UNCOMPARED
         return RuleResult(Severity.UNKNOWN, rule, f"{reason}; vet again, or more nodes at once")
-    worst = max(marks, key=lambda mark: RANKS[mark.severity])  # of equals the first
-    if jury.confused and place in jury.low and worst.severity is Severity.PASS:
+    worst = max(results, key=lambda result: RANKS[result.severity])  # of equals the first
+    if references.confused and place in references.low and worst.severity is Severity.PASS:
         return replace(
-            worst, severity=Severity.WARNING, reason=f"{worst.reason}; yet {jury.why}, and this is a low one"
+            worst,
+            severity=Severity.WARNING,
+            reason=f"{worst.reason}; yet {references.why}, and this is a low one",
         )
     return worst
 
@@ -496,21 +500,21 @@ def _own_bound(own: Learned, policy: Policy) -> Optional[float]:
 
 
 def _figure_finding(
-    group: FigureGroup, place: Place, value: float, jury: References, mark: RuleResult
+    group: FigureGroup, place: Place, value: float, references: References, result: RuleResult
 ) -> Finding:
-    sample, peers = group.sample, jury.peers
+    sample, peers = group.sample, references.peers
     return Finding(
         check=sample.check,
-        severity=mark.severity,
-        reason=mark.reason,
+        severity=result.severity,
+        reason=result.reason,
         device=place[1],
-        rule=mark.rule,
+        rule=result.rule,
         metric=sample.metric,
         value=value,
         unit=sample.unit,
         peer_median=None if peers is None else peers.median,
         mad=None if peers is None else peers.mad,
-        floor=mark.floor if jury.floor is None else jury.floor.fail,
+        floor=result.floor if references.floor is None else references.floor.fail,
         seconds=group.seconds[place],
     )
 

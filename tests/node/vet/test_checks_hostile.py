@@ -62,7 +62,7 @@ def examine_all(group, machine, context) -> None:
             answered += len(check.examine(machine, context).findings)
     for watch in WATCHES[group]:
         with suppress(Unreadable):
-            watch.end(machine, context, watch.sample(machine, watch.begin(machine, context)))
+            watch.end(machine, context, watch.sample(machine, watch.start(machine, context)))
     assert answered
 
 

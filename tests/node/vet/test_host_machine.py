@@ -33,7 +33,7 @@ def test_checks_of_the_host_say_nothing_bad_of_what_an_ordinary_machine_does_not
     checks, watches = ([one for one in every if one.name in HOST] for every in all_checks())
     said = [check.examine(machine, context) for check in checks]
     said += [
-        watch.end(machine, context, watch.sample(machine, watch.begin(machine, context))) for watch in watches
+        watch.end(machine, context, watch.sample(machine, watch.start(machine, context))) for watch in watches
     ]
     bad = {Severity.CRITICAL, Severity.UNKNOWN}
     assert not [one for outcome in said for one in outcome.findings if one.severity in bad]

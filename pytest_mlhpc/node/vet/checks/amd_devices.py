@@ -16,7 +16,7 @@ from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable, 
 
 #: amdsmi_status_t: NOT_SUPPORTED, NOT_YET_IMPLEMENTED; and UNEXPECTED_DATA, which the library's own tests let pass on devices that
 #: are newer than it is.
-NEVER_TOLD = (2, 3, 43)
+UNSUPPORTED = (2, 3, 43)
 
 
 class NotReported(Unreadable):
@@ -87,7 +87,7 @@ class AmdLibrary:
             return function(*arguments)
         except Exception as error:  # its own exceptions, ctypes', OSError: all mean that there is no answer
             code = getattr(error, "err_code", None)
-            kind = NotReported if code in NEVER_TOLD else Unreadable
+            kind = NotReported if code in UNSUPPORTED else Unreadable
             flat = " ".join(str(error).split()) or type(error).__name__
             raise kind(f"{name} of amdsmi {self.release} fails: {flat}") from error
 
@@ -308,7 +308,7 @@ def busy(session: AmdSession, device: AmdDevice) -> Optional[int]:
 
 
 #: Modes and versions: key -> (function of the library, keys of its answer, file of sysfs).
-TOLD: Dict[str, Tuple[str, Tuple[str, ...], str]] = {
+PROPERTIES: Dict[str, Tuple[str, Tuple[str, ...], str]] = {
     "compute_partition": ("gpu_compute_partition", (), "current_compute_partition"),
     "memory_partition": ("gpu_memory_partition", (), "current_memory_partition"),
     "firmware": ("gpu_vbios_info", ("version", "part_number"), "vbios_version"),
@@ -319,7 +319,7 @@ SAME = {"vbios": "firmware"}
 NOT_OF_AMD = ("power_limit", "nvlinks", "ecc", "mig")
 
 #: What ``expect:`` may say of each device.
-EXPECTABLE = (*TOLD, *SAME, "device_memory")
+EXPECTABLE = (*PROPERTIES, *SAME, "device_memory")
 
 
 def property_of(session: AmdSession, device: AmdDevice, key: str) -> str:
@@ -327,7 +327,7 @@ def property_of(session: AmdSession, device: AmdDevice, key: str) -> str:
     if key == "device_memory":
         size = memory_mib(session, device)
         return f"{(size + 512) // 1024}" if size else ""
-    function, keys, file = TOLD[SAME.get(key, key)]
+    function, keys, file = PROPERTIES[SAME.get(key, key)]
     answer = session.maybe(function, device)
     return text(entry(answer, *keys) if keys else answer) or session.text(device, file)
 
@@ -371,7 +371,7 @@ def _judge(exam: Examination, session: AmdSession) -> Optional[str]:
     for device in session.devices:
         _judge_device(exam, session, device)
     _judge_driver(exam, session)
-    _tell_facts(exam, session)
+    _report_facts(exam, session)
     if session.without:
         exam.info(f"sysfs is read instead of amdsmi: {session.without}")
     return f"found {_models(session)}" if session.devices else None
@@ -479,13 +479,13 @@ def _counted_otherwise(session: AmdSession, found: int, least: int) -> bool:
     return bool(modes) and modes <= set(PARTITIONED)
 
 
-def _tell_facts(exam: Examination, session: AmdSession) -> None:
+def _report_facts(exam: Examination, session: AmdSession) -> None:
     """Say what all nodes should have in common: the driver, and by model memory, firmware and modes."""
     driver = driver_version(session) if session.devices else ""
     if driver:
         exam.fact("amd driver", driver)
     for device in session.devices:
-        properties = {key.replace("_", " "): property_of(session, device, key) for key in TOLD}
+        properties = {key.replace("_", " "): property_of(session, device, key) for key in PROPERTIES}
         size = memory_mib(session, device)
         properties["memory"] = f"{size} MiB" if size else ""
         for name, value in properties.items():

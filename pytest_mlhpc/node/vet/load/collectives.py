@@ -157,7 +157,7 @@ def of_cores(node: LoadNode, ranks: int, seconds: float, size: int = CORE_BYTES)
     right: List[bool] = []
 
     def prepare(rank: int) -> Callable[[], object]:
-        group = gloo(store, rank, ranks, loopback(gloo))
+        group = gloo(store, rank, ranks, gloo_options(gloo, "127.0.0.1", GLOO_S))
         group.allreduce([data[rank]]).wait()
         right.append(sums_are_right([data[rank]], ranks))
         data[rank].zero_()  # sums of sums would soon be infinite
@@ -167,12 +167,12 @@ def of_cores(node: LoadNode, ranks: int, seconds: float, size: int = CORE_BYTES)
     return bus_factor(ranks) * median_rate(float(size), times), all(right)
 
 
-def loopback(gloo: Any, timeout_s: float = GLOO_S) -> Any:
-    """Return gloo's options: by the loopback interface, so that it needs no name of this host that resolves."""
+def gloo_options(gloo: Any, address: str, timeout_s: float, threads: int = 1) -> Any:
+    """Return gloo's options: by the interface of *address*, so that it needs no name of this host that resolves."""
     options = gloo._Options()  # noqa: SLF001 - since torch 1.0 the only way to say which interface
-    options._devices = [gloo.create_device(hostname="127.0.0.1")]  # noqa: SLF001 - as above
+    options._devices = [gloo.create_device(hostname=address)]  # noqa: SLF001 - as above
     options._timeout = dt.timedelta(seconds=timeout_s)  # noqa: SLF001 - as above
-    options._threads = 1  # noqa: SLF001 - as above
+    options._threads = threads  # noqa: SLF001 - as above
     return options
 
 
