@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks.report import Row, table
 from pytest_mlhpc.node.protocol.plan import VetSettings
+from pytest_mlhpc.node.vet.figures import keys_to_repeat
 from pytest_mlhpc.node.vet.finding import (
     CheckOutcome,
     Fitness,
@@ -27,7 +28,7 @@ from pytest_mlhpc.node.vet.finding import (
     Severity,
     VetVerdict,
 )
-from pytest_mlhpc.node.vet.judge import judge, needs_repeat
+from pytest_mlhpc.node.vet.judge import judge
 from pytest_mlhpc.node.vet.pairs import Round, confirm_schedule, pair_schedule
 from pytest_mlhpc.node.vet.policy import built_in
 
@@ -88,7 +89,7 @@ def vet_figures(world: World, draw: np.random.Generator) -> VetVerdict:
         true * (own if world.lasting else 1 + world.spread * draw.standard_normal(shape)) for _ in range(2)
     ]
     report = _report(world, rounds[:1])
-    if needs_repeat(report, POLICY, SETTINGS):
+    if keys_to_repeat(report, SETTINGS, POLICY):
         report = _report(world, rounds)
     return judge(report, SETTINGS, POLICY)
 

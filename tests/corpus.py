@@ -402,7 +402,7 @@ def _watch(
                 except Unreadable as error:
                     unreadable[place] = _unknown(watch.name, error)
 
-    step(lambda watch, _: watch.begin(machine, context))
+    step(lambda watch, _: watch.start(machine, context))
     data = _change(machine, case.data, case.data.get("during"))
     for _ in range(SAMPLES):
         step(lambda watch, state: watch.sample(machine, state))

@@ -324,9 +324,9 @@ def _from_outside(args: SimpleNamespace) -> int:
     verdicts, code = outside.vet(wanted)
     code = outside.show(verdicts, args.output, as_json=args.as_json) or code
     if args.drain and verdicts:
-        from pytest_mlhpc.vetting.cordon import apply, keeper_of, tell
+        from pytest_mlhpc.vetting.cordon import apply, node_admin_of, print_actions
 
-        tell(apply(outside.merged(verdicts), keeper_of("auto", os.environ)))
+        print_actions(apply(outside.merged(verdicts), node_admin_of("auto", os.environ)))
     return code
 
 
@@ -452,12 +452,12 @@ def _to_json(node: Offender, out: set[tuple[str, str, str]]) -> dict[str, object
 @options.scheduler
 def drain_nodes(folder: Path, most: int | None, scheduler: str) -> CommandReport:
     """Drain or cordon them."""
-    from pytest_mlhpc.vetting.cordon import apply, fresh, keeper_of, left_silent, node_problems
+    from pytest_mlhpc.vetting.cordon import apply, fresh, left_silent, node_admin_of, node_problems
 
     verdict = fresh(folder)
     if not node_problems(verdict):
         return _actions(left_silent(verdict), "no node has a problem of its own: nothing to do\n")
-    return _actions(apply(verdict, keeper_of(scheduler, os.environ), most))
+    return _actions(apply(verdict, node_admin_of(scheduler, os.environ), most))
 
 
 @command.command(
@@ -471,18 +471,18 @@ def drain_nodes(folder: Path, most: int | None, scheduler: str) -> CommandReport
 @options.scheduler
 def undo_nodes(nodes: Sequence[str], scheduler: str) -> CommandReport:
     """Give them back."""
-    from pytest_mlhpc.vetting.cordon import keeper_of, undo
+    from pytest_mlhpc.vetting.cordon import node_admin_of, undo
 
-    actions = undo(nodes, keeper_of(scheduler, os.environ))
+    actions = undo(nodes, node_admin_of(scheduler, os.environ))
     return _actions(actions, "" if actions else "no node is out of service by us: nothing to do\n")
 
 
 def _actions(actions: Sequence[Action], last: str = "") -> CommandReport:
     """Return what became of each node, and *last*; failures are reported on standard error, too."""
-    from pytest_mlhpc.vetting.cordon import tell
+    from pytest_mlhpc.vetting.cordon import print_actions
 
-    failed = [one for one in actions if one.word == "failed"]
-    tell(failed)
+    failed = [one for one in actions if one.outcome == "failed"]
+    print_actions(failed)
     text = "".join(f"{one}\n" for one in actions if one not in failed) + last
-    data = {"nodes": [{"node": one.host, "became": one.word, "what": one.text} for one in actions]}
+    data = {"nodes": [{"node": one.host, "became": one.outcome, "what": one.text} for one in actions]}
     return CommandReport(text, data, 1 if failed else 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_mlhpc.config.quantities import parse_memory
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
-from pytest_mlhpc.node.vet.checks.inventory import EXPECTABLE, OF_DEVICES
+from pytest_mlhpc.node.vet.checks.host import EXPECTABLE, OF_DEVICES
 from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in
 
 #: A larger file is none of these.

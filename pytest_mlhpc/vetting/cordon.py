@@ -16,7 +16,7 @@ from typing import Any
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.vet.finding import Finding, Fitness, NodeVerdict, Origin, Severity, VetVerdict
 from pytest_mlhpc.node.vet.judge import PRESENCE
-from pytest_mlhpc.node.vet.text import safe
+from pytest_mlhpc.node.vet.output import safe
 from pytest_mlhpc.node.vet.verdict_files import FilesError, node_name, read
 from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.errors import Conflict, KubernetesError, NotFound
@@ -26,31 +26,16 @@ from pytest_mlhpc.provision.scheduler.client import SchedulerError, SchedulerNod
 
 @dataclass(frozen=True)
 class Action:
-    """What became of one node. ``word`` is changed, left (somebody else's, or nothing to do) or failed."""
+    """What became of one node. ``outcome`` is changed, left (somebody else's, or nothing to do) or failed."""
 
+    outcome: str
     host: str
-    word: str
     text: str
 
     def __str__(self) -> str:
         """Return a line for people."""
-        mark = {"changed": "", "left": "left as it is: ", "failed": "FAILED: "}[self.word]
+        mark = {"changed": "", "left": "left as it is: ", "failed": "FAILED: "}[self.outcome]
         return safe(f"{self.host}: {mark}{self.text}")
-
-
-def changed(host: str, text: str) -> Action:
-    """Return that it was done."""
-    return Action(host, "changed", text)
-
-
-def left(host: str, text: str) -> Action:
-    """Return that the node was not touched, and why that is right."""
-    return Action(host, "left", text)
-
-
-def failed(host: str, text: str) -> Action:
-    """Return that it could not be done."""
-    return Action(host, "failed", text)
 
 
 PREFIX = f"[{Origin.NODE.value}] mlhpc: "
@@ -132,12 +117,12 @@ MAX_AGE_S = 86400.0
 SILENT = "no check has found anything wrong with it, and that may be its user's own doing"
 
 
-def apply(verdict: VetVerdict, keeper: NodeAdmin, most: int | None = None) -> list[Action]:
+def apply(verdict: VetVerdict, admin: NodeAdmin, most: int | None = None) -> list[Action]:
     """Take the nodes with a problem of their own out of service, each looked at right before. Never raises for a node.
 
     Args:
         verdict: what vetting found.
-        keeper: whose nodes they are.
+        admin: whose nodes they are.
         most: do nothing if there are more; None: a third of the nodes vetted, at least one.
     """
     problems = node_problems(verdict)
@@ -145,25 +130,25 @@ def apply(verdict: VetVerdict, keeper: NodeAdmin, most: int | None = None) -> li
     limit = max(1, len(verdict.nodes) // 3) if most is None else most
     if len(problems) > limit:
         why = f"{len(problems)} of {len(verdict.nodes)} nodes have a problem, more than {limit}: nothing was changed; see --most"
-        return [*(left(host, why) for host in problems), *silent]
-    return [*(keeper.take_out(host, sealed(host, text)) for host, text in problems.items()), *silent]
+        return [*(Action("left", host, why) for host in problems), *silent]
+    return [*(admin.take_out(host, sealed(host, text)) for host, text in problems.items()), *silent]
 
 
 def left_silent(verdict: VetVerdict) -> list[Action]:
     """Return that unfit nodes which only did not say all are left in service, and why."""
-    return [left(host, f"{SILENT}: {text}") for host, text in only_silent(verdict).items()]
+    return [Action("left", host, f"{SILENT}: {text}") for host, text in only_silent(verdict).items()]
 
 
-def undo(hosts: Iterable[str], keeper: NodeAdmin) -> list[Action]:
+def undo(hosts: Iterable[str], admin: NodeAdmin) -> list[Action]:
     """Give nodes back to service that we took out; without *hosts* all of them.
 
     Raises:
         MlhpcError: the scheduler does not answer when asked for all.
     """
-    return [keeper.give_back(host) for host in dict.fromkeys(hosts) or keeper.ours()]
+    return [admin.give_back(host) for host in dict.fromkeys(hosts) or admin.ours()]
 
 
-def keeper_of(scheduler: str, environ: Mapping[str, str]) -> NodeAdmin:
+def node_admin_of(scheduler: str, environ: Mapping[str, str]) -> NodeAdmin:
     """Return who keeps this machine's nodes: *scheduler* is auto, slurm or kubernetes.
 
     Raises:
@@ -187,12 +172,12 @@ def keeper_of(scheduler: str, environ: Mapping[str, str]) -> NodeAdmin:
     return KubernetesNodes(connect(environ=environ))
 
 
-def tell(actions: Sequence[Action]) -> bool:
+def print_actions(actions: Sequence[Action]) -> bool:
     """Print what became of each node, failures to standard error; return whether all went well."""
     for action in actions:
-        stream = sys.stderr if action.word == "failed" else sys.stdout
+        stream = sys.stderr if action.outcome == "failed" else sys.stdout
         stream.write(f"{action}\n")
-    return not any(action.word == "failed" for action in actions)
+    return not any(action.outcome == "failed" for action in actions)
 
 
 def fresh(out: Path) -> VetVerdict:
@@ -230,32 +215,32 @@ class SlurmNodes:
         try:
             node = self._node(host)
             if node is None:
-                return failed(host, "Slurm knows no node of this name")
+                return Action("failed", host, "Slurm knows no node of this name")
             if _out(node):
-                return left(host, f"already {_shown(node)}")
+                return Action("left", host, f"already {_shown(node)}")
             self._client.drain([host], reason)
             node = self._node(host)
             if node is None or "drain" not in node.flags or node.reason != reason:
-                return failed(host, f"was drained, but now is {_shown(node) if node else 'gone'}")
+                return Action("failed", host, f"was drained, but now is {_shown(node) if node else 'gone'}")
         except SchedulerError as error:
-            return failed(host, str(error))
-        return changed(host, f"drained: {reason}")
+            return Action("failed", host, str(error))
+        return Action("changed", host, f"drained: {reason}")
 
     def give_back(self, host: str) -> Action:
         """Resume a node that we have drained, and that is nothing but drained."""
         try:
             node = self._node(host)
             if node is None:
-                return failed(host, "Slurm knows no node of this name")
+                return Action("failed", host, "Slurm knows no node of this name")
             if why := _not_ours(node):
-                return left(host, f"{why}{_shown(node)}")
+                return Action("left", host, f"{why}{_shown(node)}")
             self._client.resume([host])
             node = self._node(host)
             if node is not None and "drain" in node.flags:
-                return failed(host, f"was resumed, but still is {_shown(node)}")
+                return Action("failed", host, f"was resumed, but still is {_shown(node)}")
         except SchedulerError as error:
-            return failed(host, str(error))
-        return changed(host, "resumed")
+            return Action("failed", host, str(error))
+        return Action("changed", host, "resumed")
 
     def ours(self) -> list[str]:
         """Return the nodes that bear our reason.
@@ -311,8 +296,8 @@ class KubernetesNodes:
 
         def decide(node: Manifest) -> tuple[dict[str, Any] | None, Action]:
             if _cordoned(node):
-                return None, left(host, f"already cordoned{_by(node)}")
-            return _patch(node, cordon=True, reason=reason), changed(host, f"cordoned: {reason}")
+                return None, Action("left", host, f"already cordoned{_by(node)}")
+            return _patch(node, cordon=True, reason=reason), Action("changed", host, f"cordoned: {reason}")
 
         return self._change(host, decide)
 
@@ -321,10 +306,10 @@ class KubernetesNodes:
 
         def decide(node: Manifest) -> tuple[dict[str, Any] | None, Action]:
             if not _cordoned(node):
-                return None, left(host, "not cordoned")
+                return None, Action("left", host, "not cordoned")
             if not is_ours(host, _reason(node)) or not _set_by_us(node):
-                return None, left(host, f"cordoned by another user{_by(node)}")
-            return _patch(node, cordon=False, reason=None), changed(host, "uncordoned")
+                return None, Action("left", host, f"cordoned by another user{_by(node)}")
+            return _patch(node, cordon=False, reason=None), Action("changed", host, "uncordoned")
 
         return self._change(host, decide)
 
@@ -349,11 +334,11 @@ class KubernetesNodes:
             except Conflict:
                 continue
             except NotFound:
-                return failed(host, "the cluster has no node of this name")
+                return Action("failed", host, "the cluster has no node of this name")
             except KubernetesError as error:
-                return failed(host, str(error))
+                return Action("failed", host, str(error))
             return action
-        return failed(host, f"others changed it {TRIES} times while it was read; try again")
+        return Action("failed", host, f"others changed it {TRIES} times while it was read; try again")
 
 
 def _patch(node: Manifest, *, cordon: bool, reason: str | None) -> dict[str, Any]:

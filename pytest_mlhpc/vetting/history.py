@@ -27,6 +27,7 @@ from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.files import append_lines, read_json
 from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
+from pytest_mlhpc.node.vet.figures import mad
 from pytest_mlhpc.node.vet.finding import (
     Exit,
     Finding,
@@ -37,8 +38,6 @@ from pytest_mlhpc.node.vet.finding import (
     Severity,
     VetVerdict,
 )
-from pytest_mlhpc.node.vet.statistics import mad
-from pytest_mlhpc.node.vet.text import reason
 from pytest_mlhpc.node.vet.verdict_files import node_name
 from pytest_mlhpc.store.locations import is_shared, make_directories
 from pytest_mlhpc.store.store import read_lines
@@ -332,7 +331,7 @@ def node_entries(vetting: StoredVetting) -> list[NodeEntry]:
         worst = _worst(node)
         entry = NodeEntry(
             vetting.id, vetting.at_ns, vetting.system, vetting.partition, vetting.verdict.level, scope,
-            node_name(node.host), boots.get(node.host, ""), node.fitness.value, reason(worst) if worst else node.reason,
+            node_name(node.host), boots.get(node.host, ""), node.fitness.value, worst.labelled_reason if worst else node.reason,
             worst.check if worst else "", worst.device if worst else "",
         )  # fmt: skip
         entries.append(entry)

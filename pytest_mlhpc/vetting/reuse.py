@@ -58,18 +58,6 @@ class ReportEntry:
     schema: int = SCHEMA
 
 
-@dataclass(frozen=True)
-class ReusableResults:
-    """What need not be measured again: nodes by host, to be used only where ``NodeReport.boot_id`` is that of the node now.
-
-    ``pairs`` are the exchanges between nodes of one and the same vetting; empty unless all hosts asked for were in it.
-    """
-
-    nodes: dict[str, NodeReport]
-    pairs: tuple[PairResult, ...] = ()
-    age_s: float = 0.0  #: of the oldest
-
-
 def max_age(text: str) -> float:
     """Return seconds of what --max-age says; 0 for an empty text.
 
@@ -128,8 +116,8 @@ def recall(
     system: str = "",
     partition: str = "",
     on_problem: Callable[[str], None] | None = None,
-) -> ReusableResults:
-    """Return the latest results of *hosts* that are young enough, of this level or a closer one, with equal wishes and bounds.
+) -> PreviousResults:
+    """Return *settings* with the latest results of *hosts* that are young enough, of this level or closer, with equal bounds.
 
     Nothing here can see a node: who uses a report compares its ``boot_id`` with that of the node first.
     """
@@ -148,11 +136,10 @@ def recall(
             found[host] = entry
     one = len({entry.vetting for entry in found.values()}) == 1 and set(found) == wanted
     pairs = [pair for entry in found.values() for pair in entry.pairs if pair.second in wanted] if one else []
-    oldest = min((entry.at_ns for entry in found.values()), default=now_ns)
-    return ReusableResults(
+    return PreviousResults(
+        settings,
         {host: entry.report for host, entry in found.items()},
         tuple(sorted(pairs, key=lambda pair: (pair.stage == "confirm", pair.round))),
-        max(0.0, (now_ns - oldest) / 1e9),
     )
 
 
@@ -236,7 +223,7 @@ class StoredResults:
             settings = replace(settings, learned=(*settings.learned, *known))
             if not self.max_age_s:
                 return PreviousResults(settings)
-            found = recall(
+            return recall(
                 self.state_dir,
                 settings,
                 hosts,
@@ -248,7 +235,6 @@ class StoredResults:
         except (MlhpcError, OSError) as error:
             _tell(f"what earlier vettings found cannot be used: {error}")
             return PreviousResults(settings)
-        return PreviousResults(settings, found.nodes, found.pairs, found.age_s)
 
     def after(
         self, identity: str, verdict: VetVerdict, report: Report, settings: VetSettings, reused: Sequence[str]
@@ -269,13 +255,19 @@ class StoredResults:
             self._apply(verdict)
 
     def _apply(self, verdict: VetVerdict) -> None:
-        from pytest_mlhpc.vetting.cordon import apply, keeper_of, left_silent, node_problems, tell
+        from pytest_mlhpc.vetting.cordon import (
+            apply,
+            left_silent,
+            node_admin_of,
+            node_problems,
+            print_actions,
+        )
 
         if not node_problems(verdict):
-            tell(left_silent(verdict))
+            print_actions(left_silent(verdict))
             return
         try:
-            tell(apply(verdict, keeper_of("auto", self.environ)))
+            print_actions(apply(verdict, node_admin_of("auto", self.environ)))
         except (MlhpcError, OSError) as error:
             _tell(f"--drain: {error}")
 

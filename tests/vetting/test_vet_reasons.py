@@ -10,16 +10,14 @@ from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, O
 from pytest_mlhpc.node.vet.judge import PRESENCE
 from pytest_mlhpc.node.vet.verdict_files import prepare
 from pytest_mlhpc.vetting.cordon import (
+    Action,
     apply,
-    changed,
-    failed,
     fresh,
     is_ours,
-    keeper_of,
-    left,
+    node_admin_of,
     node_problems,
+    print_actions,
     sealed,
-    tell,
     undo,
 )
 
@@ -53,11 +51,11 @@ class Recorder:
 
     def take_out(self, host, reason):
         self.taken[host] = reason
-        return changed(host, "out")
+        return Action("changed", host, "out")
 
     def give_back(self, host):
         self.given.append(host)
-        return changed(host, "in")
+        return Action("changed", host, "in")
 
 
 def test_a_sealed_reason_is_known_again_for_its_node_alone():
@@ -97,10 +95,10 @@ NEVER_CAME = f"silent: left as it is: {NOTHING_FOUND}: it never came"
 
 
 def test_a_node_that_only_never_came_stays_in_service_and_that_is_said():
-    keeper = Recorder()
+    admin = Recorder()
     user = node("user", finding(origin=Origin.USER))
-    _, silent = apply(verdict(node("bad", finding()), node("silent", missing()), user), keeper)
-    assert (list(keeper.taken), str(silent)) == (["bad"], NEVER_CAME)
+    _, silent = apply(verdict(node("bad", finding()), node("silent", missing()), user), admin)
+    assert (list(admin.taken), str(silent)) == (["bad"], NEVER_CAME)
 
 
 def test_a_pods_node_leaves_service_by_its_own_name():
@@ -110,36 +108,36 @@ def test_a_pods_node_leaves_service_by_its_own_name():
 def test_more_than_a_third_of_the_nodes_is_no_problem_of_nodes_and_nothing_is_done():
     bad = [node(f"bad{index}", finding()) for index in range(3)]
     good = [node(f"good{index}", fitness=Fitness.FIT) for index in range(5)]
-    keeper, given = Recorder(), verdict(*bad, *good, exclude=("bad0", "bad1", "bad2"))
-    actions = apply(given, keeper)
-    assert ({action.word for action in actions}, keeper.taken) == ({"left"}, {})
+    admin, given = Recorder(), verdict(*bad, *good, exclude=("bad0", "bad1", "bad2"))
+    actions = apply(given, admin)
+    assert ({action.outcome for action in actions}, admin.taken) == ({"left"}, {})
     assert "3 of 8 nodes have a problem, more than 2: nothing was changed" in actions[0].text
-    assert [action.word for action in apply(given, keeper, most=3)] == ["changed"] * 3
-    assert tuple(keeper.taken) == given.exclude
+    assert [action.outcome for action in apply(given, admin, most=3)] == ["changed"] * 3
+    assert tuple(admin.taken) == given.exclude
 
 
 def test_a_single_node_may_be_taken_out():
-    keeper = Recorder()
-    apply(verdict(node("bad", finding())), keeper)
-    assert is_ours("bad", keeper.taken["bad"])
+    admin = Recorder()
+    apply(verdict(node("bad", finding())), admin)
+    assert is_ours("bad", admin.taken["bad"])
 
 
 def test_undo_asks_for_each_node_once_and_without_names_for_all_of_ours():
-    keeper = Recorder("a", "b")
-    undo(["c", "d", "c"], keeper)
-    undo([], keeper)
-    assert keeper.given == ["c", "d", "a", "b"]
+    admin = Recorder("a", "b")
+    undo(["c", "d", "c"], admin)
+    undo([], admin)
+    assert admin.given == ["c", "d", "a", "b"]
 
 
 def test_what_was_done_is_told_and_a_failure_on_standard_error(capsys):
-    assert tell([changed("a", "out"), left("b", "mine\x1b")])
-    assert not tell([failed("c", "no right")])
+    assert print_actions([Action("changed", "a", "out"), Action("left", "b", "mine\x1b")])
+    assert not print_actions([Action("failed", "c", "no right")])
     assert capsys.readouterr() == ("a: out\nb: left as it is: mine?\n", "c: FAILED: no right\n")
 
 
 def test_where_there_is_no_scheduler_that_is_said(tmp_path):
     with pytest.raises(UsageError, match=r"neither Slurm .* nor Kubernetes"):
-        keeper_of("auto", {"PATH": str(tmp_path)})
+        node_admin_of("auto", {"PATH": str(tmp_path)})
 
 
 def test_a_folder_without_a_verdict_is_a_usage_error(tmp_path):

@@ -149,10 +149,6 @@ class LoadWatch:
         """Return the watch that ``checks.json`` describes."""
         return cls(start=start, observe=observe, judge=judge, **_description(name))
 
-    def begin(self, machine: Machine, context: Context) -> Any:
-        """Return the state before the load."""
-        return self.start(machine, context)
-
     def sample(self, machine: Machine, state: Any) -> Any:
         """Return the state with what is read now."""
         return None if state is None else self.observe(machine, state)

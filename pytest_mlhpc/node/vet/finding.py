@@ -55,6 +55,14 @@ class Finding:
     floor: Optional[float] = None
     seconds: float = 0.0
 
+    @property
+    def labelled_reason(self) -> str:
+        """The reason after ``[node_problem]`` or ``[user_problem]``; of what nobody knows, nobody is blamed."""
+        labelled = any(self.reason.startswith(f"[{origin.value}]") for origin in Origin)
+        if labelled or self.severity is Severity.UNKNOWN:
+            return self.reason
+        return f"[{self.origin.value}] {self.reason}"
+
 
 @dataclass(frozen=True)
 class Reading:

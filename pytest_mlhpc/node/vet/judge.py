@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.protocol.plan import VetSettings
+from pytest_mlhpc.node.vet.figures import RANKS, judge_readings
 from pytest_mlhpc.node.vet.finding import (
     UNCOMPARED,
     Exit,
@@ -22,7 +23,6 @@ from pytest_mlhpc.node.vet.finding import (
 )
 from pytest_mlhpc.node.vet.pairs import judge_pairs
 from pytest_mlhpc.node.vet.policy import Policy
-from pytest_mlhpc.node.vet.rules import RANKS, judge_readings, keys_to_repeat
 
 #: Longest part of a value that is quoted, and how far before the first difference it may begin, in characters.
 _QUOTED, _BEFORE = 60, 40
@@ -177,11 +177,6 @@ def judge(report: Report, settings: VetSettings, policy: Policy) -> VetVerdict:
         seconds=report.seconds,
         text=text,
     )
-
-
-def needs_repeat(report: Report, policy: Policy, settings: Optional[VetSettings] = None) -> Tuple[str, ...]:
-    """Return ``Reading.key`` of all that every node has to measure once more, as round 1; empty: nothing."""
-    return keys_to_repeat(report, settings or VetSettings(), policy)
 
 
 def worst_first(findings: Sequence[Finding]) -> Tuple[Finding, ...]:

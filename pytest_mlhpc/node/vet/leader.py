@@ -105,70 +105,45 @@ class OutcomeReader:
 _PARTS: Mapping[str, Type[Any]] = {"findings": Finding, "readings": Reading, "facts": Fact}
 
 
-def apply_message(seat: NodeState, message: Mapping[str, Any], outcomes: OutcomeReader) -> None:
+def apply_message(state: NodeState, message: Mapping[str, Any], outcomes: OutcomeReader) -> None:
     """Take in one message. What cannot be read is a finding: it is that node that says it."""
-    kind = message["kind"]
-    act = _ACTS.get(kind)
-    if act is None:
-        return
     try:
-        act(seat, message, outcomes)
+        _apply(state, message, outcomes)
     except (SchemaError, ValueError, TypeError, KeyError, AttributeError) as error:
-        text = f"{seat.host} said {kind!r} with what cannot be read: {error}"
-        seat.note("vetting", Severity.UNKNOWN, text[:500], "unreadable")
+        text = f"{state.host} said {message['kind']!r} with what cannot be read: {error}"
+        state.note("vetting", Severity.UNKNOWN, text[:500], "unreadable")
 
 
-def _plan(seat: NodeState, message: Mapping[str, Any], _outcomes: OutcomeReader) -> None:
-    seat.boot_id = str(message["boot_id"])
+def _apply(state: NodeState, message: Mapping[str, Any], outcomes: OutcomeReader) -> None:
+    kind = message["kind"]
+    if kind in {"checked", "checks_done", "answer"}:
+        state.unfinished = ""
+    if kind == "plan":
+        state.boot_id = str(message["boot_id"])
+    elif kind == "begun":
+        state.unfinished = str(message["what"])[:300]
+    elif kind == "checked":
+        state.outcomes.append(outcomes.read(message["outcome"]))
+    elif kind == "checks_done":
+        state.checked = True
+    elif kind == "ready":
+        state.ready = True
+        models = [str(model) for model in message["ready"].get("models", ())]
+        state.models = {model: models.count(model) for model in models}
+    elif kind == "no_child":
+        state.no_child = str(message["text"])[:1000]
+        state.slow_start = bool(message.get("hung"))
+    elif kind == "answer":
+        answer = {name: value for name, value in message.items() if name != "outcome"}
+        state.answers[int(message["id"])] = answer
+        if "outcome" in message:
+            answer["error"] = "its outcome cannot be read"
+            answer["outcome"] = outcomes.read(message["outcome"])
 
 
-def _begun(seat: NodeState, message: Mapping[str, Any], _outcomes: OutcomeReader) -> None:
-    seat.unfinished = str(message["what"])[:300]
-
-
-def _checked(seat: NodeState, message: Mapping[str, Any], outcomes: OutcomeReader) -> None:
-    seat.unfinished = ""
-    seat.outcomes.append(outcomes.read(message["outcome"]))
-
-
-def _checks_done(seat: NodeState, _message: Mapping[str, Any], _outcomes: OutcomeReader) -> None:
-    seat.checked, seat.unfinished = True, ""
-
-
-def _ready(seat: NodeState, message: Mapping[str, Any], _outcomes: OutcomeReader) -> None:
-    seat.ready = True
-    models = [str(model) for model in message["ready"].get("models", ())]
-    seat.models = {model: models.count(model) for model in models}
-
-
-def _no_child(seat: NodeState, message: Mapping[str, Any], _outcomes: OutcomeReader) -> None:
-    seat.no_child = str(message["text"])[:1000]
-    seat.slow_start = bool(message.get("hung"))
-
-
-def _answer(seat: NodeState, message: Mapping[str, Any], outcomes: OutcomeReader) -> None:
-    seat.unfinished = ""
-    answer = {name: value for name, value in message.items() if name != "outcome"}
-    seat.answers[int(message["id"])] = answer
-    if "outcome" in message:
-        answer["error"] = "its outcome cannot be read"
-        answer["outcome"] = outcomes.read(message["outcome"])
-
-
-_ACTS = {
-    "plan": _plan,
-    "begun": _begun,
-    "checked": _checked,
-    "checks_done": _checks_done,
-    "ready": _ready,
-    "no_child": _no_child,
-    "answer": _answer,
-}
-
-
-def alive(seats: Iterable[NodeState]) -> List[NodeState]:
+def alive(states: Iterable[NodeState]) -> List[NodeState]:
     """Return those that can be spoken to."""
-    return [seat for seat in seats if seat.there]
+    return [state for state in states if state.there]
 
 
 #: How long an agent may be silent before it counts as lost, in seconds.
@@ -182,29 +157,29 @@ class Leader:
     """Keeps the state of each node. *first* is the connection of the agent in this process, *listening* for the others."""
 
     def __init__(self, place: VetPlace, key: bytes, first: Wire, listening: Optional[socket.socket]) -> None:
-        self.seats = [NodeState(rank, place.name_of(rank)) for rank in range(place.nodes)]
+        self.states = [NodeState(rank, place.name_of(rank)) for rank in range(place.nodes)]
         self._numbers = itertools.count(1)
         self._closed = ""
         self._outcomes = OutcomeReader()
         self._hub = Hub(self, key, place.nodes, listening, SILENCE_S)
         self._hub.join(0, first)
-        self.seats[0].wire, self.seats[0].came, self.seats[0].clock = first, True, (0.0, 0.0)
+        self.states[0].wire, self.states[0].came, self.states[0].clock = first, True, (0.0, 0.0)
         self.until = self._hub.until
 
     def ask(
-        self, seat: NodeState, what: str, limit_s: float, args: Optional[Mapping[str, Any]] = None
+        self, state: NodeState, what: str, limit_s: float, args: Optional[Mapping[str, Any]] = None
     ) -> int:
-        """Ask a node to do something; the answer will be in ``seat.answers`` by the number that is returned."""
+        """Ask a node to do something; the answer will be in ``state.answers`` by the number that is returned."""
         number = next(self._numbers)
         order = {"kind": "do", "id": number, "do": what, "args": dict(args or {}), "limit_s": limit_s}
-        if not (seat.there and self._hub.send(seat.rank, order)):
-            seat.answers[number] = {"error": f"{seat.host} is not there", "lost": True}
+        if not (state.there and self._hub.send(state.rank, order)):
+            state.answers[number] = {"error": f"{state.host} is not there", "lost": True}
         return number
 
-    def lose(self, seat: NodeState, why: str) -> None:
+    def lose(self, state: NodeState, why: str) -> None:
         """Give a node up."""
-        seat.missing = seat.missing or why
-        self._hub.drop(seat.rank)
+        state.missing = state.missing or why
+        self._hub.drop(state.rank)
 
     def refuse_from_now(self, why: str) -> None:
         """Take in no further nodes."""
@@ -218,30 +193,30 @@ class Leader:
 
     def name_of(self, rank: int) -> str:
         """Return how the scheduler calls a node."""
-        return f"node {rank}, {self.seats[rank].host},"
+        return f"node {rank}, {self.states[rank].host},"
 
     def admit(self, rank: int, name: str, hello: Mapping[str, Any], wire: Wire, /) -> str:
-        """Give a node its seat; return why not, or nothing."""
-        seat = self.seats[rank]
+        """Give a node its state; return why not, or nothing."""
+        state = self.states[rank]
         clock = _clock(float(hello.get("time", "nan")), wire)
         refused = self._hub.other_version(hello)
         if refused:
-            seat.missing = refused
+            state.missing = refused
         if refused or self._closed:
             return refused or self._closed
-        if seat.host == f"node {rank}":
-            seat.host = f"{name}#{rank}" if any(other.host == name for other in self.seats) else name
-        seat.wire, seat.came, seat.clock, seat.missing = wire, True, clock, ""
+        if state.host == f"node {rank}":
+            state.host = f"{name}#{rank}" if any(other.host == name for other in self.states) else name
+        state.wire, state.came, state.clock, state.missing = wire, True, clock, ""
         return ""
 
     def receive(self, rank: int, message: Mapping[str, Any]) -> None:
         """Apply what an agent says."""
-        apply_message(self.seats[rank], message, self._outcomes)
+        apply_message(self.states[rank], message, self._outcomes)
 
     def lost(self, rank: int, why: str, _left: bool, /) -> None:
         """Note that an agent is gone."""
-        seat = self.seats[rank]
-        seat.missing = seat.missing or f"its agent was lost: {why}"
+        state = self.states[rank]
+        state.missing = state.missing or f"its agent was lost: {why}"
 
 
 def _clock(remote: float, wire: Wire) -> Optional[Tuple[float, float]]:

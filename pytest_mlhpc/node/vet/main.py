@@ -34,10 +34,10 @@ from pytest_mlhpc.node.vet.place import (
     VetPlace,
     announced_ports,
     key_of,
-    leave_word,
     own_addresses,
     place_of,
     shared_key,
+    write_leader_file,
 )
 from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.verdict_files import WrittenVerdict
@@ -49,13 +49,12 @@ from pytest_mlhpc.node.vet.workers import WorkerModules, WorkerSignals, budget_o
 class PreviousResults:
     """What is known from before: settings with what was learned, and results by host that may be used for an equal boot id.
 
-    ``pairs`` are exchanges between all nodes, or none. ``age_s`` is the oldest's.
+    ``pairs`` are exchanges between all nodes, or none.
     """
 
     settings: VetSettings
     nodes: Mapping[str, NodeReport] = field(default_factory=dict)
     pairs: Tuple[PairResult, ...] = ()
-    age_s: float = 0.0
 
 
 class ResultStore(Protocol):
@@ -119,7 +118,7 @@ class Session:
         self.code: Optional[int] = None
         self.stage = "beginning"
         self._leader: Optional[Leader] = None
-        self._word = ""
+        self._leader_file = ""
 
     @property
     def grace_s(self) -> float:
@@ -171,8 +170,8 @@ class Session:
         folder = verdict_files.prepare(Path(settings.out)) if settings.out else None
         if listening is not None and settings.out:
             addresses, port = own_addresses(self._place.host), int(listening.getsockname()[1])
-            self._word = leave_word(settings.out, key_of(self._environ), addresses, port)
-        self._recall()
+            self._leader_file = write_leader_file(settings.out, key_of(self._environ), addresses, port)
+        self._read_previous()
         self.stage = "vetting"
         report = self._conduct(leader)
         self._dismiss()
@@ -189,7 +188,7 @@ class Session:
                 sys.stderr.write(f"mlhpc vet: error: {error}\n")
                 code = int(Exit.INTERNAL)
         identity = folder.id if folder is not None else uuid.uuid4().hex
-        self._remember(identity, verdict, report)
+        self._store(identity, verdict, report)
         self.stage = "printing the verdict"
         with contextlib.suppress(BrokenPipeError):
             if settings.as_json:
@@ -198,7 +197,7 @@ class Session:
                 output.show(verdict, sys.stdout)
         return code
 
-    def _recall(self) -> None:
+    def _read_previous(self) -> None:
         """Ask for what is known from before, but not for long: a hung file server must not end what it only helps."""
         memory, settings, place = self._memory, self._settings, self._place
         if memory is None:
@@ -214,7 +213,7 @@ class Session:
             return
         self._earlier, self._settings = found, found.settings
 
-    def _remember(self, identity: str, verdict: VetVerdict, report: Report) -> None:
+    def _store(self, identity: str, verdict: VetVerdict, report: Report) -> None:
         memory, settings, reused = self._memory, self._settings, self._reused
         if memory is None:
             return
@@ -234,9 +233,9 @@ class Session:
         settings, budget = self._settings, budget_of(self._settings)
         deadline = self._begun + budget - min(JUDGE_MOST_S, JUDGE_SHARE * budget)
         policy = built_in().changed(settings.bounds)
-        course = VettingRun(leader, settings, policy, begun=self._begun, deadline=deadline)
-        report = course.run(self._earlier.nodes, self._earlier.pairs)
-        self._reused = course.reused
+        vetting_run = VettingRun(leader, settings, policy, begun=self._begun, deadline=deadline)
+        report = vetting_run.run(self._earlier.nodes, self._earlier.pairs)
+        self._reused = vetting_run.reused
         return report
 
     def _dismiss(self) -> None:
@@ -244,11 +243,11 @@ class Session:
         leader, self._leader = self._leader, None
         if leader is not None:
             if self.stage != "vetting":
-                leader.until(lambda: all(seat.came for seat in leader.seats), time.monotonic() + COME_S)
+                leader.until(lambda: all(state.came for state in leader.states), time.monotonic() + COME_S)
             leader.close()
-        if self._word:
+        if self._leader_file:
             with contextlib.suppress(OSError):
-                Path(self._word).unlink()
+                Path(self._leader_file).unlink()
 
 
 def within(limit_s: float, act: Callable[[], T]) -> Optional[T]:

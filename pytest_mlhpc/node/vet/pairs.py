@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import AbstractSet, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
+from pytest_mlhpc.node.vet.figures import Peers, find_learned, find_peers, mad, spell, stage
 from pytest_mlhpc.node.vet.finding import UNCOMPARED, Finding, LinkVerdict, PairResult, Report, Severity
 from pytest_mlhpc.node.vet.policy import Policy
-from pytest_mlhpc.node.vet.rules import find_learned
-from pytest_mlhpc.node.vet.statistics import Peers, find_peers, mad, spell, stage
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class Watcher:
         self.ended.set()
 
     def _watch(self) -> CheckOutcome:
-        state = self.watch.begin(self._machine, self._context)
+        state = self.watch.start(self._machine, self._context)
         self.begun.set()
         while not self._over.is_set():
             self._loaded.wait()

@@ -17,7 +17,7 @@ from pytest_mlhpc.node.agents.hub import FirstNodeNotReached, FirstNodeRefuses, 
 from pytest_mlhpc.node.agents.nodes import HostlistError, expand_hostlist, is_loopback, resolve, slurm_address
 from pytest_mlhpc.node.agents.wire import Wire, address_of
 from pytest_mlhpc.node.files import MOUNTS, NETWORK, PRIVATE_FILE, file_system, read_json, refuse_others
-from pytest_mlhpc.node.vet.ports import ipv4_addresses
+from pytest_mlhpc.node.vet.checks.network import ipv4_addresses
 
 #: Most nodes of one vetting; Slurm's own limit for one range of names (MAX_RANGE of its hostlist).
 MOST_NODES = 65536
@@ -206,7 +206,7 @@ def own_addresses(host: str) -> Tuple[str, ...]:
     return tuple(dict.fromkeys(one for one in found if not is_loopback(one)))
 
 
-def leave_word(folder: str, key: bytes, addresses: Sequence[str], port: int) -> str:
+def write_leader_file(folder: str, key: bytes, addresses: Sequence[str], port: int) -> str:
     """Leave the first node's addresses in *folder*; return the file's path, or nothing if that does not go."""
     path = Path(folder) / MEETING
     content = {"of": _mark(key), "addresses": list(addresses), "port": port}
@@ -219,7 +219,7 @@ def leave_word(folder: str, key: bytes, addresses: Sequence[str], port: int) -> 
     return ""
 
 
-def found_word(folder: str, key: bytes) -> List[Tuple[str, int]]:
+def read_leader_file(folder: str, key: bytes) -> List[Tuple[str, int]]:
     """Return what the first node of this vetting has left in *folder*."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         data = read_json((Path(folder) / MEETING).read_text(encoding="ascii")[: 1 << 16])
@@ -288,7 +288,7 @@ class Search:
             ports = (port,) if port else ports_of(self._key)
             found += [(address, one) for one in ports for address in addresses]
         self.lost_names = tuple(lost)
-        found += found_word(self._folder, self._key) if self._folder else []
+        found += read_leader_file(self._folder, self._key) if self._folder else []
         if not found and lost:
             raise ValueError(f"the name {lost[-1]} does not resolve on {self._place.host}")
         if not found:

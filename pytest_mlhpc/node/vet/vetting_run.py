@@ -42,11 +42,11 @@ class Round:
         *,
         stage: str,
     ) -> None:
-        seats = {seat.host: seat for seat in leader.seats}
+        states = {state.host: state for state in leader.states}
         self._leader = leader
         self._args = pair_args(settings, number)
         self._limit_s = PAIR_S[settings.level] + GRACE_S
-        self._waiting = [PairExchange(leader, seats[one], seats[two], number, stage) for one, two in pairs]
+        self._waiting = [PairExchange(leader, states[one], states[two], number, stage) for one, two in pairs]
         self._under_way: List[PairExchange] = []
         self.results: List[PairResult] = []
 
@@ -75,7 +75,7 @@ class PairExchange:
 
     def __init__(self, leader: Leader, first: NodeState, second: NodeState, number: int, stage: str) -> None:
         self._leader, self._first, self._second = leader, first, second
-        self.machines = {seat.machine for seat in (first, second)}
+        self.machines = {state.machine for state in (first, second)}
         self.result = PairResult(number, first.host, second.host, stage=stage)
         self._port = self._limit = 0.0
         self._args: Dict[str, object] = {}
@@ -84,7 +84,7 @@ class PairExchange:
 
     def can_begin(self) -> bool:
         """Return whether no child is still being started again."""
-        return all(seat.ready or seat.no_child or not seat.there for seat in (self._first, self._second))
+        return all(state.ready or state.no_child or not state.there for state in (self._first, self._second))
 
     def begin(self, args: Mapping[str, object], limit_s: float) -> None:
         """Ask the first node for a port; the rest follows in ``settled``."""
@@ -95,7 +95,7 @@ class PairExchange:
     def settled(self) -> bool:
         """Go on as far as that goes; return whether ``result`` is final."""
         over = time.monotonic() > self._limit
-        answers = {name: seat.answers.get(number) for name, (seat, number) in self._asked.items()}
+        answers = {name: state.answers.get(number) for name, (state, number) in self._asked.items()}
         if "port" in answers:
             port = answers["port"]
             if port is None and not over and self._first.there:
@@ -104,8 +104,8 @@ class PairExchange:
                 return self._end(trouble=f"{self._first.host} gave no port", blamed=self._first.host)
             self._both(int(str(port["port"])))
             return False
-        silent = [seat.host for name, (seat, _) in self._asked.items() if answers[name] is None]
-        if silent and not over and all(seat.there for seat, _ in self._asked.values()):
+        silent = [state.host for name, (state, _) in self._asked.items() if answers[name] is None]
+        if silent and not over and all(state.there for state, _ in self._asked.values()):
             return False
         return self._judge({name: answer or {} for name, answer in answers.items()}, silent)
 
@@ -114,9 +114,9 @@ class PairExchange:
         self._limit = time.monotonic() + self._limit_s + GRACE_S
         shared = {**self._args, "address": address, "port": port, "exchange": new_challenge()}
         self._asked = {}
-        for name, seat in (("first", self._first), ("second", self._second)):
+        for name, state in (("first", self._first), ("second", self._second)):
             args = {**shared, "first": name == "first"}
-            self._asked[name] = (seat, self._leader.ask(seat, "pair", self._limit_s, args))
+            self._asked[name] = (state, self._leader.ask(state, "pair", self._limit_s, args))
 
     def _judge(self, answers: Mapping[str, Mapping[str, Any]], silent: Sequence[str]) -> bool:
         bad = {name for name, answer in answers.items() if "outcome" not in answer}
@@ -173,35 +173,35 @@ PASSES = 3
 @dataclass(frozen=True)
 class _Doing:
     work: Work
-    seat: NodeState
+    state: NodeState
     number: int
     limit: float
 
 
 class LoadRound:
-    """One round of *work* on *seats*. What came of it stands in the seats, also what was not done."""
+    """One round of *work* on *states*. What came of it stands in the states, also what was not done."""
 
     def __init__(
         self,
         leader: Leader,
         settings: VetSettings,
         work: Iterable[Work],
-        seats: Sequence[NodeState],
+        states: Sequence[NodeState],
         round_number: int,
     ) -> None:
         self._leader, self._settings, self._round = leader, settings, round_number
         machines: Dict[str, List[NodeState]] = {}
-        for seat in seats:
-            machines.setdefault(seat.machine, []).append(seat)
+        for state in states:
+            machines.setdefault(state.machine, []).append(state)
         works = list(work)
         self._sharing = {name: len(of) for name, of in machines.items()}
         self._turns: Dict[str, List[Tuple[Work, NodeState]]] = {
             name: [
-                (one, seat)
+                (one, state)
                 for one in works
                 for _ in range(self._passes(name, one))
-                for seat in of
-                if one.purpose or not seat.reused
+                for state in of
+                if one.purpose or not state.reused
             ]
             for name, of in machines.items()
         }
@@ -214,15 +214,15 @@ class LoadRound:
         severity = Severity.UNKNOWN if self._round == 0 else Severity.INFO
         for one in self._doing.values():
             text = f"{one.work.name} had not ended when the time for vetting was over"
-            one.seat.note(one.work.name, severity, text, "deadline")
+            one.state.note(one.work.name, severity, text, "deadline")
         left = {
-            (work.name, seat.rank): (work, seat) for turns in self._turns.values() for work, seat in turns
+            (work.name, state.rank): (work, state) for turns in self._turns.values() for work, state in turns
         }
-        for work, seat in left.values():
-            if _known(seat, work, self._round):
+        for work, state in left.values():
+            if _known(state, work, self._round):
                 continue  # of several turns it has had some
             text = f"{work.name} was not begun: the time for vetting was over"
-            seat.note(work.name, severity, text, "deadline")
+            state.note(work.name, severity, text, "deadline")
 
     def _go_on(self) -> bool:
         for name, turns in self._turns.items():
@@ -231,17 +231,17 @@ class LoadRound:
                 self._begin(name, *turns.pop(0))
         return not self._doing and not any(self._turns.values())
 
-    def _begin(self, name: str, work: Work, seat: NodeState) -> None:
-        if not seat.there or seat.no_child:
+    def _begin(self, name: str, work: Work, state: NodeState) -> None:
+        if not state.there or state.no_child:
             return
         limit_s = limit_of(work, self._settings)
-        number = self._leader.ask(seat, work.name, limit_s, self._arguments(name, work))
-        seat.unfinished = work.name
-        self._doing[name] = _Doing(work, seat, number, time.monotonic() + limit_s + GRACE_S)
+        number = self._leader.ask(state, work.name, limit_s, self._arguments(name, work))
+        state.unfinished = work.name
+        self._doing[name] = _Doing(work, state, number, time.monotonic() + limit_s + GRACE_S)
 
     def _arguments(self, name: str, work: Work) -> Dict[str, float]:
         """Return what a command receives: which round it is, how many nodes vet together, and to be short where many take turns."""
-        found: Dict[str, float] = {"round": self._round, "nodes": len(self._leader.seats)}
+        found: Dict[str, float] = {"round": self._round, "nodes": len(self._leader.states)}
         if self._settings.level == "quick" and self._sharing[name] > FEW and work.shared_s:
             found["seconds"] = work.shared_s / self._passes(name, work)
         return found
@@ -256,43 +256,43 @@ class LoadRound:
         doing = self._doing.get(name)
         if doing is None:
             return
-        answer = doing.seat.answers.pop(doing.number, None)
-        if answer is None and doing.seat.there and time.monotonic() < doing.limit:
+        answer = doing.state.answers.pop(doing.number, None)
+        if answer is None and doing.state.there and time.monotonic() < doing.limit:
             return
         del self._doing[name]
         if answer is not None:
-            _take(doing.seat, doing.work, answer, self._round)
-        elif doing.seat.there:
-            self._leader.lose(doing.seat, doing.seat.hung(doing.work.name))
+            _take(doing.state, doing.work, answer, self._round)
+        elif doing.state.there:
+            self._leader.lose(doing.state, doing.state.hung(doing.work.name))
 
 
-def _take(seat: NodeState, work: Work, answer: Mapping[str, Any], round_number: int) -> None:
+def _take(state: NodeState, work: Work, answer: Mapping[str, Any], round_number: int) -> None:
     if "outcome" in answer:
-        _keep(seat, work, answer["outcome"], round_number)
+        _keep(state, work, answer["outcome"], round_number)
         return
     lost = bool(answer.get("hung") or answer.get("died"))
     if lost:
-        seat.no_child = str(answer.get("error"))
+        state.no_child = str(answer.get("error"))
     hung = bool(answer.get("hung")) or answer.get("why") == "hung"
     rule = "hung" if hung else "died" if lost else "failed"
     severity = Severity.CRITICAL if hung or lost else Severity.UNKNOWN
-    seat.note(work.name, severity, str(answer.get("error"))[:1000], rule)
+    state.note(work.name, severity, str(answer.get("error"))[:1000], rule)
 
 
-def _keep(seat: NodeState, work: Work, outcome: CheckOutcome, round_number: int) -> None:
+def _keep(state: NodeState, work: Work, outcome: CheckOutcome, round_number: int) -> None:
     """Add what came of a turn; of several within one round there is one outcome, with the best figures."""
-    known = seat.works.setdefault(work.name, [])
-    if work.again and _known(seat, work, round_number):
+    known = state.works.setdefault(work.name, [])
+    if work.again and _known(state, work, round_number):
         before = known.pop()
-        seat.outcomes.remove(before)
+        state.outcomes.remove(before)
         outcome = joined(before, outcome)
     known.append(outcome)
-    seat.outcomes.append(outcome)
+    state.outcomes.append(outcome)
 
 
-def _known(seat: NodeState, work: Work, round_number: int) -> bool:
+def _known(state: NodeState, work: Work, round_number: int) -> bool:
     """Return whether a turn of this round has brought figures."""
-    known = seat.works.get(work.name, ())
+    known = state.works.get(work.name, ())
     return bool(known and known[-1].readings and known[-1].readings[0].round == round_number)
 
 
@@ -301,7 +301,7 @@ def _known(seat: NodeState, work: Work, round_number: int) -> bool:
 COME_SHARE, COME_MOST_S = 0.3, 60.0
 
 #: A child that does not begin is its node's fault where it began on at least so many times as many nodes in all: a third may be
-#: bad before peers decide nothing (rules.py).
+#: bad before peers decide nothing (figures.py).
 LONELY = 3
 
 #: What is reserved for ends of watches and exchanges of the last answers, in seconds.
@@ -334,9 +334,9 @@ class VettingRun:
             self._note_all(
                 one.name, Severity.INFO, f"left out: {one.name} takes more than the time for vetting leaves"
             )
-        for seat in alive(self._leader.seats) if work else ():
-            self._reuse(seat, (earlier or {}).get(seat.host))
-        if work and len(self.reused) == len(self._leader.seats) and (pairs or len(self.reused) == 1):
+        for state in alive(self._leader.states) if work else ():
+            self._reuse(state, (earlier or {}).get(state.host))
+        if work and len(self.reused) == len(self._leader.states) and (pairs or len(self.reused) == 1):
             self._pairs.extend(pairs)
             self._job_only(work)
         elif work and self._await_children():
@@ -346,37 +346,37 @@ class VettingRun:
         self._end_watches()
         return self.report()
 
-    def _reuse(self, seat: NodeState, earlier: Optional[NodeReport]) -> None:
+    def _reuse(self, state: NodeState, earlier: Optional[NodeReport]) -> None:
         """Take over what was measured before, if that was this node since its last boot."""
-        if earlier is None or not seat.boot_id or earlier.boot_id != seat.boot_id:
+        if earlier is None or not state.boot_id or earlier.boot_id != state.boot_id:
             return
-        fresh = {check for outcome in seat.outcomes for check in checks_of(outcome)}
+        fresh = {check for outcome in state.outcomes for check in checks_of(outcome)}
         result = [outcome for outcome in earlier.outcomes if not checks_of(outcome) & {*fresh, CLOCKS}]
-        seat.outcomes.extend(result)
-        seat.models.update(earlier.models)
-        seat.reused = True
-        self.reused = (*self.reused, seat.host)
+        state.outcomes.extend(result)
+        state.models.update(earlier.models)
+        state.reused = True
+        self.reused = (*self.reused, state.host)
 
     def _job_only(self, work: Sequence[Work]) -> None:
         """Do what is about the job alone: that is never taken from earlier."""
         about_job = [one for one in work if one.purpose]
         if about_job and self._await_children():
-            for seat in self._leader.seats:
-                seat.reused = False
+            for state in self._leader.states:
+                state.reused = False
             self._load(about_job, 0)
 
     def report(self) -> Report:
         """Return what is known now."""
         nodes = tuple(
             NodeReport(
-                host=seat.host,
-                boot_id=seat.boot_id,
-                models=dict(seat.models),
-                outcomes=tuple(seat.outcomes),
-                missing=seat.missing,
-                unfinished=seat.unfinished if seat.missing else "",
+                host=state.host,
+                boot_id=state.boot_id,
+                models=dict(state.models),
+                outcomes=tuple(state.outcomes),
+                missing=state.missing,
+                unfinished=state.unfinished if state.missing else "",
             )
-            for seat in self._leader.seats
+            for state in self._leader.states
         )
         seconds = round(time.monotonic() - self._begun, 3)
         return Report(nodes, tuple(_keyed(self._pairs)), self._settings.level, seconds)
@@ -386,27 +386,27 @@ class VettingRun:
     def _gather(self) -> None:
         share = min(COME_MOST_S, COME_SHARE * budget_of(self._settings))
         come_by = min(self._deadline, self._begun + share)
-        seats = self._leader.seats
-        self._leader.until(lambda: all(seat.came or seat.missing for seat in seats), come_by)
-        for seat in seats:
-            if not seat.came and not seat.missing:
-                seat.missing = f"it never came: no word from it within {share:g} s"
+        states = self._leader.states
+        self._leader.until(lambda: all(state.came or state.missing for state in states), come_by)
+        for state in states:
+            if not state.came and not state.missing:
+                state.missing = f"it never came: no word from it within {share:g} s"
         self._leader.refuse_from_now(f"it comes too late: the other nodes waited {share:g} s")
         # Agents end each check after its own limit; this one is for agents that do not.
         checked_by = min(
             self._deadline - self._reserve_s(), self._begun + max(share, 0.5 * budget_of(self._settings))
         )
-        self._leader.until(lambda: all(seat.checked or not seat.there for seat in seats), checked_by)
-        for seat in alive(seats):
-            if not seat.checked:
-                self._leader.lose(seat, seat.hung("the checks"))
+        self._leader.until(lambda: all(state.checked or not state.there for state in states), checked_by)
+        for state in alive(states):
+            if not state.checked:
+                self._leader.lose(state, state.hung("the checks"))
 
     def _compare_clocks(self) -> None:
-        known = [seat for seat in self._leader.seats if seat.clock is not None]
-        clocks = [ClockOffset(seat.host, *(seat.clock or (0.0, 0.0))) for seat in known]
-        for seat, (_, finding) in zip(known, compare_clocks(clocks, self._policy)):
-            if seat.outcomes or finding.severity is not Severity.PASS:
-                seat.outcomes.append(CheckOutcome((finding,)))  # by a pass alone nobody was examined
+        known = [state for state in self._leader.states if state.clock is not None]
+        clocks = [ClockOffset(state.host, *(state.clock or (0.0, 0.0))) for state in known]
+        for state, (_, finding) in zip(known, compare_clocks(clocks, self._policy)):
+            if state.outcomes or finding.severity is not Severity.PASS:
+                state.outcomes.append(CheckOutcome((finding,)))  # by a pass alone nobody was examined
 
     def _reserve_s(self) -> float:
         """Return what is reserved of the time for what comes last."""
@@ -418,19 +418,19 @@ class VettingRun:
         One that does not begin in time is a fault of its node only where it began on most: many at once may wait for one
         slow file system.
         """
-        seats = self._leader.seats
+        states = self._leader.states
         self._leader.until(
-            lambda: all(seat.ready or seat.no_child or not seat.there for seat in seats),
+            lambda: all(state.ready or state.no_child or not state.there for state in states),
             self._deadline - self._reserve_s(),
         )
-        slow = [seat for seat in alive(seats) if seat.slow_start or not (seat.ready or seat.no_child)]
-        lonely = LONELY * len(slow) <= len(alive(seats))
-        for seat in alive(seats):
-            if not seat.ready:
-                severity = Severity.CRITICAL if seat in slow and lonely else Severity.UNKNOWN
-                why = seat.no_child or f"{seat.unfinished or 'the process for it'} did not end in time"
-                seat.note("compute", severity, f"nothing can be computed: {why}", "no_child")
-        return any(seat.ready for seat in alive(seats))
+        slow = [state for state in alive(states) if state.slow_start or not (state.ready or state.no_child)]
+        lonely = LONELY * len(slow) <= len(alive(states))
+        for state in alive(states):
+            if not state.ready:
+                severity = Severity.CRITICAL if state in slow and lonely else Severity.UNKNOWN
+                why = state.no_child or f"{state.unfinished or 'the process for it'} did not end in time"
+                state.note("compute", severity, f"nothing can be computed: {why}", "no_child")
+        return any(state.ready for state in alive(states))
 
     # --- computing
 
@@ -439,28 +439,28 @@ class VettingRun:
         turns.run(self._deadline - self._reserve_s())
 
     def _workers(self) -> List[NodeState]:
-        return [seat for seat in alive(self._leader.seats) if seat.ready]
+        return [state for state in alive(self._leader.states) if state.ready]
 
     def _note_all(self, check: str, severity: Severity, text: str) -> None:
-        for seat in alive(self._leader.seats):
-            seat.note(check, severity, text, "budget")
+        for state in alive(self._leader.states):
+            state.note(check, severity, text, "budget")
 
     def _repeat(self, work: Sequence[Work]) -> None:
         """Have all nodes repeat what one node was slow in."""
-        from pytest_mlhpc.node.vet.judge import needs_repeat
+        from pytest_mlhpc.node.vet.figures import keys_to_repeat
 
-        keys = set(needs_repeat(self.report(), self._policy, self._settings))
+        keys = set(keys_to_repeat(self.report(), self._settings, self._policy))
         again = [one for one in work if self._has(one, keys)]
-        for seat in self._leader.seats if again else ():
-            seat.reused = False
+        for state in self._leader.states if again else ():
+            state.reused = False
         if again:
             self._load(again, 1)
 
     def _has(self, work: Work, keys: Set[str]) -> bool:
         return any(
             reading.key in keys
-            for seat in self._leader.seats
-            for outcome in seat.works.get(work.name, ())
+            for state in self._leader.states
+            for outcome in state.works.get(work.name, ())
             for reading in outcome.readings
         )
 
@@ -472,7 +472,7 @@ class VettingRun:
             return
         from pytest_mlhpc.node.vet.pairs import confirm_schedule, pair_schedule
 
-        hosts = [seat.host for seat in self._workers()]
+        hosts = [state.host for state in self._workers()]
         for number, pairs in enumerate(pair_schedule(hosts, self._settings.level)):
             if not self._round(number, pairs, "rounds"):
                 return
@@ -488,21 +488,21 @@ class VettingRun:
         return done
 
     def _end_watches(self) -> None:
-        seats = alive(self._leader.seats)
-        asked = [(seat, self._leader.ask(seat, "end", END_S)) for seat in seats]
+        states = alive(self._leader.states)
+        asked = [(state, self._leader.ask(state, "end", END_S)) for state in states]
 
         def done() -> bool:
-            return all(number in seat.answers or not seat.there for seat, number in asked)
+            return all(number in state.answers or not state.there for state, number in asked)
 
         ends = min(self._deadline, time.monotonic() + END_S + GRACE_S)
         whole = ends < self._deadline
         self._leader.until(done, ends)
-        for seat, number in asked:
-            if number not in seat.answers and seat.there and whole:
-                self._leader.lose(seat, seat.hung("the end of the watches"))
-            elif number not in seat.answers and seat.there:
+        for state, number in asked:
+            if number not in state.answers and state.there and whole:
+                self._leader.lose(state, state.hung("the end of the watches"))
+            elif number not in state.answers and state.there:
                 text = "the time for vetting was over before all checks had said what they saw under load"
-                seat.note("watches", Severity.UNKNOWN, text, "deadline")
+                state.note("watches", Severity.UNKNOWN, text, "deadline")
 
 
 def checks_of(outcome: CheckOutcome) -> Set[str]:

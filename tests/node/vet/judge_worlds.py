@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from pytest_mlhpc.node.protocol.plan import VetSettings
+from pytest_mlhpc.node.vet.figures import keys_to_repeat
 from pytest_mlhpc.node.vet.finding import (
     CheckOutcome,
     Fact,
@@ -16,7 +17,7 @@ from pytest_mlhpc.node.vet.finding import (
     Report,
     Severity,
 )
-from pytest_mlhpc.node.vet.judge import judge, needs_repeat
+from pytest_mlhpc.node.vet.judge import judge
 from pytest_mlhpc.node.vet.pairs import confirm_schedule, pair_schedule
 from pytest_mlhpc.node.vet.policy import built_in
 
@@ -129,4 +130,4 @@ def vetted(draw, nodes, *, slow=0, by=0.0, spread=0.015, devices=1):
 
     first = one_round()
     once = report([first])
-    return verdict_on(report([first, one_round()]) if needs_repeat(once, POLICY) else once)
+    return verdict_on(report([first, one_round()]) if keys_to_repeat(once, VetSettings(), POLICY) else once)

@@ -62,7 +62,7 @@ class ScriptedCheck(Scripted):
 
 
 class ScriptedWatch(Scripted):
-    def begin(self, machine, context) -> int:
+    def start(self, machine, context) -> int:
         misbehave("begin")
         return 0
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.checks.job_network import fits, forcing, parse
-from pytest_mlhpc.node.vet.checks.job_space import parse_quota
+from pytest_mlhpc.node.vet.checks.kernel_log import events, pci_name
+from pytest_mlhpc.node.vet.checks.network import Fabric
+from pytest_mlhpc.node.vet.checks.storage import parse_quota
 from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.kernel_log import events, from_dmesg, from_journal, from_kmsg, pci_name
-from pytest_mlhpc.node.vet.machine import Done, Unreadable
-from pytest_mlhpc.node.vet.ports import Fabric
+from pytest_mlhpc.node.vet.machine import Done, Unreadable, from_dmesg, from_journal, from_kmsg
 
 BASES = {group: _loaded((CORPUS / group / "base.yaml").resolve()) for group in ("host", "job")}
 BASES["host"]["wanted"] = {
@@ -62,7 +62,7 @@ def examine_all(group, machine, context) -> None:
             answered += len(check.examine(machine, context).findings)
     for watch in WATCHES[group]:
         with suppress(Unreadable):
-            watch.end(machine, context, watch.sample(machine, watch.begin(machine, context)))
+            watch.end(machine, context, watch.sample(machine, watch.start(machine, context)))
     assert answered
 
 

@@ -9,7 +9,7 @@ import torch
 from child_driver import Child
 
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Severity
-from pytest_mlhpc.node.vet.load import all_reduce, devices, gemm, host_copy, memory, node_facts
+from pytest_mlhpc.node.vet.load import collectives, devices, gemm, memory, node_facts
 from pytest_mlhpc.node.vet.load.arguments import Failed
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.main import measured
@@ -97,18 +97,20 @@ def test_every_floor_that_is_named_is_known() -> None:
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
-    assert all_reduce.bus_factor(2) == 1.0
-    assert all_reduce.bus_factor(8) == pytest.approx(1.75)
+    assert collectives.bus_factor(2) == 1.0
+    assert collectives.bus_factor(8) == pytest.approx(1.75)
 
 
 def test_a_node_with_one_device_exchanges_nothing_within() -> None:
-    outcome = measured("all_reduce", all_reduce.run, bare(kind="cuda", devices=(H200,)), {}, print)
+    outcome = measured(
+        "all_reduce", collectives.run_all_reduce, bare(kind="cuda", devices=(H200,)), {}, print
+    )
     assert replace(outcome, seconds=0.0) == CheckOutcome()
 
 
 def test_devices_that_torch_cannot_use_are_unknown_and_never_pass() -> None:
     node = bare(trouble="this node shows NVIDIA devices, but torch finds none")
-    (finding,) = measured("host_copy", host_copy.run, node, {}, print).findings
+    (finding,) = measured("host_copy", memory.run_host_copy, node, {}, print).findings
     assert finding.severity is Severity.UNKNOWN
     assert "NVIDIA" in finding.reason
 
@@ -210,8 +212,8 @@ def test_what_one_thread_raises_is_raised_and_no_other_waits_for_it() -> None:
 def test_cores_near_a_device_are_those_of_the_kernels_list(tmp_path: Path) -> None:
     device = replace(H200, pci="0000:1b:00.0")
     folder = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
-    assert host_copy.near_cores(device, (0, 1, 2), tmp_path) == set()
+    assert memory.near_cores(device, (0, 1, 2), tmp_path) == set()
     folder.mkdir(parents=True)
     (folder / "local_cpulist").write_text("1-3,8\n")
-    assert host_copy.near_cores(device, (0, 1, 2, 8), tmp_path) == {1, 2, 8}
-    assert host_copy.near_cores(H200, (0, 1), tmp_path) == set()
+    assert memory.near_cores(device, (0, 1, 2, 8), tmp_path) == {1, 2, 8}
+    assert memory.near_cores(H200, (0, 1), tmp_path) == set()

@@ -1,5 +1,6 @@
 """What vetting's child does with devices, with cores in their place: everything but the driver is real."""
 
+import importlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,11 +13,11 @@ import torch
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.finding import CheckOutcome, Severity
-from pytest_mlhpc.node.vet.load import all_reduce, devices, digest, gemm, host_copy, memory, node_facts
+from pytest_mlhpc.node.vet.load import devices, digest, gemm, memory, node_facts
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.digest import EXACT, Digests
 from pytest_mlhpc.node.vet.load.gemm import GemmCase
-from pytest_mlhpc.node.vet.load.main import measured
+from pytest_mlhpc.node.vet.load.main import COMMANDS, measured
 from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.policy import built_in
 
@@ -55,10 +56,11 @@ def node(*breaks: str, models: tuple[str, ...] = ()) -> LoadNode:
     return LoadNode(torch.__version__, "cuda", found, node_facts.allowed_cores(), "Processor")
 
 
-def run(module: Any, on: LoadNode, **args: object) -> tuple[CheckOutcome, list[str]]:
+def run(name: str, on: LoadNode, **args: object) -> tuple[CheckOutcome, list[str]]:
     begun: list[str] = []
-    name = "hash" if module is digest else module.__name__.rpartition(".")[2]
-    outcome = measured(name, module.run, on, {"seconds": 0.01, **args}, begun.append)
+    module, function = COMMANDS[name]
+    command = getattr(importlib.import_module(f"pytest_mlhpc.node.vet.load.{module}"), function)
+    outcome = measured(name, command, on, {"seconds": 0.01, **args}, begun.append)
     return outcome, begun
 
 
@@ -85,7 +87,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_devices_are_measured_in_each_precision() -> None:
-    outcome, begun = run(gemm, node("", ""), round=1)
+    outcome, begun = run("gemm", node("", ""), round=1)
     assert begun == ["gemm fp32", "gemm bf16", "gemm tf32"]
     assert outcome.findings == ()
     keys = [f"gemm/{precision}/64/uniform" for precision in ("fp32", "bf16", "tf32")]
@@ -130,9 +132,9 @@ def test_a_device_that_hangs_is_named_while_it_does(monkeypatch: pytest.MonkeyPa
     assert hanging.is_set()
 
 
-@pytest.mark.parametrize("module", [gemm, memory, digest])
-def test_a_broken_device_is_named_by_every_measurement_and_the_others_are_measured(module: Any) -> None:
-    outcome, _ = run(module, node("", "CUDA error: uncorrectable ECC error encountered", ""))
+@pytest.mark.parametrize("command", ["gemm", "memory", "hash"])
+def test_a_broken_device_is_named_by_every_measurement_and_the_others_are_measured(command: str) -> None:
+    outcome, _ = run(command, node("", "CUDA error: uncorrectable ECC error encountered", ""))
     assert {(one.device, one.severity, one.rule) for one in outcome.findings} == {
         ("GPU 1", Severity.CRITICAL, "device_error")
     }
@@ -141,7 +143,7 @@ def test_a_broken_device_is_named_by_every_measurement_and_the_others_are_measur
 
 
 def test_memory_of_host_and_devices_is_measured() -> None:
-    outcome, begun = run(memory, node("", ""))
+    outcome, begun = run("memory", node("", ""))
     assert begun == ["memory of the host", "memory of the devices"]
     assert {(one.key, one.model, one.device) for one in outcome.readings} == {
         ("memory/copy/1MiB", node("").cpu_model, ""),
@@ -151,7 +153,7 @@ def test_memory_of_host_and_devices_is_measured() -> None:
 
 
 def test_devices_vote_by_model_and_software() -> None:
-    outcome, _ = run(digest, node("", ""))
+    outcome, _ = run("hash", node("", ""))
     assert outcome.findings == ()
     first, second = (fact for fact in outcome.facts if fact.device)
     assert second == replace(first, device="GPU 1")
@@ -178,13 +180,13 @@ def test_a_device_that_computes_wrongly_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_copies_of_each_device_are_measured_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = torch.empty
-    monkeypatch.setattr(host_copy, "BYTES", 1 << 20)
+    monkeypatch.setattr(memory, "COPY_BYTES", 1 << 20)
 
     def unpinned(*size: int, pin_memory: bool = False, **other: Any) -> torch.Tensor:
         return honest(*size, **other)  # without a driver nothing can be pinned
 
     monkeypatch.setattr(torch, "empty", unpinned)
-    outcome, begun = run(host_copy, node("", "CUDA error: device lost"))
+    outcome, begun = run("host_copy", node("", "CUDA error: device lost"))
     assert begun == ["host_copy GPU 0", "host_copy GPU 1"]
     ways = ("host_copy/h2d/1MiB/pinned", "host_copy/d2h/1MiB/pinned")
     assert shown(outcome) == {(way, "GPU 0") for way in ways}
@@ -206,7 +208,7 @@ class Nccl:
 
 def test_devices_of_one_model_are_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "nccl", Nccl(wrong=0.0))
-    outcome, begun = run(all_reduce, node("", "", "", ""))
+    outcome, begun = run("all_reduce", node("", "", "", ""))
     assert (outcome.findings, begun) == ((), ["all_reduce of 4 devices by nccl"])
     assert [(one.model, one.floor) for one in outcome.readings] == [(f"4 x {MODEL}", "all_reduce/4")]
 
@@ -223,7 +225,7 @@ def test_a_sum_that_is_wrong_or_was_not_made_is_said(
     monkeypatch: pytest.MonkeyPatch, wrong: float, models: tuple[str, ...], found: tuple[Severity, str, str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "nccl", Nccl(wrong))
-    outcome, _ = run(all_reduce, node(*[""] * len(models), models=models))
+    outcome, _ = run("all_reduce", node(*[""] * len(models), models=models))
     (finding,) = outcome.findings
     assert (finding.severity, finding.rule) == found[:2]
     assert found[2] in finding.reason

@@ -8,13 +8,13 @@ import yaml
 from child_driver import Child
 
 from pytest_mlhpc.node.vet.check import Examination
+from pytest_mlhpc.node.vet.checks.network import Fabric
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
-from pytest_mlhpc.node.vet.load import node_facts, transport
+from pytest_mlhpc.node.vet.load import collectives, node_facts
 from pytest_mlhpc.node.vet.load.arguments import Failed
 from pytest_mlhpc.node.vet.load.node_facts import parse_log
 from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.policy import built_in
-from pytest_mlhpc.node.vet.ports import Fabric
 
 #: The network is read by job_transport.py, which test_job_transport.py is about.
 LOGS = yaml.safe_load(Path(__file__).with_name("data").joinpath("transport_logs.yaml").read_text())
@@ -55,7 +55,7 @@ def test_the_log_is_memory_that_only_this_process_reads() -> None:
 def judged(root: Path, chosen: node_facts.ChosenTransport) -> Finding:
     """Return the one finding on a transport beside InfiniBand."""
     exam = Examination("transport", Machine(root=root), Context(built_in()), Origin.USER)
-    transport.judge(exam, chosen, Fabric(verbs=("mlx5_0",)))
+    collectives.judge_choice(exam, chosen, Fabric(verbs=("mlx5_0",)))
     (finding,) = exam.findings
     return finding
 
@@ -75,23 +75,23 @@ def test_gloo_should_use_the_fabrics_interface(tmp_path: Path, interface: str, s
     for name, kind in (("eth0", "1"), ("ib0", "32")):
         (tmp_path / f"sys/class/net/{name}").mkdir(parents=True)
         (tmp_path / f"sys/class/net/{name}/type").write_text(kind)
-    chosen = transport.of_gloo({"GLOO_SOCKET_IFNAME": interface}, "n1")
+    chosen = collectives.of_gloo({"GLOO_SOCKET_IFNAME": interface}, "n1")
     finding = judged(tmp_path, chosen)
     assert finding.severity is severity
     assert f"gloo joins nodes by TCP ({interface})" in finding.reason
 
 
 def test_gloo_binds_to_the_address_of_the_hosts_name() -> None:
-    assert transport.of_gloo({}, "localhost").interfaces == ("lo",)
-    assert transport.of_gloo({}, "no-such-host.invalid").interfaces == ("lo",)
-    assert transport.interface_of("::1") in ("lo", None)  # None: a kernel without IPv6
+    assert collectives.of_gloo({}, "localhost").interfaces == ("lo",)
+    assert collectives.of_gloo({}, "no-such-host.invalid").interfaces == ("lo",)
+    assert collectives.interface_of("::1") in ("lo", None)  # None: a kernel without IPv6
     with pytest.raises(Failed, match=r"stands for 192\.0\.2\.7, which is none of its addresses"):
-        transport.of_gloo({}, "192.0.2.7")
+        collectives.of_gloo({}, "192.0.2.7")
 
 
 def test_what_was_chosen_is_compared_between_nodes(tmp_path: Path) -> None:
     exam = Examination("transport", Machine(root=tmp_path), Context(built_in()), Origin.USER)
-    transport.tell(exam, parse_log(INFINIBAND, "nccl"))
+    collectives.tell_choice(exam, parse_log(INFINIBAND, "nccl"))
     assert {fact.name: fact.value for fact in exam.facts} == {
         "nccl network": "IB",
         "nccl interfaces": "mlx5_0:1 mlx5_1:1",

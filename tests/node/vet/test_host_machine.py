@@ -10,8 +10,7 @@ import pytest
 
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.kernel_log import MOST_BYTES, from_kmsg, records
-from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import LOG_BYTES, Absent, Context, Machine, Unreadable, from_kmsg, records
 from pytest_mlhpc.node.vet.policy import built_in
 
 #: Checks of the host that need neither rights nor time.
@@ -34,7 +33,7 @@ def test_checks_of_the_host_say_nothing_bad_of_what_an_ordinary_machine_does_not
     checks, watches = ([one for one in every if one.name in HOST] for every in all_checks())
     said = [check.examine(machine, context) for check in checks]
     said += [
-        watch.end(machine, context, watch.sample(machine, watch.begin(machine, context))) for watch in watches
+        watch.end(machine, context, watch.sample(machine, watch.start(machine, context))) for watch in watches
     ]
     bad = {Severity.CRITICAL, Severity.UNKNOWN}
     assert not [one for outcome in said for one in outcome.findings if one.severity in bad]
@@ -56,9 +55,9 @@ def test_a_log_that_is_being_overwritten_is_read_on(tmp_path: Path, monkeypatch:
 
 def test_of_an_endless_log_the_last_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
-    path.write_bytes((b"6,1,1,-;old" + b"." * 4000 + b"\n") * (2 * MOST_BYTES // 4000) + b"6,2,2,-;new\n")
+    path.write_bytes((b"6,1,1,-;old" + b"." * 4000 + b"\n") * (2 * LOG_BYTES // 4000) + b"6,2,2,-;new\n")
     data = records(str(path))
-    assert len(data) <= MOST_BYTES
+    assert len(data) <= LOG_BYTES
     assert data.endswith(b"6,2,2,-;new\n")
     assert from_kmsg(data, 10.0, 5.0)[-1].text == "new"
 

@@ -13,7 +13,7 @@ from pytest_mlhpc.node.vet import main
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.checks.job_environment import MOST_NAMES, PREFIXES, left_by_squeue
 from pytest_mlhpc.node.vet.checks.job_processes import parse, processes
-from pytest_mlhpc.node.vet.checks.job_space import parse_quota, space
+from pytest_mlhpc.node.vet.checks.storage import parse_quota, space
 from pytest_mlhpc.node.vet.finding import Origin, Severity
 from pytest_mlhpc.node.vet.machine import Absent, Context, Done, Machine, Unreadable, numbers, size
 from pytest_mlhpc.node.vet.main import stay

@@ -7,10 +7,10 @@ import yaml
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.checks.job_network import Transport, fits, forcing, judge_transport, parse
+from pytest_mlhpc.node.vet.checks.network import Fabric
 from pytest_mlhpc.node.vet.finding import Origin, Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.policy import built_in
-from pytest_mlhpc.node.vet.ports import Fabric
 
 LOGS = yaml.safe_load(Path(__file__).with_name("data").joinpath("transport_logs.yaml").read_text())
 

@@ -4,8 +4,8 @@ import pytest
 from judge_worlds import A100, KEY, POLICY, found, measured, severities, verdict_on
 
 from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
+from pytest_mlhpc.node.vet.figures import keys_to_repeat
 from pytest_mlhpc.node.vet.finding import Exit
-from pytest_mlhpc.node.vet.judge import needs_repeat
 from pytest_mlhpc.node.vet.policy import FLOOR_NAMES, find_floor, floors
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -63,7 +63,7 @@ def test_a_floor_decides_for_one_node():
 
 def test_below_a_floor_a_node_repeats_and_is_unfit():
     report = measured([150.0, 240.0], model=A100)
-    assert needs_repeat(report, POLICY) == (KEY,)
+    assert keys_to_repeat(report, VetSettings(), POLICY) == (KEY,)
     verdict = verdict_on(report)
     assert (verdict.exit, verdict.exclude) == (Exit.TOO_FEW, ("n0",))
     assert "150 TFLOP/s, below 200 TFLOP/s (floor of A100 SXM, medium confidence" in verdict.nodes[0].reason
@@ -98,7 +98,7 @@ def test_a_floor_of_low_confidence_says_that_it_is():
 
 def test_a_floor_that_all_peers_miss_only_warns():
     report = measured([150.0] * 8, model=A100)
-    assert needs_repeat(report, POLICY) == ()
+    assert keys_to_repeat(report, VetSettings(), POLICY) == ()
     verdict = verdict_on(report)
     assert (verdict.exit, set(severities(verdict).values())) == (Exit.READY, {"WARNING"})
     assert "as its peers may be; look at all nodes" in found(verdict, "n3").reason

@@ -7,8 +7,8 @@ import pytest
 from judge_worlds import KEY, POLICY, UNNAMED, found, gemm, measured, node, severities, verdict_on
 
 from pytest_mlhpc.node.protocol.plan import Learned, VetSettings
+from pytest_mlhpc.node.vet.figures import keys_to_repeat
 from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, Reading, Report, Severity
-from pytest_mlhpc.node.vet.judge import needs_repeat
 
 EVEN = [99.0, 100.0, 100.0, 101.0, 100.0, 100.0, 99.5]
 
@@ -28,14 +28,14 @@ def last(report, settings=None, policy=POLICY):
 def test_equal_nodes_pass_and_repeat_nothing():
     report = measured(EVEN)
     verdict = verdict_on(report)
-    assert needs_repeat(report, POLICY) == verdict.exclude == ()
+    assert keys_to_repeat(report, VetSettings(), POLICY) == verdict.exclude == ()
     assert (verdict.exit, set(severities(verdict).values())) == (Exit.READY, {"PASS"})
 
 
 def test_a_slow_node_makes_all_repeat_and_is_named_with_its_figures():
-    assert needs_repeat(measured([*EVEN, 85.0]), POLICY) == (KEY,)
+    assert keys_to_repeat(measured([*EVEN, 85.0]), VetSettings(), POLICY) == (KEY,)
     again = measured([*EVEN, 85.0], [*EVEN, 85.0])
-    assert needs_repeat(again, POLICY) == ()
+    assert keys_to_repeat(again, VetSettings(), POLICY) == ()
     verdict = verdict_on(again)
     assert (verdict.exit, verdict.exclude) == (Exit.TOO_FEW, ("n7",))
     finding = found(verdict, "n7")
@@ -102,7 +102,7 @@ def test_a_third_of_slow_nodes_is_not_hidden_by_its_own_dispersion():
 
 def test_where_nobody_can_tell_it_says_why():
     report = measured([80.0, 80.0, 100.0, 101.0, 99.0])
-    assert needs_repeat(report, POLICY) == (KEY,)
+    assert keys_to_repeat(report, VetSettings(), POLICY) == (KEY,)
     verdict = verdict_on(report)
     assert verdict.exit is Exit.UNKNOWN
     assert "2 of 5 nodes are far below the others" in found(verdict, "n4").reason
@@ -115,7 +115,7 @@ def test_three_nodes_are_no_peers_and_a_lone_one_is_not_repeated_for_that():
     assert verdict.exit is Exit.UNKNOWN
     assert "it takes 4 nodes to be peers, and 3 measured it" in verdict.text
     assert "there is no floor for a device without floor, and no history" in verdict.text
-    assert needs_repeat(measured([100.0]), POLICY) == ()
+    assert keys_to_repeat(measured([100.0]), VetSettings(), POLICY) == ()
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_check_of_one_device_only_misses_none():
 
 def test_history_tightens_what_peers_let_pass():
     report, better = measured([100.0] * 4), history(120)
-    assert needs_repeat(report, POLICY, better) == (KEY,)
+    assert keys_to_repeat(report, better, POLICY) == (KEY,)
     verdict = verdict_on(report, better)
     assert set(severities(verdict).values()) == {"CRITICAL"}
     words = "16.7% worse than the median of 40 in this site's history, 120 TFLOP/s"

@@ -10,9 +10,8 @@ from unittest.mock import Mock
 import pytest
 from corpus import Case, all_cases, group_of, judged, outcomes, rows
 
-from pytest_mlhpc.node.vet import kernel_log
 from pytest_mlhpc.node.vet.check import Check, LoadWatch
-from pytest_mlhpc.node.vet.checks import all_checks
+from pytest_mlhpc.node.vet.checks import all_checks, kernel_log
 from pytest_mlhpc.node.vet.finding import Origin, Severity
 from pytest_mlhpc.node.vet.machine import Unreadable
 from pytest_mlhpc.node.vet.passive import attempt

@@ -13,7 +13,7 @@ from corpus import CORPUS, Case, findings, load, machine_of, named, outcomes, ro
 
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.checks import nvidia_load, nvidia_processes
-from pytest_mlhpc.node.vet.checks.nvidia_library import (
+from pytest_mlhpc.node.vet.checks.nvidia_devices import (
     MODELS,
     Answer,
     NvidiaDevice,

@@ -18,10 +18,11 @@ from pytest_mlhpc.node.vet.finding import (
     Severity,
     VetVerdict,
 )
-from pytest_mlhpc.node.vet.text import fold, junit, last_line, table
+from pytest_mlhpc.node.vet.output import fold, last_line, table
 from pytest_mlhpc.node.vet.verdict_files import (
     WrittenVerdict,
     environment,
+    junit,
     verdict_from_json,
     verdict_to_json,
 )

@@ -90,7 +90,7 @@ def test_a_watch_that_has_nothing_to_watch_is_not_asked_again() -> None:
         raise AssertionError("it is asked")
 
     watch = LoadWatch("a", "Watches.", lambda machine, context: None, never, never, ("/proc",), 0.1)
-    state = watch.sample(Machine(), watch.begin(Machine(), Context(POLICY)))
+    state = watch.sample(Machine(), watch.start(Machine(), Context(POLICY)))
     assert watch.end(Machine(), Context(POLICY), state) == CheckOutcome()
 
 

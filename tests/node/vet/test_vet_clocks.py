@@ -67,7 +67,7 @@ def seated(hello_time):
     leader = Leader(place, KEY, Wire(first), None)
     with first_end, second_end, contextlib.closing(leader), contextlib.closing(Wire(second)) as wire:
         _, refused = leader._hub._admit(wire, hello)
-        return refused, leader.seats[1].clock
+        return refused, leader.states[1].clock
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from pytest_mlhpc.node.vet.finding import (
     Severity,
     VetVerdict,
 )
-from pytest_mlhpc.node.vet.text import last_line
+from pytest_mlhpc.node.vet.output import last_line
 from pytest_mlhpc.node.vet.verdict_files import (
     FILES,
     MARK,

@@ -17,8 +17,7 @@ from pytest_mlhpc.node.vet.finding import (
     Severity,
     VetVerdict,
 )
-from pytest_mlhpc.node.vet.output import checked, show, show_json
-from pytest_mlhpc.node.vet.text import fold, last_line, safe, table
+from pytest_mlhpc.node.vet.output import checked, fold, last_line, safe, show, show_json, table
 from pytest_mlhpc.node.vet.verdict_files import WrittenVerdict, verdict_to_json
 
 

@@ -19,9 +19,9 @@ def reading(value: float, *, key: str = "gemm/fp32", better: str = "higher", rou
 
 
 def order(nodes: int, level: str = "quick", machines: int = 1) -> list[str]:
-    seats = [NodeState(n, f"n{n}", boot_id=f"m{n % machines}") for n in range(nodes)]
-    turns = LoadRound(SimpleNamespace(seats=seats), VetSettings(level=level), [GEMM, HASH], seats, 0)
-    return [f"{work.name} {seat.host}" for left in turns._turns.values() for work, seat in left]
+    states = [NodeState(n, f"n{n}", boot_id=f"m{n % machines}") for n in range(nodes)]
+    turns = LoadRound(SimpleNamespace(states=states), VetSettings(level=level), [GEMM, HASH], states, 0)
+    return [f"{work.name} {state.host}" for left in turns._turns.values() for work, state in left]
 
 
 def test_many_nodes_of_one_machine_come_round_with_a_work_before_the_next_begins():
@@ -52,17 +52,17 @@ def test_what_is_reported_in_several_turns_is_listed_once():
 
 
 def test_turns_of_one_round_make_one_outcome_and_a_repetition_another():
-    seat = NodeState(0, "n0")
+    state = NodeState(0, "n0")
     for value, round_ in ((3.0, 0), (4.0, 0), (2.0, 1), (5.0, 1)):
-        _keep(seat, GEMM, CheckOutcome(readings=(reading(value, round_=round_),)), round_)
-    assert [[one.value for one in outcome.readings] for outcome in seat.outcomes] == [[4.0], [5.0]]
-    assert seat.works["gemm"] == seat.outcomes
+        _keep(state, GEMM, CheckOutcome(readings=(reading(value, round_=round_),)), round_)
+    assert [[one.value for one in outcome.readings] for outcome in state.outcomes] == [[4.0], [5.0]]
+    assert state.works["gemm"] == state.outcomes
 
 
 def test_who_had_a_turn_when_the_time_is_over_is_not_said_to_have_had_none():
-    seats = [NodeState(n, f"n{n}", boot_id="m") for n in range(FEW + 1)]
-    leader = SimpleNamespace(seats=seats, until=lambda _what, _until: False)
-    _keep(seats[0], GEMM, CheckOutcome(readings=(reading(3.0),)), 0)
-    LoadRound(leader, VetSettings(), [GEMM], seats, 0).run(0.0)
-    said = [[one.reason for outcome in seat.outcomes for one in outcome.findings] for seat in seats]
+    states = [NodeState(n, f"n{n}", boot_id="m") for n in range(FEW + 1)]
+    leader = SimpleNamespace(states=states, until=lambda _what, _until: False)
+    _keep(states[0], GEMM, CheckOutcome(readings=(reading(3.0),)), 0)
+    LoadRound(leader, VetSettings(), [GEMM], states, 0).run(0.0)
+    said = [[one.reason for outcome in state.outcomes for one in outcome.findings] for state in states]
     assert said == [[], *[["gemm was not begun: the time for vetting was over"]] * FEW]

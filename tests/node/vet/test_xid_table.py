@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_mlhpc.node.vet.kernel_log import KernelMessage, Xid, driver_events, events
+from pytest_mlhpc.node.vet.checks.kernel_log import Xid, driver_events, events
+from pytest_mlhpc.node.vet.machine import KernelMessage
 
 TABLES = driver_events()
 CATALOGUE = yaml.safe_load(Path(__file__).with_name("data").joinpath("xid_catalogue.yaml").read_text())

@@ -68,26 +68,26 @@ def reason(node):
 
 def test_a_node_problem_cordons_the_node_with_its_reason_and_undo_uncordons_it(node, keeper):
     (done,) = apply(verdict(unfit()), keeper)
-    assert (done.host, done.word, cordoned(node)) == (HOST, "changed", True)
+    assert (done.host, done.outcome, cordoned(node)) == (HOST, "changed", True)
     assert reason(node).startswith("[node_problem] mlhpc: nvidia_memory gpu1: row remap 'failure' (mlhpc ")
     assert is_ours(HOST, reason(node))
     assert keeper.ours() == [HOST]
     (back,) = undo([], keeper)
-    assert (back.host, back.word, cordoned(node), reason(node)) == (HOST, "changed", False, None)
+    assert (back.host, back.outcome, cordoned(node), reason(node)) == (HOST, "changed", False, None)
 
 
 def test_cordoning_twice_changes_nothing(node, keeper):
     apply(verdict(unfit()), keeper)
     before = reason(node)
     (again,) = apply(verdict(unfit(text="another")), keeper)
-    assert (again.word, again.text, reason(node)) == ("left", f"already cordoned: {before}", before)
+    assert (again.outcome, again.text, reason(node)) == ("left", f"already cordoned: {before}", before)
 
 
 def test_a_node_that_an_administrator_cordoned_is_touched_by_neither(node, keeper):
     node(spec={"unschedulable": True})
     (done,), (back,) = apply(verdict(unfit()), keeper), undo([HOST], keeper)
-    assert (done.word, done.text) == ("left", "already cordoned (by kubectl-cordon)")
-    assert (back.word, back.text) == ("left", "cordoned by another user (by kubectl-cordon)")
+    assert (done.outcome, done.text) == ("left", "already cordoned (by kubectl-cordon)")
+    assert (back.outcome, back.text) == ("left", "cordoned by another user (by kubectl-cordon)")
     assert (cordoned(node), reason(node)) == (True, None)
 
 
@@ -97,14 +97,14 @@ def test_an_administrators_cordon_on_top_of_our_forgotten_reason_is_theirs(node,
     node(spec={"unschedulable": True})
     assert is_ours(HOST, reason(node))
     (back,) = undo([HOST], keeper)
-    assert (back.word, cordoned(node)) == ("left", True)
+    assert (back.outcome, cordoned(node)) == ("left", True)
 
 
 def test_a_reason_that_an_administrator_has_changed_is_theirs(node, keeper):
     apply(verdict(unfit()), keeper)
     node(metadata={"annotations": {ANNOTATION: f"{reason(node)}, waits for a part"}})
     (back,) = undo([HOST], keeper)
-    assert (back.word, cordoned(node), keeper.ours()) == ("left", True, [])
+    assert (back.outcome, cordoned(node), keeper.ours()) == ("left", True, [])
 
 
 class Meddling:
@@ -126,14 +126,14 @@ class Meddling:
 def test_an_administrator_who_cordons_between_our_reading_and_our_change_is_not_overwritten(node, keeper):
     meddling = Meddling(keeper._api, lambda: node(spec={"unschedulable": True}), 1)
     (done,) = apply(verdict(unfit()), KubernetesNodes(meddling))
-    assert (done.word, done.text, reason(node)) == ("left", "already cordoned (by kubectl-cordon)", None)
+    assert (done.outcome, done.text, reason(node)) == ("left", "already cordoned (by kubectl-cordon)", None)
 
 
 def test_a_node_that_changes_for_another_reason_is_looked_at_anew_and_cordoned(node, keeper):
     labels = iter(range(100))
     meddling = Meddling(keeper._api, lambda: node(metadata={"labels": {"a": str(next(labels))}}), 2)
     (done,) = apply(verdict(unfit()), KubernetesNodes(meddling))
-    assert (done.word, cordoned(node)) == ("changed", True)
+    assert (done.outcome, cordoned(node)) == ("changed", True)
 
 
 def test_a_node_that_never_rests_is_given_up(node, keeper):
@@ -155,7 +155,7 @@ def test_an_account_without_rights_is_refused_with_those_that_it_lacks(api_serve
         (done,) = apply(verdict(unfit()), KubernetesNodes(api))
     finally:
         api.close()
-    assert done.word == "failed"
+    assert done.outcome == "failed"
     assert "The account needs the verb `get` on nodes" in done.text
 
 

@@ -63,14 +63,14 @@ def usable(slurm):
 
 def test_a_node_problem_drains_the_node_with_its_reason_and_undo_resumes_it(slurm, keeper):
     (done,) = apply(verdict(unfit()), keeper)
-    assert (done.host, done.word) == (NODE, "changed")
+    assert (done.host, done.outcome) == (NODE, "changed")
     assert state(slurm).startswith("drain")
     said = reason(slurm)
     assert said.startswith("[node_problem] mlhpc: nvidia_memory gpu1: row remap failure on it's 'bank' 3")
     assert is_ours(NODE, said)
     assert keeper.ours() == [NODE]
     (back,) = undo([], keeper)
-    assert (back.host, back.word, back.text) == (NODE, "changed", "resumed")
+    assert (back.host, back.outcome, back.text) == (NODE, "changed", "resumed")
     assert usable(slurm)
 
 
@@ -78,7 +78,7 @@ def test_a_node_that_an_administrator_drained_is_touched_by_neither(slurm, keepe
     drain(slurm, "rack is rewired")
     (done,) = apply(verdict(unfit()), keeper)
     (back,) = undo([NODE], keeper)
-    assert (done.word, back.word) == ("left", "left")
+    assert (done.outcome, back.outcome) == ("left", "left")
     assert re.fullmatch(r"already idle\+drain\S*: rack is rewired", done.text)
     assert re.fullmatch(r"drained by another user: idle\+drain\S*: rack is rewired", back.text)
     assert (state(slurm), reason(slurm)) == ("drained", "rack is rewired")
@@ -90,7 +90,7 @@ def test_a_drain_of_ours_that_an_administrator_took_over_is_theirs(slurm, keeper
     theirs = change.format(reason(slurm))
     drain(slurm, theirs)
     (back,) = undo([NODE], keeper)
-    assert (back.word, reason(slurm)) == ("left", theirs)
+    assert (back.outcome, reason(slurm)) == ("left", theirs)
     assert undo([], keeper) == []
     assert state(slurm) == "drained"
 
@@ -101,7 +101,7 @@ def test_a_node_that_went_down_after_we_drained_it_is_not_resumed(slurm, keeper)
     slurm.run("scontrol", "update", f"nodename={NODE}", "state=down", f"reason={ours}")
     try:
         (back,) = undo([NODE], keeper)
-        assert (back.word, back.text.startswith(("more than drained: down", "not drained, but down"))) == (
+        assert (back.outcome, back.text.startswith(("more than drained: down", "not drained, but down"))) == (
             "left",
             True,
         )
@@ -120,7 +120,7 @@ def test_a_controller_that_does_not_answer_is_reported_for_each_node(tmp_path, m
     conf.write_text("ClusterName=x\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nMessageTimeout=2\n")
     monkeypatch.setenv("SLURM_CONF", str(conf))
     (done,) = apply(verdict(unfit()), SlurmNodes(CliClient(limit_s=600.0)))
-    assert done.word == "failed"
+    assert done.outcome == "failed"
     assert "scontrol" in done.text
 
 

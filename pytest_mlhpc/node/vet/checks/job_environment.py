@@ -11,9 +11,9 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from pytest_mlhpc.node.files import may_be_secret, read_json
 from pytest_mlhpc.node.vet.check import Check, Examination
 from pytest_mlhpc.node.vet.checks.job_processes import cgroup, parse
+from pytest_mlhpc.node.vet.checks.network import fabric_of, library_folders
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable, is_number, or_else, size
-from pytest_mlhpc.node.vet.ports import fabric_of, library_folders
 
 #: What is compared, by the beginning of its name; nothing else of the environment leaves the node.
 PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "FI_", "UCX_", "GLOO_", "MASTER_")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.vet.check import Check, Examination
+from pytest_mlhpc.node.vet.checks.network import Fabric, fabric_of, library_folders
 from pytest_mlhpc.node.vet.machine import Machine, Unreadable, is_number, some
-from pytest_mlhpc.node.vet.ports import Fabric, fabric_of, library_folders
 
 #: How long a resolver may take, in seconds: resolv.conf(5) waits 5 s for its first server, so that one is missing by then.
 RESOLVE_S = 1.8

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from pytest_mlhpc.node.vet.check import Examination, LoadWatch
-from pytest_mlhpc.node.vet.checks.nvidia_library import (
+from pytest_mlhpc.node.vet.checks.nvidia_devices import (
     Answer,
     NvidiaDevice,
     NvmlLibrary,

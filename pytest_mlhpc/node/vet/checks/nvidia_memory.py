@@ -3,60 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from typing import Any, List, Optional
+from typing import Any, List
 
 from pytest_mlhpc.node.vet.check import Check, Examination
-from pytest_mlhpc.node.vet.checks.nvidia_library import (
-    NOT_SUPPORTED,
+from pytest_mlhpc.node.vet.checks.nvidia_devices import (
+    INVALID_ARGUMENT,
     Answer,
+    LinkStates,
     NvidiaDevice,
     NvmlLibrary,
+    link_states,
     unread,
     with_devices,
 )
 
-#: Most NVLinks of a device that we know (Hopper; NVIDIA H100 data sheet), for models that we do not know.
-MOST_LINKS = 18
-
-#: Of a link that the device does not have, and of a field that an older driver does not know (NVML API reference).
-INVALID_ARGUMENT = 2
-
-#: States in which a link carries data or would at once: active, asleep (NVML API reference, NVML_NVLINK_STATE).
-UP = (1, 2)
-
 #: nvmlGpuFabricState_t (NVML API reference, Fabric definitions).
 FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
 COMPLETED, UNREGISTERED = 3, (1, 2)
-
-
-@dataclass(frozen=True)
-class LinkStates:
-    """How many NVLinks are up and down; ``trouble`` is the first that could not be read, or why there are none."""
-
-    up: int = 0
-    down: int = 0
-    trouble: Optional[Answer] = None
-
-
-def link_states(library: NvmlLibrary, device: NvidiaDevice) -> LinkStates:
-    """Return the states of all NVLinks that the device has."""
-    model = device.model
-    up = down = 0
-    trouble: Optional[Answer] = None
-    none: Optional[Answer] = None
-    for link in range((model and model.links) or MOST_LINKS):
-        answer = library.ask("nvmlDeviceGetNvLinkState", device.handle, link)
-        if answer.ok:
-            up += answer.value in UP
-            down += answer.value not in UP
-        elif answer.absent or answer.code == INVALID_ARGUMENT:
-            none = Answer(code=NOT_SUPPORTED, text=answer.text)
-        else:
-            trouble = trouble or answer
-            if answer.lost:
-                break
-    return LinkStates(up, down, trouble or (None if up or down else none))
 
 
 def is_split(library: NvmlLibrary, device: NvidiaDevice) -> bool:

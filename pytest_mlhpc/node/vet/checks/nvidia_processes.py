@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from pytest_mlhpc.node.vet.check import Check, Examination
-from pytest_mlhpc.node.vet.checks.nvidia_library import (
+from pytest_mlhpc.node.vet.checks.nvidia_devices import (
     NO_PERMISSION,
     NvidiaDevice,
     NvmlLibrary,

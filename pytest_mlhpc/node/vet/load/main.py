@@ -34,16 +34,16 @@ from pytest_mlhpc.node.vet.load.node_facts import forget_shares
 from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.policy import built_in
 
-#: ``do`` -> module, each with ``run(node, arguments, begun, exam)``.
+#: ``do`` -> module and function, called as ``function(node, arguments, begun, exam)``.
 COMMANDS = {
-    "gemm": "gemm",
-    "memory": "memory",
-    "host_copy": "host_copy",
-    "hash": "digest",
-    "all_reduce": "all_reduce",
-    "pair": "pair",
-    "checkpoint": "checkpoint",
-    "transport": "transport",
+    "gemm": ("gemm", "run"),
+    "memory": ("memory", "run_memory"),
+    "host_copy": ("memory", "run_host_copy"),
+    "hash": ("digest", "run"),
+    "all_reduce": ("collectives", "run_all_reduce"),
+    "pair": ("pair", "run"),
+    "checkpoint": ("checkpoint", "run"),
+    "transport": ("collectives", "run_transport"),
 }
 
 #: Settings by which users choose other arithmetic, or slow it down to find faults in programs: nodes are compared without.
@@ -143,8 +143,9 @@ def carry_out(order: Order, node: Any, answers: Answers) -> None:
         answers.error(order.id, f"do is {order.do!r:.60}, not one of {', '.join(COMMANDS)}", "usage")
         return
     try:
-        module = importlib.import_module(f"pytest_mlhpc.node.vet.load.{COMMANDS[order.do]}")
-        outcome = measured(order.do, module.run, node, order.args, answers.begun(order.id))
+        module, function = COMMANDS[order.do]
+        run = getattr(importlib.import_module(f"pytest_mlhpc.node.vet.load.{module}"), function)
+        outcome = measured(order.do, run, node, order.args, answers.begun(order.id))
     except ArgumentError as error:
         answers.error(order.id, f"{order.do}: {error}", "usage")
     except Failed as error:

@@ -28,6 +28,7 @@ from torch import Tensor
 from pytest_mlhpc.node.vet.check import Examination
 from pytest_mlhpc.node.vet.load import devices
 from pytest_mlhpc.node.vet.load.arguments import ArgumentError, Arguments, Begun, Failed
+from pytest_mlhpc.node.vet.load.collectives import gloo_options
 from pytest_mlhpc.node.vet.load.devices import Device, LoadNode
 from pytest_mlhpc.node.vet.load.link import (
     STREAMS,
@@ -340,11 +341,8 @@ def _maker(name: str, control: Link, deadline: Deadline) -> Callable[[Any, int],
         raise Failed("not_supported", f"torch {torch.__version__} is built without {name}")
     if name == "nccl":
         return lambda store, rank: kind(store, rank, 2, dt.timedelta(seconds=NEVER_S))
-    options = kind._Options()  # noqa: SLF001 - since torch 1.0 the only way to say which interface
     address = _plain(str(control.socket.getsockname()[0]))  # by which the partner reaches us
-    options._devices = [kind.create_device(hostname=address)]  # noqa: SLF001 - as above
-    options._timeout = dt.timedelta(seconds=max(1.0, deadline.left))  # noqa: SLF001 - as above
-    options._threads = 2  # noqa: SLF001 - as above
+    options = gloo_options(kind, address, max(1.0, deadline.left), threads=2)
     return lambda store, rank: kind(store, rank, 2, options)
 
 
