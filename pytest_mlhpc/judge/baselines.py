@@ -26,6 +26,7 @@ from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.locations import make_directories, replace_file
 from pytest_mlhpc.store.record import (
+    AGAINST,
     GOOD,
     NOTABLE,
     WORSE,
