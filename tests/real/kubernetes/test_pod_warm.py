@@ -12,7 +12,6 @@ from pytest_mlhpc.node.batch import warm
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
-LIMIT_S = 1200.0
 TRAININGS = """
 @pytest.mark.parametrize("turn", range({number}))
 @train("cosmoflow", time_limit=600)
@@ -48,7 +47,7 @@ def test_ranks_that_share_a_pod_are_forked_also_after_the_warm_process_was_kille
     (warm_process,) = warm_processes(pod)
     os.kill(warm_process, signal.SIGKILL)
     pod_suite.go()
-    result = session.end(LIMIT_S)
+    result = session.end()
     result.expect(0, passed=4)
     assert len({record["job_id"] for record in result.records}) == 1
     assert interpreters(result) == ["warm"] * 3
@@ -58,6 +57,6 @@ def test_ranks_that_share_a_pod_are_forked_also_after_the_warm_process_was_kille
 def test_a_partition_may_keep_its_ranks_from_being_forked(pod_suite):
     pod_suite.tests(TRAININGS.format(number=2))
     pod_suite.partition({"warm": False})
-    result = pod_suite.start("--mlhpc-pack").end(LIMIT_S)
+    result = pod_suite.run("--mlhpc-pack")
     result.expect(0, passed=2)
     assert interpreters(result) == ["fresh", "fresh"]
