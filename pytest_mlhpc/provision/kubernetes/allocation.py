@@ -68,6 +68,7 @@ class PodRecord:
     created_at: str = ""
     follower: LogFollower | None = None
     log_ended: bool = False
+    line_at: float = 0.0  #: when the last line of its log came
     log_complete: bool = True
     log_error: KubernetesError | None = None
     reread: bool = False  #: its log is read again, as lines were missing

@@ -15,6 +15,7 @@ from pytest_mlhpc.provision.kubernetes.errors import Forbidden, NotFound, Unauth
 from pytest_mlhpc.provision.kubernetes.event_router import EventRouter
 from pytest_mlhpc.provision.kubernetes.log_follower import LogFailing, LogLine
 from pytest_mlhpc.provision.kubernetes.objects import JOB, ObjectRef
+from pytest_mlhpc.provision.kubernetes.verdict import LOG_LIMIT_S
 from pytest_mlhpc.provision.kubernetes.watch import ListSynced, ObjectChanged, WatchFailing, WatchRecovered
 
 FORBIDDEN = Forbidden(CALL, "may not", status=403)
@@ -152,6 +153,16 @@ def test_a_failure_that_no_containers_end_explains_is_reported_after_a_while(run
     assert "failed" not in running.lines()
     running.follow(4)
     assert "failed" in running.lines()
+
+
+def test_a_log_that_goes_on_to_come_is_waited_for_however_long_that_takes(running):
+    running.print("started")
+    running.pod(exit=0)
+    for _ in range(3):
+        assert running.follow(LOG_LIMIT_S - 20) == []
+        running.put(LogLine(LOG, "worker", b"other"))
+    error = running.end(LOG_LIMIT_S + 3).error
+    assert (error.outcome, "nothing of it has come for 120 s" in str(error)) == ("truncated_result", True)
 
 
 # --- pods that controllers make anew

@@ -111,7 +111,7 @@ NODES = {"127.0.0.1": "node", "127.0.0.2": "node.2"}
 def test_a_node_that_is_lost_under_a_run_is_named_and_the_run_made_elsewhere(
     start_own_kubernetes, make_pod_suite, removed
 ):
-    cluster = start_own_kubernetes("--nodes", "2")
+    cluster = start_own_kubernetes("--nodes", "2", "--node-grace", "20")
     suite = make_pod_suite(cluster, cluster.make_namespace(), grace="1s")
     session = suite.begin_gated("one")
     (pod,) = suite.objects("pods")
