@@ -107,12 +107,12 @@ class Kubernetes:
         """Make a namespace in which pods can be made at once; return its name."""
         name = name or f"mlhpc-test-{secrets.token_hex(4)}"
         self.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-        assert wait_until(lambda: self._takes_pods(name)), f"namespace {name} takes no pods"
+        assert wait_until(lambda: self.takes_pod(name)), f"namespace {name} takes no pods"
         return name
 
-    def _takes_pods(self, namespace: str) -> bool:
+    def takes_pod(self, namespace: str, name: str = "none") -> bool:
         """Return whether a pod could be made: it needs a service account, and that (up to 1.23) a token."""
-        pod = {"metadata": {"name": "none"}, "spec": {"containers": [{"name": "main", "image": "none"}]}}
+        pod = {"metadata": {"name": name}, "spec": {"containers": [{"name": "main", "image": "none"}]}}
         try:
             self.ask("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
         except ApiError as error:
@@ -120,6 +120,14 @@ class Kubernetes:
                 return False
             raise
         return True
+
+    def quota(self, namespace: str, **hard: str) -> str:
+        """Make the quota ``small``; return its path once its controller has counted, before which it refuses all."""
+        quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+        self.ask("POST", quotas, {"metadata": {"name": "small"}, "spec": {"hard": hard}})
+        path = f"{quotas}/small"
+        assert wait_until(lambda: self.ask("GET", path)["status"].get("hard")), f"{path} is not counted"
+        return path
 
     def delete_namespace(self, name: str) -> None:
         """Delete a namespace and all in it; its pods at once, the rest when the cluster gets to it."""

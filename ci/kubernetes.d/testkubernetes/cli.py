@@ -42,6 +42,7 @@ def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
     wish = Wish(
         port=arguments.port, nodes=0 if arguments.api_only else arguments.nodes, cpus=arguments.cpus, gpus=arguments.gpus,
         log_max_size=arguments.log_max_size, log_files=arguments.log_files,
+        node_grace_s=arguments.node_grace,
     )  # fmt: skip
     with cluster.daemons.locked():
         users.add(cluster, arguments.user)
@@ -154,6 +155,12 @@ def _parser() -> argparse.ArgumentParser:
         "--log-max-size", metavar="SIZE", help="of a container's log before it is rotated (default 10Mi)"
     )
     up.add_argument("--log-files", type=int, metavar="COUNT", help="kept of a container's log (default 5)")
+    up.add_argument(
+        "--node-grace",
+        type=int,
+        metavar="SECONDS",
+        help="how long a node is silent that counts as lost (default 600)",
+    )
     up.add_argument("--port", type=int, help="first of the ports (default: any free range)")
     up.add_argument("--no-install", action="store_true", help="fetch and build nothing; say what is missing")
     down = command("down", _down, "end all that `up` started, and every pod", user)

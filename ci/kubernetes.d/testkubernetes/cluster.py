@@ -38,6 +38,7 @@ class Wish:
     gpus: int | None = None
     log_max_size: str | None = None
     log_files: int | None = None
+    node_grace_s: int | None = None
 
 
 class Cluster:

@@ -8,8 +8,6 @@ from pathlib import Path
 from testkubernetes import images
 from testkubernetes.settings import Settings, node_name, tag
 
-#: A node that is silent this long counts as lost; Kubernetes' own 40 s would make tests wait. In seconds.
-_NODE_GRACE_S = 20
 #: How long pods stay bound to a lost node before they are evicted; Kubernetes' own is 300 s. In seconds.
 _EVICT_AFTER_S = 10
 #: Requests a second that the parts of the cluster may make; with their own limits of 5 to 50, 20 pods take 15 s.
@@ -56,7 +54,7 @@ def controller_manager(directory: Path, settings: Settings, program: Path) -> li
         "--bind-address=127.0.0.1", f"--secure-port={settings.port_of('kube-controller-manager')}", "--port=0",
         f"--cert-dir={directory}/run", "--feature-gates=TTLAfterFinished=true", "--profiling=false",
         f"--kube-api-qps={_REQUESTS}", f"--kube-api-burst={_BURST}",
-        "--node-monitor-period=2s", f"--node-monitor-grace-period={_NODE_GRACE_S}s",
+        "--node-monitor-period=2s", f"--node-monitor-grace-period={settings.node_grace_s}s",
     ]  # fmt: skip
 
 

@@ -38,6 +38,8 @@ class Settings:
     gpus: int = 0
     log_max_size: str = "10Mi"
     log_files: int = 5
+    #: A node that is silent this long counts as lost, in seconds: far more than Kubernetes' own 40, as on a busy machine none is lost.
+    node_grace_s: int = 600
 
     @classmethod
     def from_text(cls, text: str) -> Settings:

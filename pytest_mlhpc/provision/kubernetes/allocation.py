@@ -32,6 +32,8 @@ DEFERRABLE: Final = frozenset(
     {"worker_exit", "worker_killed", "no_result", "too_few_ranks", "channel_broken", "node_failure"}
 )
 DEFER_S: Final = 8.0
+#: The same after the last run, whose container ends at once: a busy kubelet reports an end late.
+DEFER_LAST_S: Final = 60.0
 
 
 class Phase(enum.Enum):
@@ -66,6 +68,7 @@ class PodRecord:
     created_at: str = ""
     follower: LogFollower | None = None
     log_ended: bool = False
+    line_at: float = 0.0  #: when the last line of its log came
     log_complete: bool = True
     log_error: KubernetesError | None = None
     reread: bool = False  #: its log is read again, as lines were missing
@@ -110,7 +113,7 @@ class PodAllocation:
     retry_at: float = 0.0
     excluded: tuple[str, ...] = ()  #: nodes that the probe found unfit, in earlier rounds
     round: int = 0
-    #: (until when, failure that the container's end may explain)
+    #: (since when, failure that the container's end may explain)
     deferred: list[tuple[float, Message]] = field(default_factory=list)
     reported: tuple[JobState, str, tuple[str, ...]] | None = None  #: state, reason and nodes
     error: MlhpcError | None = None  #: its error, reported once its objects are deleted
@@ -206,7 +209,7 @@ class PodAllocation:
             follows_deferred = any(one.run_id == message.run_id for _, one in self.deferred)
             unexplained = message.kind == "failed" and message.body.get("outcome") in DEFERRABLE
             if follows_deferred or (unexplained and not self.containers_ended):
-                self.deferred.append((now + DEFER_S, message))
+                self.deferred.append((now, message))
             else:
                 events.append(LineArrived(self.handle, self._explained(message)))
         return events
@@ -218,7 +221,8 @@ class PodAllocation:
 
     def release_deferred(self, now: float) -> list[Event]:
         """Return deferred events whose time is over, or which the containers' ends have explained."""
-        if not self.deferred or not (self.containers_ended or now >= self.deferred[0][0]):
+        limit = DEFER_LAST_S if self.conversation.complete else DEFER_S
+        if not self.deferred or not (self.containers_ended or now - self.deferred[0][0] >= limit):
             return []
         deferred, self.deferred = self.deferred, []
         return [LineArrived(self.handle, self._explained(message)) for _, message in deferred]

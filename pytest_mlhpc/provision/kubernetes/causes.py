@@ -58,7 +58,7 @@ CAUSES: Final = (
     ("unscheduled", "", ".*", "never_scheduled", "unschedulable"),
     # Events: a controller makes no pods, a kubelet does not start one.
     ("no pods", "", f".*{MUST_SPECIFY}.*", "quota_exceeded", "config"),
-    ("no pods", "", ".*exceeded quota.*", "quota_exceeded", "quota"),
+    ("no pods", "", ".*(exceeded quota|status unknown for quota).*", "quota_exceeded", "quota"),
     ("no pods", "", ".*(denied the request|violates PodSecurity|forbidden).*", "admission_denied", "config"),
     ("no pods", "", ".*", "rejected", "config"),
     ("no start", "", ".*", "container_config", "volume"),

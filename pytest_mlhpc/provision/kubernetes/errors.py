@@ -177,13 +177,17 @@ def error_from_status(call: ApiCall, status: int, answer: Any, retry_after: str 
     return error
 
 
+#: What admission says of quotas; the last text is of one whose use the quota controller has not counted yet.
+_QUOTA: Final = ("exceeded quota", "failed quota", "insufficient quota", "status unknown for quota")
+
+
 def _error_class(status: int, message: str) -> type[KubernetesError]:
     """Return the class for a status. Only its text shows that admission refused (k8s.io/apiserver/pkg/admission)."""
     lower = message.lower()
     if status in {400, 403, 422} and ("denied the request" in lower or "denied request" in lower):
         return AdmissionDenied  # webhooks choose their own status; ValidatingAdmissionPolicy: 422
     if status == 403:  # RBAC says `User "x" cannot ...`; admission words all other refusals
-        if "exceeded quota" in lower or "failed quota" in lower or "insufficient quota" in lower:
+        if any(text in lower for text in _QUOTA):
             return QuotaExceeded
         return AdmissionDenied if "is forbidden: " in lower and " cannot " not in lower else Forbidden
     plain: dict[int, type[KubernetesError]] = {

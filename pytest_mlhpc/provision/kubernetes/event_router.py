@@ -217,7 +217,7 @@ class EventRouter:
             pod.log_error = report.error
             return ()
         if isinstance(report, LogLine):
-            pod.log_error = None
+            pod.log_error, pod.line_at = None, self._now()
             data = pod.stream.feed(report.line)
             return allocation.take_lines(data, self._now()) if data else ()
         if pod.follower is not None:

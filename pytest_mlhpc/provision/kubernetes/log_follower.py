@@ -206,13 +206,16 @@ class LogFollower:
         """Read the log from the last lines to its end.
 
         Raises:
-            Unavailable: the connection broke.
+            NotFound: the pod is gone.
+            Unavailable: the connection broke, or the kubelet does not know the container yet.
         """
         self._kubelet_text = ""
         try:
             stream = self._api.logs(self._ref, self._container, follow=follow, since=self._recent.resume())
-        except Invalid as error:
-            if "waiting to start" not in error.message:
+        except (NotFound, Invalid) as error:
+            if isinstance(error, NotFound):
+                self._api.get(self._ref)  # a kubelet that has just started does not know its pods either
+            elif "waiting to start" not in error.message:
                 raise
             raise Unavailable(
                 self._call(), error.message, status=error.status, reason=error.reason

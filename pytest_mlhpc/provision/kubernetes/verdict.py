@@ -38,7 +38,7 @@ from pytest_mlhpc.provision.kubernetes.objects import NODE, ObjectRef
 from pytest_mlhpc.provision.kubernetes.settings import QueueRule
 from pytest_mlhpc.store.record import INFRASTRUCTURE
 
-#: How long a log may be read after its container has ended, in seconds: longer than ``log_follower.LAST_READ_S``.
+#: How long nothing may come of a log whose container has ended, in seconds: longer than ``log_follower.LAST_READ_S``.
 LOG_LIMIT_S: Final = 120.0
 
 #: How long a deletion by others may exceed the pod's grace before the end is reported, in seconds.
@@ -169,8 +169,12 @@ def _logs_read(allocation: PodAllocation, now: float) -> bool:
         # A replaced pod is still there: on a lost node, or with a long grace.
         grace = allocation.settings.grace_s + DELETION_LIMIT_S
         return waited >= grace or any(_lost_node(pod) for pod in allocation.pods.values())
-    read = all(pod.follower is None or pod.log_ended for pod in lost)
-    return read or waited >= LOG_LIMIT_S
+    return all(pod.follower is None or _is_read(pod, allocation.deleted_at, now) for pod in lost)
+
+
+def _is_read(pod: PodRecord, since: float, now: float) -> bool:
+    """Return whether a pod's log was read to its end, or nothing of it has come for so long; *since* is the pod's own end."""
+    return pod.log_ended or now - max(since, pod.line_at) >= LOG_LIMIT_S
 
 
 def _final_cause(allocation: PodAllocation, now: float, silence: WatchSilence | None) -> FailureCause | None:
@@ -204,8 +208,7 @@ def _cause_after_end(allocation: PodAllocation, first: PodRecord, now: float) ->
     if allocation.ended_at is None:
         allocation.ended_at = now
     read = [first] if allocation.settings.agent else allocation.pods.values()
-    unread = any(pod.follower is not None and not pod.log_ended for pod in read)
-    if unread and now - allocation.ended_at < LOG_LIMIT_S:
+    if any(pod.follower is not None and not _is_read(pod, allocation.ended_at, now) for pod in read):
         return None
     causes = sorted(allocation.causes().values(), key=lambda cause: (cause.is_vague, bool(cause.patience)))
     if causes:
@@ -214,7 +217,7 @@ def _cause_after_end(allocation: PodAllocation, first: PodRecord, now: float) ->
     if first.log_error is not None:
         what = f"could not be read: {first.log_error}"
     elif not first.log_ended:
-        what = f"could not be read to its end within {LOG_LIMIT_S:.0f} s"
+        what = f"could not be read to its end: nothing of it has come for {LOG_LIMIT_S:.0f} s"
     return FailureCause(
         "truncated_result", f"pod {first.ref.name} ended before all runs were reported; its log {what}"
     )
@@ -398,7 +401,7 @@ def container_messages(allocation: PodAllocation, now: float) -> list[Message]:
         return messages
     elif allocation.ended_at is None:
         allocation.ended_at = now
-    read = all(pod.log_ended for pod in ended) or now - (allocation.ended_at or now) >= LOG_LIMIT_S
+    read = all(_is_read(pod, allocation.ended_at or now, now) for pod in ended)
     if not read and not late:
         return messages
     problem = "" if late else _lacking_output(ended)

@@ -33,6 +33,11 @@ POLICY = "jobs.batch \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with bind
         (403, "", errors.Forbidden),
         (403, QUOTA, errors.QuotaExceeded),
         (403, 'pods "x" is forbidden: failed quota: small: must specify cpu,memory', errors.QuotaExceeded),
+        (
+            403,
+            'pods "x" is forbidden: status unknown for quota: small, resources: pods',
+            errors.QuotaExceeded,
+        ),
         (403, SECURITY, errors.AdmissionDenied),
         (400, WEBHOOK, errors.AdmissionDenied),
         (403, WEBHOOK, errors.AdmissionDenied),

@@ -10,10 +10,12 @@ from pod_worlds import CALL, ID, POD, SERVER, pod_of, raises, silent, source
 from pytest_mlhpc.errors import NodeFault, ProvisionError
 from pytest_mlhpc.jobs.provisioner import LineArrived
 from pytest_mlhpc.provision.kubernetes import event_router
+from pytest_mlhpc.provision.kubernetes.allocation import DEFER_LAST_S, DEFER_S
 from pytest_mlhpc.provision.kubernetes.errors import Forbidden, NotFound, Unauthorized
 from pytest_mlhpc.provision.kubernetes.event_router import EventRouter
 from pytest_mlhpc.provision.kubernetes.log_follower import LogFailing, LogLine
 from pytest_mlhpc.provision.kubernetes.objects import JOB, ObjectRef
+from pytest_mlhpc.provision.kubernetes.verdict import LOG_LIMIT_S
 from pytest_mlhpc.provision.kubernetes.watch import ListSynced, ObjectChanged, WatchFailing, WatchRecovered
 
 FORBIDDEN = Forbidden(CALL, "may not", status=403)
@@ -134,13 +136,33 @@ def test_the_cause_of_an_allocations_end_is_reported(running, happens, quiet, se
     assert re.search(words, str(error))
 
 
-def test_memory_that_ran_out_explains_a_run_that_seemed_to_be_killed(running):
+@pytest.mark.parametrize("seconds", [3, DEFER_LAST_S - 2])
+def test_memory_that_ran_out_explains_a_run_that_seemed_to_be_killed(running, seconds):
     running.print("started", "failed", "end")
-    assert running.follow(3) == []
+    assert running.follow(seconds) == []
     running.pod(exit=137, why="OOMKilled")
     running.follow()
     (failed,) = [one.message for one in running.all_of(LineArrived) if one.message.kind == "failed"]
     assert failed.body["outcome"] == "out_of_memory"
+
+
+@pytest.mark.parametrize(("last", "limit_s"), [((), DEFER_S), (("end",), DEFER_LAST_S)])
+def test_a_failure_that_no_containers_end_explains_is_reported_after_a_while(running, last, limit_s):
+    running.print("started", "failed", *last)
+    running.follow(limit_s - 2)
+    assert "failed" not in running.lines()
+    running.follow(4)
+    assert "failed" in running.lines()
+
+
+def test_a_log_that_goes_on_to_come_is_waited_for_however_long_that_takes(running):
+    running.print("started")
+    running.pod(exit=0)
+    for _ in range(3):
+        assert running.follow(LOG_LIMIT_S - 20) == []
+        running.put(LogLine(LOG, "worker", b"other"))
+    error = running.end(LOG_LIMIT_S + 3).error
+    assert (error.outcome, "nothing of it has come for 120 s" in str(error)) == ("truncated_result", True)
 
 
 # --- pods that controllers make anew

@@ -392,6 +392,21 @@ def test_what_a_server_left_out_at_its_proper_end_is_found_by_the_last_look(foll
     assert (lines, end.complete) == ([*TEXTS[:3], b"later"], True)
 
 
+def test_a_kubelet_that_has_just_started_and_does_not_know_its_pods_costs_no_line(follow, all_of):
+    """It has died, the API server ended the log as if that were all, and the container ended before the kubelet was back."""
+    kubelet = Kubelet(LINES[:3], over=True)
+
+    def unknown(asked):
+        kubelet.print(stamped(5, b"later"))
+        kubelet.end()
+        asked.refuse(404, "pod p does not exist")
+
+    kubelet.first = [None, None, unknown]
+    follow(kubelet)
+    lines, _, end = all_of()
+    assert (lines, end.complete) == ([*TEXTS[:3], b"later"], True)
+
+
 def test_a_log_that_ended_while_its_container_runs_is_followed_again(follow, lines_of, all_of):
     kubelet = Kubelet(LINES[:3], over=True)
     follow(kubelet)

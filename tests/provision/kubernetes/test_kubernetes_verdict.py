@@ -27,6 +27,7 @@ def event(reason, message, when="2026-01-01T00:00:00Z"):
     ("message", "outcome", "patience"),
     [
         ('Error creating: pods "x" is forbidden: exceeded quota: small, used: pods=1', "quota_exceeded", "quota"),
+        ('Error creating: pods "x" is forbidden: status unknown for quota: small, resources: pods', "quota_exceeded", "quota"),
         ('Error creating: pods "x" is forbidden: failed quota: q: must specify limits.cpu', "quota_exceeded", "config"),
         ('Error creating: admission webhook "w" denied the request: no', "admission_denied", "config"),
         ('Error creating: pods "x" is forbidden: violates PodSecurity "restricted"', "admission_denied", "config"),

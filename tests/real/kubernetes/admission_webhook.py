@@ -14,6 +14,7 @@ from typing import Any
 
 from certificates import certificate
 from kubernetes_service import Kubernetes
+from services import wait_until
 
 #: What is to be said of an object that somebody creates: empty allows it; or how it is changed, as a JSON patch.
 Verdict = Callable[[Mapping[str, Any]], str | list[dict[str, Any]]]
@@ -31,15 +32,23 @@ def admission_webhook(
 ) -> Iterator[None]:
     """Let *verdict* judge what is created in *namespace*; while it does not return, the API server waits, for two seconds.
 
-    One of *kind* mutating may change it.
+    One of *kind* mutating may change it. An API server asks a new webhook after a while: when this returns, it does.
     """
+    name = f"mlhpc-test-{secrets.token_hex(4)}"
+    asks = threading.Event()
+
+    def judge(asked: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+        if asked["object"]["metadata"].get("name") != name:
+            return verdict(asked)
+        asks.set()
+        return ""
+
     context, trusted = certificate(folder)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(verdict))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(judge))
     server.daemon_threads = True
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
     thread.start()
-    name = f"mlhpc-test-{secrets.token_hex(4)}"
     cluster.ask(
         "PATCH",
         f"/api/v1/namespaces/{namespace}",
@@ -60,6 +69,9 @@ def admission_webhook(
     }  # fmt: skip
     try:
         cluster.ask("POST", path, {"metadata": {"name": name}, "webhooks": [hook]})
+        assert wait_until(lambda: cluster.takes_pod(namespace, name) and asks.is_set()), (
+            "nobody asks the webhook"
+        )
         yield
     finally:
         cluster.forget(f"{path}/{name}")

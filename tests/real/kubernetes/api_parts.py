@@ -81,9 +81,9 @@ class Parts:
         wait_for(lambda: self.state(ref).keys() & {"running", "terminated"})
         return ref
 
-    def go(self, ref: ObjectRef) -> None:
-        """Let the script of a pod go on that waits for the file /tmp/go."""
-        done = self.cluster.run("kubectl", "-n", self.namespace, "exec", ref.name, "--", "touch", "/tmp/go")
+    def go(self, ref: ObjectRef, file: str = "/tmp/go") -> None:
+        """Let the script of a pod go on that waits for *file*."""
+        done = self.cluster.run("kubectl", "-n", self.namespace, "exec", ref.name, "--", "touch", file)
         assert done.returncode == 0, done.stderr
 
     def state(self, ref: ObjectRef) -> dict[str, Any]:

@@ -151,7 +151,8 @@ class _Operator:
                     if "deletionTimestamp" not in found["metadata"]:
                         self._reconcile(found, pods)
             except ApiError as error:
-                if error.status not in {http.HTTPStatus.CONFLICT, http.HTTPStatus.NOT_FOUND}:
+                # Of a busy server all else is asked for again, as real ones do.
+                if error.status in {http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.UNPROCESSABLE_ENTITY}:
                     self.trouble.append(str(error))
 
     def _reconcile(self, found: Object, pods: Mapping[str, Object]) -> None:

@@ -27,7 +27,9 @@ def partition_of(cluster: Kubernetes, namespace: str, **kubernetes: Any) -> dict
         "nodes": {"cores": 2, "memory": "3GiB", "max": 2},
         "kubernetes": {
             "namespace": namespace, "image": "mlhpc.test/host:1", "run_as_user": 1000, "run_as_group": 1000,
-            "fs_group": 1000, "volumes": volumes, "spread": "none", "grace": "3s", **kubernetes,
+            "fs_group": 1000, "volumes": volumes, "spread": "none", "grace": "3s",
+            # A small part of a node: no pod waits for room that pods of other tests have.
+            "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}}, **kubernetes,
         },
         "environments": {
             "default": {"python": environment["MLHPC_TEST_PYTHON"], "variables": {"OMP_NUM_THREADS": "1"}}

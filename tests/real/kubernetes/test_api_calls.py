@@ -2,6 +2,7 @@
 
 import pytest
 from api_parts import CONFIG_MAP, config_map
+from running_suites import LIMIT_S
 
 from pytest_mlhpc.provision.kubernetes import errors
 from pytest_mlhpc.provision.kubernetes.objects import JOB, POD, ObjectRef, Resource, object_ref
@@ -37,11 +38,11 @@ def test_deleting_a_job_takes_its_pods_along(parts):
     }
     job = object_ref(JOB, parts.api.create(JOB, {"metadata": {"name": "j"}, "spec": {"template": template}}))
     version = parts.api.list(POD).resource_version
-    for event in parts.api.watch(POD, labels="job-name=j", resource_version="0", timeout_s=60):
+    for event in parts.api.watch(POD, labels="job-name=j", resource_version="0", timeout_s=LIMIT_S):
         if event.type == "ADDED":
             break
     parts.api.delete(job, propagation="Background")
-    for event in parts.api.watch(POD, labels="job-name=j", resource_version=version, timeout_s=60):
+    for event in parts.api.watch(POD, labels="job-name=j", resource_version=version, timeout_s=LIMIT_S):
         if event.type == "DELETED":
             break
     assert parts.api.list(POD, labels="job-name=j").items == ()
@@ -67,7 +68,8 @@ def test_events_of_an_object_are_found_by_its_uid(parts):
     container = {"name": "main", "image": "mlhpc.test/busybox:1"}
     spec = {"containers": [container], "nodeSelector": {"no": "where"}}
     ref = object_ref(POD, parts.api.create(POD, {"metadata": {"name": "p"}, "spec": spec}))
-    for event in parts.api.watch(Resource("", "v1", "Event", "events"), resource_version="0", timeout_s=60):
+    events = Resource("", "v1", "Event", "events")
+    for event in parts.api.watch(events, resource_version="0", timeout_s=LIMIT_S):
         if event.object["reason"] == "FailedScheduling":
             break
     assert {event["reason"] for event in parts.api.events(ref.uid)} == {"FailedScheduling"}

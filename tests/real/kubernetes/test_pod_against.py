@@ -8,7 +8,7 @@ TEST = """\
 COUNT = "import os, random; runs = open('%s/runs', 'a'); print(file=runs, flush=True)"
 SPEED = "; print('rate:', float(os.environ['SPEED']) * random.Random(runs.tell()).gauss(1, 0.004))"
 
-@program(["python3", "-c", COUNT + SPEED], RATE, time_limit=60, env={"SPEED": "100"})
+@program(["python3", "-c", COUNT + SPEED], RATE, time_limit=600, env={"SPEED": "100"})
 def test_speed(run): pass
 """
 
@@ -41,13 +41,13 @@ OF_CHECKOUT = """\
 from pytest_mlhpc import build
 made = build("cp rate.txt built.txt", files=["rate.txt"])
 
-@program("cat rate.txt", RATE, time_limit=60, files=["rate.txt"])
+@program("cat rate.txt", RATE, time_limit=600, files=["rate.txt"])
 def test_files(run): pass
 
-@program("cat {made}/built.txt", RATE, time_limit=60)
+@program("cat {made}/built.txt", RATE, time_limit=600)
 def test_build(run, made): pass
 
-@program("sh /nowhere/of/the/checkout.sh", RATE, time_limit=60)
+@program("sh /nowhere/of/the/checkout.sh", RATE, time_limit=600)
 def test_image(run): pass
 """
 

@@ -89,10 +89,10 @@ def test_a_single_pod_that_somebody_deletes_is_reported_likewise(pod_suite):
 def test_one_of_two_pods_that_somebody_deletes_is_reported_and_ends_the_other(pod_suite):
     pod_suite.partition(kind="pods")
     pod_suite.tests(f"""\
-        @script("touch {pod_suite.folder}/begun-one; exec sleep 600", nodes=2, ranks_per_node=1)
+        @script("touch {pod_suite.folder}/begun-$RANK; exec sleep 600", nodes=2, ranks_per_node=1)
         def test_one(run): pass
     """)
-    session = pod_suite.begin("one", options=["-o", "mlhpc_infra_exit_code=75"])
+    session = pod_suite.begin("0", "1", options=["-o", "mlhpc_infra_exit_code=75"])
     (second,) = [
         one["metadata"]["name"] for one in pod_suite.objects("pods") if one["metadata"]["name"][-2:] == "-1"
     ]

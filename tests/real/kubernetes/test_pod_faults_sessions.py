@@ -174,7 +174,7 @@ def test_no_clock_of_another_host_is_compared_with_ours(pod_suite):
         "import time\nreal, real_ns = time.time, time.time_ns\n"
         "time.time = lambda: real() + 86400\ntime.time_ns = lambda: real_ns() + 86400 * 10**9\n"
     )
-    pod_suite.partition(patience={"unschedulable": "30s"})
+    pod_suite.partition(patience={"unschedulable": "1h"})
     pod_suite.tests('@script("echo rate: 4; date")\ndef test_one(run): assert run["rate"].value == 4\n')
     result = pod_suite.run()
     result.expect(0, passed=1)

@@ -13,12 +13,7 @@ def test_a_sound_pod_passes_and_is_recorded(pod_suite):
     assert record["job_id"].startswith(f"{pod_suite.namespace}/jobs/mlhpc-")
 
 
-#: Short limits, which are all told where they are over.
-SHORT = {"unschedulable": "2s", "image": "4s", "config": "2s", "volume": "4s", "crash": "2s", "unknown": "4s"}
-
-
 def test_what_cannot_begin_fails_with_the_clusters_message_after_its_patience(pod_suite):
-    pod_suite.partition(patience=SHORT)
     run_faults(pod_suite, read_faults(__file__, "starting"))
 
 

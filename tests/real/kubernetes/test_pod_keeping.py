@@ -5,6 +5,9 @@ import time
 
 import pytest
 from faults import ONE
+from running_suites import wait_for
+
+from pytest_mlhpc.provision.kubernetes.objects import KEEP_UNTIL
 
 BAD = """\
 @script("echo no rate; exit 3")
@@ -12,14 +15,20 @@ def test_bad(run): pass
 """
 
 
-def kept(suite):
-    """Return (kind, phase of pods, whether it is annotated) of all that is left: all of it goes with the Job."""
-    found = suite.objects("jobs", "secrets", "pods")
-    return sorted(
-        (one["kind"], one.get("status", {}).get("phase", ""), "pytest-mlhpc/keep-until" in one["metadata"].get("annotations", {}))
+def one_is_kept(suite):
+    """Return whether a Job with its Secret and its pod is all that is left; pods of a deleted Job go a while after it."""
+    found = [
+        one for one in suite.objects("jobs", "secrets", "pods") if "deletionTimestamp" not in one["metadata"]
+    ]
+    what = sorted(
+        (
+            one["kind"],
+            one.get("status", {}).get("phase", ""),
+            KEEP_UNTIL in one["metadata"].get("annotations", {}),
+        )
         for one in found
-        if "deletionTimestamp" not in one["metadata"]
-    )  # fmt: skip
+    )
+    return what == [("Job", "", True), ("Pod", "Succeeded", False), ("Secret", "", False)]
 
 
 def make_old(suite):
@@ -31,14 +40,14 @@ def make_old(suite):
 
 
 def test_what_failed_stays_until_its_age_is_over_and_a_later_session_deletes_it(pod_suite):
-    pod_suite.partition(keep="on-failure", keep_for="1h")
+    pod_suite.partition(keep="on-failure", keep_for="1h", grace="5m")  # within it a pod ends by itself
     pod_suite.tests(ONE + BAD)
     pod_suite.run().expect(1, passed=1, error=0, failed=1)
-    assert kept(pod_suite) == [("Job", "", True), ("Pod", "Succeeded", False), ("Secret", "", False)]
+    wait_for(lambda: one_is_kept(pod_suite))
     (pod,) = [one for one in pod_suite.objects("pods") if "deletionTimestamp" not in one["metadata"]]
     assert "no rate" in pod_suite.kubectl("logs", pod["metadata"]["name"], "--container", "worker")
     assert "nothing" not in pod_suite.reap(code=None)
-    assert len(kept(pod_suite)) == 3  # its time is not over
+    assert one_is_kept(pod_suite)  # its time is not over
     make_old(pod_suite)
     pod_suite.tests(ONE)
     pod_suite.partition()
@@ -48,10 +57,10 @@ def test_what_failed_stays_until_its_age_is_over_and_a_later_session_deletes_it(
 
 @pytest.mark.slow
 def test_reap_deletes_what_is_old_enough(pod_suite):
-    pod_suite.partition(keep="always", keep_for="1h")
+    pod_suite.partition(keep="always", keep_for="1h", grace="5m")
     pod_suite.tests(ONE)
     pod_suite.run().expect(0, passed=1)
-    assert kept(pod_suite) == [("Job", "", True), ("Pod", "Succeeded", False), ("Secret", "", False)]
+    wait_for(lambda: one_is_kept(pod_suite))
     make_old(pod_suite)
     said = pod_suite.reap()
     assert "kept allocation" in said

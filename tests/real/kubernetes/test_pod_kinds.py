@@ -50,7 +50,7 @@ def suspensions(suite):
 
 
 def test_what_an_operator_makes_of_a_workload_is_reported_where_it_does_not_end(pod_suite, kubernetes):
-    pod_suite.partition(kind="pytorchjob", patience={"admission": "3s", "crash": "2s"})
+    pod_suite.partition(kind="pytorchjob")
     with operator(kubernetes, pod_suite.namespace, PYTORCH):
         run_faults(pod_suite, read_faults(__file__, "operator"))
 
@@ -60,13 +60,13 @@ def test_an_operator_that_restarts_what_failed_is_given_the_patience_for_a_crash
     stubborn = replace(
         PYTORCH, pods=lambda found: [replace(one, restart="OnFailure") for one in pytorch_pods(found)]
     )
-    pod_suite.partition(kind="pytorchjob", patience={"crash": "2s"})
+    pod_suite.partition(kind="pytorchjob")
     with operator(kubernetes, pod_suite.namespace, stubborn):
         run_faults(pod_suite, read_faults(__file__, "restarting"))
 
 
 @pytest.mark.slow
 def test_a_kind_whose_operator_does_not_run_is_reported_after_a_while(pod_suite, kubernetes):
-    pod_suite.partition(kind="pytorchjob", patience={"unknown": "1s"})
+    pod_suite.partition(kind="pytorchjob")
     with operator(kubernetes, pod_suite.namespace, replace(PYTORCH, pods=lambda _: [])):
         run_faults(pod_suite, read_faults(__file__, "unattended"))

@@ -22,7 +22,8 @@ NUMA = "/sys/devices/system/node"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 #: Nodes of a test cluster have neither floors nor a history, and containers may not read the kernel's log.
-VET = {"level": "quick", "unknown": "warn", "expect": {"numa": "1"}}
+QUICK = {"level": "quick", "unknown": "warn", "budget": "15m"}  # a busy machine does little in the usual time
+VET = {**QUICK, "expect": {"numa": "1"}}
 
 ONE = """
 @script("echo rate: 4", time_limit=600)
@@ -172,7 +173,7 @@ def test_without_a_probe_the_agent_finds_it_and_the_job_is_made_again_elsewhere(
 
 @pytest.mark.slow
 def test_what_nobody_can_judge_in_a_container_is_no_nodes_fault_and_fails_closed(pod_suite, numa):
-    described(pod_suite, numa(1, 1), vet={"level": "quick", "unknown": "fail"})
+    described(pod_suite, numa(1, 1), vet={**QUICK, "unknown": "fail"})
     pod_suite.tests(ONE)
     result = pod_suite.run("-o", "mlhpc_infra_exit_code=75")
     result.expect(75, "unfit_nodes: 0 of 1 needed nodes are fit, and 1 could not be judged", error=1)
@@ -182,7 +183,7 @@ def test_what_nobody_can_judge_in_a_container_is_no_nodes_fault_and_fails_closed
 
 @pytest.mark.slow
 def test_two_pods_vet_at_the_same_time_and_are_known_by_their_nodes(pod_suite):
-    described(pod_suite, kind="pods", spread="required", vet={"level": "quick", "unknown": "warn"})
+    described(pod_suite, kind="pods", spread="required", vet=QUICK)
     pod_suite.tests(BOTH)
     result = pod_suite.run()
     result.expect(0, passed=1)
@@ -212,7 +213,7 @@ def test_nodes_are_vetted_from_outside_and_named_for_manifests(pod_suite, numa, 
     out = tmp_path / "vet"
     said = mlhpc_vet(
         pod_suite, "quick", "--system", "cluster:part", "--systems-file", "systems.yaml", "--nodes", "2", "--need", "1",
-        "--unknown", "warn", "--output", str(out),
+        "--unknown", "warn", "--budget", "900", "--output", str(out),
     )  # fmt: skip
     assert re.search(
         rf"^CRITICAL +\S+ \(node {BAD}\) +inventory +\[node_problem\] numa is 2, 1 is described$",
@@ -233,7 +234,7 @@ def test_nodes_are_vetted_from_outside_and_named_for_manifests(pod_suite, numa, 
 def test_a_read_only_root_file_system_and_any_user_are_enough(pod_suite):
     worker = {"name": "worker", "securityContext": {"readOnlyRootFilesystem": True}}
     described(
-        pod_suite, vet={"level": "quick", "unknown": "warn"}, spec={"containers": [worker]},
+        pod_suite, vet=QUICK, spec={"containers": [worker]},
         run_as_user=4242, run_as_group=4242, fs_group=4242,
     )  # fmt: skip
     pod_suite.tests(ONE)
