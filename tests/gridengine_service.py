@@ -64,11 +64,9 @@ class GridEngine:
         return line.partition("@")[2].split()[0]
 
     def account(self, job: str) -> dict[str, str]:
-        """Return what the accounting says of a job that has ended; nothing if there is no entry yet."""
-        done = self.run("qacct", "-j", job)
-        if done.returncode != 0:
-            return {}
-        lines = [line.split(None, 1) for line in done.stdout.splitlines()]
+        """Wait until the accounting has the entry of a job, which it gets a moment after the job left the queue; return it."""
+        assert wait_until(lambda: self.run("qacct", "-j", job).returncode == 0), self.run("qstat", "-j", job)
+        lines = [line.split(None, 1) for line in self.run("qacct", "-j", job).stdout.splitlines()]
         return {words[0]: words[1].strip() for words in lines if len(words) == 2}
 
 
