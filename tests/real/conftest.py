@@ -142,7 +142,8 @@ def start_own_slurm(
 @contextlib.contextmanager
 def _only_cgroups() -> Iterator[None]:
     """Wait until no other test has a cluster with `--cgroup v1`: both would own the cgroups of node1."""
-    path = Path(tempfile.gettempdir()) / f"mlhpc-slurm-cgroups-{os.geteuid()}.lock"
+    # Cgroups are one machine's, whatever TMPDIR says to each run of tests.
+    path = Path("/tmp") / f"mlhpc-slurm-cgroups-{os.geteuid()}.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
