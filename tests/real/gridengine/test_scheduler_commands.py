@@ -122,7 +122,7 @@ def test_a_submission_whose_answer_is_lost_is_found_by_its_name(suite, tmp_path,
     script = f'"$REAL" "$@" >> {log}\necho "error: commlib error: got select error" >&2; exit 1'
     session = suite.start(environment=instead_of("qsub", tmp_path / "bin", script))
     session.begun("lost")
-    (job,) = log.read_text().split()
+    (job,) = session.until("the answer of qsub", lambda: log.read_text().split())  # its job may begin before
     suite.go()
     found = session.end()
     found.expect(0, passed=1)

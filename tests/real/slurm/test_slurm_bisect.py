@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from git_checkouts import Checkout
 from nights_of import nights, quiet, store
-from running_suites import wait_for
+from running_suites import LIMIT_S, wait_for
 
 TEST = """\
 @program("./rate.sh", RATE, nodes=1)
@@ -78,7 +78,7 @@ def test_a_job_that_is_cancelled_from_outside_is_submitted_once_more(suite, plan
             (tmp_path / "wait").unlink()
             (job,) = suite.jobs()
             subprocess.run(["scancel", job.id], check=True)
-            said, _ = process.communicate(timeout=300)
+            said, _ = process.communicate(timeout=LIMIT_S)
         finally:
             process.kill()
     assert "; once more" in said
