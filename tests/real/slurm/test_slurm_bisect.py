@@ -23,8 +23,10 @@ echo rate: {rate}.$(( $$ % 100 ))
 
 
 @pytest.fixture
-def planted(suite, tmp_path):
+def planted(suite, tmp_path, monkeypatch):
     """A suite whose third commit of four made it slower, nights of the first and the last, and that commit."""
+    # Else it is the default branch of the checkout in which these tests run.
+    monkeypatch.setenv("CI_DEFAULT_BRANCH", "main")
     suite.partition(time_limit="1m")
     suite.tests(TEST)
     checkout = Checkout.made(suite.folder)
