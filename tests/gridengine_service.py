@@ -43,9 +43,20 @@ class GridEngine:
             capture_output=True, encoding="utf-8", errors="replace", timeout=limit_s, check=False,
         )  # fmt: skip
 
+    def query(self, *argv: str) -> str:
+        """Return what a command prints once the master answers it: a busy machine's may not at first."""
+        answers: list[subprocess.CompletedProcess[str]] = []
+
+        def answered() -> bool:
+            answers.append(self.run(*argv))
+            return "error: " not in answers[-1].stderr
+
+        assert wait_until(answered), answers[-1].stderr
+        return answers[-1].stdout
+
     def jobs(self) -> dict[str, str]:
         """Return id -> what qstat says of it, of each job that has not ended."""
-        blocks = self.run("qstat", "-j", "*").stdout.split(f"{'=' * 62}\n")
+        blocks = self.query("qstat", "-j", "*").split(f"{'=' * 62}\n")
         found = {}
         for block in blocks:
             words = dict(line.partition(":")[::2] for line in block.splitlines())
@@ -55,20 +66,18 @@ class GridEngine:
 
     def state(self, job: str) -> str:
         """Return the state of a job in Grid Engine's letters; an empty text if it has ended."""
-        lines = [line.split() for line in self.run("qstat", "-u", "*").stdout.splitlines()[2:]]
+        lines = [line.split() for line in self.query("qstat", "-u", "*").splitlines()[2:]]
         return next((words[4] for words in lines if words[0] == job), "")
 
     def host(self, job: str) -> str:
         """Return the first host of a job that runs."""
-        (line,) = [line for line in self.run("qstat").stdout.splitlines() if line.split()[:1] == [job]]
+        (line,) = [line for line in self.query("qstat").splitlines() if line.split()[:1] == [job]]
         return line.partition("@")[2].split()[0]
 
     def account(self, job: str) -> dict[str, str]:
-        """Return what the accounting says of a job that has ended; nothing if there is no entry yet."""
-        done = self.run("qacct", "-j", job)
-        if done.returncode != 0:
-            return {}
-        lines = [line.split(None, 1) for line in done.stdout.splitlines()]
+        """Wait until the accounting has the entry of a job, which it gets a moment after the job left the queue; return it."""
+        assert wait_until(lambda: self.run("qacct", "-j", job).returncode == 0), self.run("qstat", "-j", job)
+        lines = [line.split(None, 1) for line in self.run("qacct", "-j", job).stdout.splitlines()]
         return {words[0]: words[1].strip() for words in lines if len(words) == 2}
 
 

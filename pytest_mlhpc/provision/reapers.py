@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_mlhpc.config.model import BY_SSH
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.ledger import NotYet, Prepare, Reaper, prepared
-from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, same_cluster, user_name
+from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, same_cluster
 from pytest_mlhpc.node.processes import copy_of
 from pytest_mlhpc.provision.scheduler.client import UNDER_WAY_S, SchedulerClient, SchedulerJob
 
@@ -194,7 +193,9 @@ def job_reaper(
     now_ns: Callable[[], int] = time.time_ns,
     cluster: Callable[[], str] = str,
 ) -> Reaper:
-    """Cancel the jobs of *entries* by one query and one call. A job is known by its unique name and this user's uid.
+    """Cancel the jobs of *entries* by one query and one call, and wait until they are gone.
+
+    A job is known by its unique name and this user's uid.
 
     Ids are not asked for: schedulers use them again. A name that is not known means that nothing is left, unless its
     submission may be under way, or it may be a job of another cluster. *cluster* returns this one's name; it is asked
@@ -203,12 +204,17 @@ def job_reaper(
     Raises:
         SchedulerError: the scheduler does not answer, or refuses.
     """
+    from pytest_mlhpc.provision.scheduler.submit import cancel_jobs, own_jobs
+
     here = cluster() if any(entry.cluster for entry in entries) else ""
     names = {entry.job_name for entry in entries if entry.job_name and entry.cluster in {"", here}}
-    found = _known(client, names)
-    live = sorted(job.id for jobs in found.values() for job in jobs if not job.state.ended)
+    found: dict[str, list[SchedulerJob]] = defaultdict(list)
+    for job in own_jobs(client, names, ended=True) if names else ():
+        found[job.name].append(job)
+    live = {job.id: job.name for jobs in found.values() for job in jobs if not job.state.ended}
     if live:
-        client.cancel(live)
+        client.cancel(sorted(live))
+    left = cancel_jobs(client, live.values(), cancelled=True)
 
     def reaper(entry: LedgerEntry) -> str:
         if entry.cluster not in {"", here}:
@@ -220,20 +226,12 @@ def job_reaper(
         cancelled = [job for job in jobs if not job.state.ended]
         if not cancelled:
             return f"nothing to cancel: job {jobs[-1].id} has ended ({jobs[-1].state.value})"
-        return ", ".join(f"cancelled job {job.id} ({job.state.value})" for job in cancelled)
+        done = ", ".join(f"cancelled job {job.id} ({job.state.value})" for job in cancelled)
+        if entry.job_name in left:  # it may still write into its folder
+            raise NotYet(f"{done}, which {client.title} has not ended yet")
+        return done
 
     return reaper
-
-
-def _known(client: SchedulerClient, names: Collection[str]) -> dict[str, list[SchedulerJob]]:
-    """Return this user's jobs of these names, by name."""
-    uid = str(os.getuid())
-    ours = {uid, user_name()}
-    found: dict[str, list[SchedulerJob]] = defaultdict(list)
-    for job in client.jobs(names=names, user=uid) if names else ():
-        if job.name in names and job.user in ours:
-            found[job.name].append(job)
-    return found
 
 
 def _surely_ended(entry: LedgerEntry, now_ns: int, title: str) -> None:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -23,6 +24,7 @@ from pytest_mlhpc.provision.reapers import (
     our_reapers,
     reachable_with,
 )
+from pytest_mlhpc.provision.scheduler import submit
 from pytest_mlhpc.provision.scheduler.client import (
     UNDER_WAY_S,
     SchedulerJob,
@@ -35,12 +37,18 @@ HOST, ME = os.uname().nodename, user_name()
 
 
 class Slurm:
-    """Answers like a cluster that has these jobs. The real one is asked in tests/real."""
+    """Answers like a cluster that has these jobs. The real one is asked in tests/real.
+
+    Args:
+        jobs: what it knows.
+        down: what it says in place of answers.
+        ends: how many answers have a cancelled job before it has ended.
+    """
 
     title = "Slurm"
 
-    def __init__(self, *jobs, down=""):
-        self.known, self.down = jobs, down
+    def __init__(self, *jobs, down="", ends=0):
+        self.known, self.down, self.ends = jobs, down, ends
         self.asked, self.cancelled = [], []
         self.cancel = lambda ids, signal="": self.cancelled.extend(ids)
 
@@ -48,6 +56,9 @@ class Slurm:
         self.asked.append((frozenset(names), user))
         if self.down:
             raise SchedulerUnavailable(self.down)
+        if self.cancelled and self.ends == 0:
+            self.known = tuple(replace(job, state=SchedulerState.CANCELLED) for job in self.known)
+        self.ends -= bool(self.cancelled)
         return [job for job in self.known if job.name in names]
 
 
@@ -93,17 +104,29 @@ def reaped(state, slurm, name="me"):
     return [str(one) for one in reap(state, slurm, name)]
 
 
-def test_an_expired_job_is_cancelled_by_its_name_and_user_in_one_query(state, entry):
+def test_expired_jobs_are_cancelled_by_their_names_and_user_in_one_call_and_awaited(state, entry):
     left_behind(state, "s1", entry("a"), entry("b", native_id="13"))
-    slurm = Slurm(job("a"), job("b", "99", SchedulerState.PENDING))
+    slurm = Slurm(job("a"), job("b", "99", SchedulerState.PENDING), ends=2)
     why = f"on sys:part: its session on {HOST} (process {os.getpid()}) ended without detaching"
     assert reaped(state, slurm) == [
         f"mlhpc-a (job 12) {why}: cancelled job 12 (RUNNING)",
         f"mlhpc-b (job 13) {why}: cancelled job 99 (PENDING)",
     ]
     assert slurm.cancelled == ["12", "99"]  # what has the name now, not what had the id then
-    assert slurm.asked == [(frozenset({"mlhpc-a", "mlhpc-b"}), str(os.getuid()))]
+    assert slurm.asked == [(frozenset({"mlhpc-a", "mlhpc-b"}), str(os.getuid()))] * 4
     assert (states(state), list((state / "ledger").glob("*.jsonl"))) == ({}, [])
+
+
+def test_a_cancelled_job_stays_in_the_ledger_until_it_has_ended(state, entry, monkeypatch):
+    monkeypatch.setattr(submit, "GONE_S", 0.0)
+    one = entry("a")
+    (Path(one.directory) / "data").mkdir()
+    left_behind(state, "s1", one)
+    (found,) = reap(state, Slurm(job("a"), ends=99))
+    assert (found.ended, found.later) == (False, True)
+    assert found.done.endswith("cancelled job 12 (RUNNING), which Slurm has not ended yet")
+    assert (Path(one.directory) / "data").exists()  # its ranks may write there
+    assert states(state) == {"a": "expired"}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from kubernetes_service import (
     share_kubernetes,
 )
 from kubernetes_service import clear_away as clear_kubernetes_away
+from running_suites import Suite
 from services import (
     Slurm,
     clear_away,
@@ -62,6 +63,28 @@ def uses_shared_kubernetes(item: pytest.Item) -> bool:
     return "kubernetes" in names or (
         "namespace" in names and not names & {"own_kubernetes", "start_own_kubernetes"}
     )
+
+
+@pytest.fixture
+def make_suite_of(tmp_path: Path, state_dir: Path) -> Iterator[Callable[..., Suite]]:
+    """Make suites of a class on a cluster; all share the test's state directory unless told otherwise."""
+    made: list[Suite] = []
+
+    def make(
+        kind: Callable[..., Suite],
+        *cluster: object,
+        folder: str = "suite",
+        state: Path | None = None,
+        **options: object,
+    ) -> Suite:
+        suite = kind(*cluster, tmp_path / folder, state or state_dir)
+        suite.partition(**options)  # type: ignore[attr-defined]  # each class has its own
+        made.append(suite)
+        return suite
+
+    yield make
+    for suite in made:
+        suite.close()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -119,7 +142,8 @@ def start_own_slurm(
 @contextlib.contextmanager
 def _only_cgroups() -> Iterator[None]:
     """Wait until no other test has a cluster with `--cgroup v1`: both would own the cgroups of node1."""
-    path = Path(tempfile.gettempdir()) / f"mlhpc-slurm-cgroups-{os.geteuid()}.lock"
+    # Cgroups are one machine's, whatever TMPDIR says to each run of tests.
+    path = Path("/tmp") / f"mlhpc-slurm-cgroups-{os.geteuid()}.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

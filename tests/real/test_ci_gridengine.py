@@ -27,12 +27,6 @@ def submit(cluster: GridEngine, folder: Path, script: str, *options: str) -> str
     return done.stdout.strip()
 
 
-def ended(cluster: GridEngine, job: str) -> dict[str, str]:
-    """Wait until a job has ended and return its entry in the accounting."""
-    assert wait_until(lambda: cluster.account(job)), cluster.run("qstat", "-j", job).stdout
-    return cluster.account(job)
-
-
 def rest_of(directory: Path) -> list[str]:
     """Return what there is of a Grid Engine on this machine: processes, and mounts that they made here."""
     mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
@@ -52,7 +46,7 @@ def test_a_job_has_a_task_on_each_of_two_hosts_with_networks_of_their_own(
     )
     job = submit(gridengine, tmp_path, script, "-pe", "mlhpc", "2")
 
-    account = ended(gridengine, job)
+    account = gridengine.account(job)
     assert (account["failed"], account["exit_status"]) == ("0", "0")
     lines = (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()
     tasks = [line.strip() for line in lines if line.startswith("node")]
@@ -65,7 +59,7 @@ def test_hosts_are_given_whole_where_the_parallel_environment_says_so(
 ) -> None:
     job = submit(gridengine, tmp_path, "cat $PE_HOSTFILE", "-pe", "whole", "32")
 
-    ended(gridengine, job)
+    gridengine.account(job)
     hosts = (line.split()[:2] for line in (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines())
     assert sorted(hosts) == [["node1", "16"], ["node2", "16"]]
 
@@ -75,7 +69,7 @@ def test_a_job_beyond_its_time_is_killed_and_the_accounting_says_why(
 ) -> None:
     job = submit(gridengine, tmp_path, DEAF, "-l", "h_rt=2")
 
-    assert ended(gridengine, job)["failed"].startswith("37 ")
+    assert gridengine.account(job)["failed"].startswith("37 ")
 
 
 def test_a_request_that_no_host_can_meet_is_refused_if_that_is_asked_for(
@@ -114,7 +108,7 @@ def test_a_host_a_master_and_their_network_come_back(own_gridengine: GridEngine,
     own_gridengine.service.start()
     assert own_gridengine.state(job) == "r"
     (tmp_path / "go").touch()
-    assert ended(own_gridengine, job)["failed"] == "0"
+    assert own_gridengine.account(job)["failed"] == "0"
     assert own_gridengine.run("qrsh", "-l", "h=node2", "uname", "-n").stdout == "node2\n"
 
     own_gridengine.service.kill("network")
@@ -134,7 +128,7 @@ def test_two_live_side_by_side_with_the_same_names_and_ports(
     held = submit(own_gridengine, folders[0], "true", "-h")
 
     assert held not in {job for job, text in gridengine.jobs().items() if str(folders[0]) in text}
-    assert ended(gridengine, submit(gridengine, folders[1], "true"))["failed"] == "0"
+    assert gridengine.account(submit(gridengine, folders[1], "true"))["failed"] == "0"
     own_gridengine.run("qdel", held)
 
 

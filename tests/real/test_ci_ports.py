@@ -13,7 +13,7 @@ def taken(tmp_path, monkeypatch):
     """Return a function that takes a port for the directory of that name, and returns it."""
     monkeypatch.syspath_prepend(str(ROOT / "ci/slurm.d"))
     ports = importlib.import_module("testcluster.ports")
-    monkeypatch.setattr(ports.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(ports, "CLAIMS", tmp_path / "claims")
 
     def take(name):
         (tmp_path / name).mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ def submit(slurm, tmp_path):
     """Submit a job that would run for an hour, by this user or another; return its id."""
 
     def make(name: str, *options: str, user: str = "") -> str:
-        usual = ["--parsable", f"--job-name={name}", "--output=/dev/null", "--time=5", "--chdir=/tmp"]
+        usual = ["--parsable", f"--job-name={name}", "--output=/dev/null", "--time=60", "--chdir=/tmp"]
         command = ["sbatch", *usual, *options, "--wrap", "exec sleep 3600"]
         done = slurm.run(*(["runuser", "-u", user, "--", *command] if user else command))
         assert done.returncode == 0, done.stderr

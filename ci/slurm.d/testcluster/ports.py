@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,9 @@ from testcluster.errors import ClusterError
 
 #: Below every port that the kernel gives away by itself (ip_local_port_range, 32768 and up).
 FIRST, LAST, STRIDE = 17000, 31000, 16
+
+#: Where ranges are claimed. Ports are one machine's, whatever TMPDIR says to each `up`.
+CLAIMS = Path("/tmp") / f"mlhpc-slurm-ports-{os.geteuid()}"  # noqa: S108 - nobody else may write there
 
 
 @contextlib.contextmanager
@@ -53,11 +55,10 @@ def free_range(count: int, owner: Path, *, first: int | None = None) -> Iterator
 
 def _claim(port: int) -> int | None:
     """Return a locked file descriptor that stands for the range, None when another ``up`` holds it."""
-    folder = Path(tempfile.gettempdir()) / f"mlhpc-slurm-ports-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.geteuid():
-        raise ClusterError(f"{folder} belongs to somebody else")
-    descriptor = os.open(folder / str(port), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    CLAIMS.mkdir(mode=0o700, exist_ok=True)
+    if CLAIMS.lstat().st_uid != os.geteuid():
+        raise ClusterError(f"{CLAIMS} belongs to somebody else")
+    descriptor = os.open(CLAIMS / str(port), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -313,11 +313,10 @@ class RankBook:
         return None
 
     def _failed(self, number: int, outcome: str, text: str) -> None:
-        if self.suspect is not None and self.suspect != number:
-            return  # it lost its peer, which is the one to be named
-        if self.run.started > 1 and _PEER_LOST.search(text):
+        after = self.suspect is not None and self.suspect != number
+        if after or (self.run.started > 1 and _PEER_LOST.search(text)):
             self.peers_lost.setdefault(number, (outcome, text))
-            return  # it may be heard of before the peer's own end is
+            return  # it lost its peer, which is the one to be named; that may be heard of later
         if outcome == PORT_TAKEN:
             self.fail("launch_failed", f"{self.who(number)}: {text}", number, again=True)
         else:
@@ -371,7 +370,7 @@ class RankBook:
     def lost(self, number: int, error: Optional[int]) -> None:
         """Note that a remote rank's connection ended before it had closed it. The launcher may yet say why."""
         rank = self.ranks[number]
-        if not rank.closed and self.suspect is None:
+        if not rank.closed and self.suspect is None and number not in self.peers_lost:
             rank.error, self.suspect = error, number
 
     def ended(self, number: int) -> None:

@@ -43,8 +43,9 @@ GRACE_S = 5.0
 READS = 64
 
 #: How long the launcher may take to say how a rank ended whose connection broke, and how much longer for what follows
-#: (slurmstepd reports a memory limit after srun has reported the death), in seconds.
-WORDS_S, MORE_WORDS_S = 15.0, 2.0
+#: (slurmstepd reports a memory limit after srun has reported the death), in seconds. Each is for a node that has no memory or
+#: processors left: a launcher that ends needs no more.
+WORDS_S, MORE_WORDS_S = 60.0, 10.0
 
 #: How long the end of a rank may come after a peer's word that it is gone, in seconds: then that word counts.
 PEERS_S = 5.0

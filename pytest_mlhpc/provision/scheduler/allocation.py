@@ -207,6 +207,7 @@ class JobAllocation:
     given_up: MlhpcError | None = None  #: its error once its job is gone
     damaged_since: float | None = None  #: since when the results file is damaged
     damage: str = ""  #: the lasting fault of the results file
+    trouble: str = ""  #: why nothing comes of its batch at present
     awaits_energy: bool = False  #: the end of each run waits for its energy in the accounting
     energy_queries: int = 0  #: queries of the accounting that had no energy yet
 
@@ -303,6 +304,14 @@ class JobAllocation:
             return []  # the batch's own report takes precedence
         self.reported = (state, reason)
         return [StateChanged(self.handle, state, reason, nodes)]
+
+    def silence_events(self, trouble: str) -> list[Event]:
+        """Return the event of a *trouble* for which nothing comes of a batch that has begun, and of its end (empty text)."""
+        if not self.started or self.trouble == trouble:
+            return []
+        self.trouble = trouble
+        reason = f"{trouble}; the job goes on, and this is tried again" if trouble else ""
+        return [StateChanged(self.handle, JobState.RUNNING, reason)]
 
     def release_doubtful(self) -> list[Message]:
         """Return the postponed messages, of each run its failure and then the later ones, and clear them."""

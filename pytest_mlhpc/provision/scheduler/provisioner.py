@@ -286,3 +286,6 @@ class JobProvisioner:
                 self._active.end(allocation, None)
             elif allocation.damage:
                 self._active.give_up(allocation, damaged_error(allocation.damage))
+        if due and self._runs is not None:
+            for allocation in self._active.allocations.values():
+                self._active.events += allocation.silence_events(self._runs.trouble)

@@ -244,31 +244,35 @@ def cancel_now(client: SchedulerClient, names: Collection[str]) -> None:
     Raises:
         SchedulerError: the scheduler does not answer, or refuses.
     """
-    jobs = _own_jobs(client, names)
+    jobs = own_jobs(client, names)
     if jobs:
         client.cancel([job.id for job in jobs])
 
 
 def cancel_jobs(
-    client: SchedulerClient, names: Collection[str], silent_s: float = UNANSWERED_LIMIT_S
+    client: SchedulerClient,
+    names: Collection[str],
+    silent_s: float = UNANSWERED_LIMIT_S,
+    *,
+    cancelled: bool = False,
 ) -> set[str]:
     """Cancel own jobs of these unique names and wait until they are gone; return names of those that may not be.
 
     Ids are not used, as schedulers reuse them and a submission without an answer has none. *silent_s*: how long to try while
-    the scheduler does not answer, in seconds; once at least.
+    the scheduler does not answer, in seconds; once at least. *cancelled*: the scheduler has accepted that before.
     """
     left = set(names)
     began = time.monotonic()
-    pause, cancelled = FIRST_CHECK_S, False
+    pause = FIRST_CHECK_S
     while left:
         called_at = time.monotonic()
         try:
-            jobs = _own_jobs(client, left)
+            jobs = own_jobs(client, left)
             cancelled = cancelled or not jobs
             if jobs and not cancelled:
                 client.cancel([job.id for job in jobs])
                 cancelled = True
-                jobs = _own_jobs(client, left)
+                jobs = own_jobs(client, left)
             left = {job.name for job in jobs}
             limit = GONE_S
         except SchedulerError:
@@ -287,7 +291,7 @@ def cancel_duplicates(client: SchedulerClient, valid: Mapping[str, str]) -> None
     Raises:
         SchedulerError: the scheduler does not answer, or refuses.
     """
-    others = [job.id for job in _own_jobs(client, valid) if job.id != valid[job.name]]
+    others = [job.id for job in own_jobs(client, valid) if job.id != valid[job.name]]
     if others:
         client.cancel(others)
 
@@ -301,7 +305,7 @@ def confirm_ended(client: SchedulerClient, names: Collection[str]) -> None:
         return
     until, pause = time.monotonic() + GONE_S / 3, FIRST_CHECK_S
     try:
-        while left := _own_jobs(client, names):
+        while left := own_jobs(client, names):
             overdue = time.monotonic() > until
             wrong = [
                 job.id
@@ -324,10 +328,10 @@ def find_submitted(client: SchedulerClient, name: str) -> str:
     Raises:
         SchedulerError: the scheduler does not answer, or refuses.
     """
-    return next((job.id for job in _own_jobs(client, [name], ended=True)), "")
+    return next((job.id for job in own_jobs(client, [name], ended=True)), "")
 
 
-def _own_jobs(client: SchedulerClient, names: Collection[str], *, ended: bool = False) -> list[SchedulerJob]:
+def own_jobs(client: SchedulerClient, names: Collection[str], *, ended: bool = False) -> list[SchedulerJob]:
     """Return this user's jobs of these names; ended ones only with *ended*."""
     uid = str(os.getuid())
     own = {uid, user_name()}

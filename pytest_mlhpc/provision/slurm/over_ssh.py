@@ -165,7 +165,7 @@ class RemoteRuns:
         self._host = host
         self._here = state_dir
         self._shared = shared
-        self._trouble = ""
+        self.trouble = ""  #: why nothing comes at present
         self._used: set[Path] = set()
 
     def there(self, path: Path) -> str:
@@ -270,18 +270,10 @@ class RemoteRuns:
                 allocation_id, _, suffix = name.rpartition(".")
                 if not name.startswith("."):
                     found.setdefault(allocation_id, set()).add(suffix)
-            self._trouble = ""
+            self.trouble = ""
         except RemoteError as error:
-            self.report(error)
+            self.trouble = str(error)
         return found
-
-    def report(self, error: RemoteError) -> None:
-        """Say once why nothing comes at present."""
-        if str(error) != self._trouble:
-            self._trouble = str(error)
-            logging.getLogger("pytest_mlhpc").warning(
-                "%s; jobs go on, and the connection is tried again", error
-            )
 
     def pieces(self, files: Sequence[tuple[Path, int]]) -> Iterator[tuple[bytes, int, int] | None]:
         """Yield of each file (path here, offset) what follows there, its size and its time of change (ns); None: it is not there.
@@ -410,7 +402,7 @@ class _FetchedFiles(BatchFiles):
         except RemoteRefused as error:
             return BatchUpdate(damage=str(error), tolerance_s=0.0 if error.number == errno.EFBIG else 120.0)
         except RemoteError as error:
-            self._remote.report(error)
+            self._remote.trouble = str(error)
         except OSError as error:
             return BatchUpdate(damage=f"cannot write {error.filename}: {error.strerror}", tolerance_s=0.0)
         return super().read()

@@ -1,7 +1,6 @@
 """`mlhpc alert drill` with real sessions on this machine: who notices which fault, and that the site's own files stay as they are."""
 
 import dataclasses
-import hashlib
 import json
 import random
 import shutil
@@ -10,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from drilled_suites import digest
 from full_disk import small_disk
 from http_sink import HttpSink
 from mail_sink import MailSink
@@ -50,12 +50,6 @@ WAIT = "import time; open({begun!r}, 'w').close(); time.sleep(600)"
 def test_wait(run):
     pass
 """
-
-
-def digest(*folders):
-    """Return a digest of each file below *folders*, by its path."""
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture

@@ -175,6 +175,20 @@ def test_a_report_of_a_lost_peer_counts_where_no_peer_has_ended():
     assert trouble(made) == ("worker_exit", f"rank 2: {PEER_GONE}")
 
 
+@pytest.mark.parametrize("first", ["the connection breaks", "a peer says so"])
+def test_a_rank_whose_connection_broke_is_named_and_not_a_peer_whose_exit_code_comes_first(first):
+    """On a busy machine srun reports that peers ended, and has not heard yet that a rank was killed on another node."""
+    made = book(3)
+    events = [lambda: made.lost(1, None), lambda: says(made, 0, PEER_GONE)]
+    for event in events if first == "the connection breaks" else reversed(events):
+        event()
+    made.lost(0, None)
+    output = LauncherOutput()
+    output.feed(b"srun: error: node1: task 0: Exited with exit code 1\n")
+    made.launcher_ended(0, "", is_rank=False, launcher_output=output)
+    assert trouble(made) == ("worker_exit", "rank 1 ended without a message")
+
+
 def test_another_error_is_named_at_once():
     made = book(3)
     says(made, 2, PEER_GONE)

@@ -5,13 +5,17 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from allocation_worlds import AllocationWorld, worker_lines
 from login_worlds import RUN, connections, write_ssh
+from scripted_slurm import ScriptedSlurm
 
 from pytest_mlhpc.config.model import BY_SSH
 from pytest_mlhpc.errors import ProvisionError
+from pytest_mlhpc.jobs.provisioner import StateChanged
+from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.node.protocol.plan import read_plan
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.scheduler.client import (
@@ -19,6 +23,7 @@ from pytest_mlhpc.provision.scheduler.client import (
     SchedulerUnreachable,
     SchedulerUnusable,
 )
+from pytest_mlhpc.provision.scheduler.provisioner import JobProvisioner
 from pytest_mlhpc.provision.scheduler.submit import write_job
 from pytest_mlhpc.provision.slurm import over_ssh
 from pytest_mlhpc.provision.slurm.over_ssh import RemoteRuns, RemoteSlurmClient
@@ -162,6 +167,36 @@ def test_a_runs_files_are_here_before_the_line_that_tells_of_them(world, monkeyp
     )
     files.read()
     assert order == ["rate: 4\n"]
+
+
+def test_a_job_that_runs_behind_a_broken_connection_says_so_until_it_is_there_again(world, monkeypatch):
+    slurm = ScriptedSlurm(world.clock)
+    world.provisioner = JobProvisioner(
+        world.partition,
+        slurm,
+        lambda _: None,
+        rules=SLURM,
+        pending_limit_s=3600.0,
+        clock=world.clock,
+        runs=world.runs,
+    )
+    (world.folder / "runs").mkdir(parents=True)
+    world.submit()
+    world.write("lines/a.up", json.dumps({"job_id": "101", "nodes": ["n1"], "started_ns": 5}))
+    world.write("lines/a.jsonl", world.lines("started"))
+    world.follow()
+    with monkeypatch.context() as patch:
+        error = RemoteUnavailable("login: it does not let you in")
+        patch.setattr(RemoteHost, "ask", Mock(side_effect=error))
+        world.follow()
+        world.follow()
+    world.follow()
+    _, broken, mended = world.all_of(StateChanged)
+    assert (broken.state, broken.reason) == (
+        JobState.RUNNING,
+        f"{error}; the job goes on, and this is tried again",
+    )
+    assert (mended.state, mended.reason) == (JobState.RUNNING, "")
 
 
 def test_half_a_line_waits_for_its_end(world):

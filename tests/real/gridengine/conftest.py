@@ -1,7 +1,7 @@
 """Fixtures of suites that run against the real Grid Engine as a user runs them."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import functools
+from collections.abc import Callable
 
 import pytest
 from grid_suites import Suite
@@ -9,22 +9,12 @@ from gridengine_service import GridEngine
 
 
 @pytest.fixture
-def make_suite(tmp_path: Path, state_dir: Path) -> Iterator[Callable[[GridEngine], Suite]]:
-    """Make a suite on a Grid Engine."""
-    made: list[Suite] = []
-
-    def make(cluster: GridEngine) -> Suite:
-        suite = Suite(cluster, tmp_path / "suite", state_dir)
-        suite.partition()
-        made.append(suite)
-        return suite
-
-    yield make
-    for suite in made:
-        suite.close()
+def make_suite(make_suite_of: Callable[..., Suite]) -> Callable[..., Suite]:
+    """Make suites on a Grid Engine: `make_suite(gridengine)`."""
+    return functools.partial(make_suite_of, Suite)
 
 
 @pytest.fixture
-def suite(gridengine: GridEngine, make_suite: Callable[[GridEngine], Suite]) -> Suite:
+def suite(gridengine: GridEngine, make_suite: Callable[..., Suite]) -> Suite:
     """A suite on the shared Grid Engine."""
     return make_suite(gridengine)

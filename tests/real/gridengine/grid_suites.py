@@ -39,6 +39,11 @@ class Suite(running_suites.Suite):
         found = self.cluster.jobs().items()
         return {job: self.cluster.state(job) for job, text in found if f"{self.state}/" in text}
 
+    def ended_alone(self) -> None:
+        """Assert that no job and no entry of the ledger is left."""
+        running_suites.wait_for(lambda: self.jobs() == {})
+        assert self.ledgers() == []
+
     def running(self) -> str:
         """Wait until one job runs while the last session does; return its id."""
         session = self.sessions[-1]

@@ -8,11 +8,7 @@ from faults import ONE, gate
 from running_suites import wait_for
 from sshd_service import all_pids, command_line
 
-
-def ended_alone(suite):
-    """Assert that no job and no entry of the ledger is left."""
-    wait_for(lambda: suite.jobs() == {})
-    assert suite.ledgers() == []
+from pytest_mlhpc.node.processes import descendants
 
 
 def test_a_waiting_job_that_others_delete_was_cancelled_from_outside(suite):
@@ -25,7 +21,7 @@ def test_a_waiting_job_that_others_delete_was_cancelled_from_outside(suite):
     result = session.end()
     result.expect(1, job, error=1)
     assert result.verdicts() == ["cancelled_outside"]
-    ended_alone(suite)
+    suite.ended_alone()
 
 
 def test_a_held_job_is_given_up_after_the_pending_limit_and_cancelled(suite):
@@ -33,7 +29,7 @@ def test_a_held_job_is_given_up_after_the_pending_limit_and_cancelled(suite):
     suite.tests(ONE)
     result = suite.run()
     result.expect(1, "never_scheduled:", "the pending limit is 3 s", error=1)
-    ended_alone(suite)
+    suite.ended_alone()
 
 
 def test_a_job_in_error_is_cancelled_as_waiting_does_not_help(suite):
@@ -41,7 +37,7 @@ def test_a_job_in_error_is_cancelled_as_waiting_does_not_help(suite):
     suite.tests(ONE)
     result = suite.run()
     result.expect(1, "never_scheduled:", "Eqw", error=1)
-    ended_alone(suite)
+    suite.ended_alone()
 
 
 def test_a_run_at_its_time_limit_and_one_that_fails_are_the_tests_own(suite):
@@ -55,7 +51,7 @@ def test_a_run_at_its_time_limit_and_one_that_fails_are_the_tests_own(suite):
     result = suite.run()
     result.expect(1, "time_limit: ", "worker_exit: ", "exit code 3", failed=2)
     assert sorted(result.verdicts()) == ["time_limit", "worker_exit"]
-    ended_alone(suite)
+    suite.ended_alone()
 
 
 def test_a_killed_sessions_job_goes_on_and_is_judged_by_the_next_once(suite):
@@ -70,7 +66,7 @@ def test_a_killed_sessions_job_goes_on_and_is_judged_by_the_next_once(suite):
 
     result.expect(0, "going on with 1 run of an earlier session", passed=1)
     assert [record["job_id"] for record in result.records] == [job]
-    ended_alone(suite)
+    suite.ended_alone()
 
 
 def test_ctrl_c_cancels_the_job_on_both_hosts(suite):
@@ -81,7 +77,7 @@ def test_ctrl_c_cancels_the_job_on_both_hosts(suite):
     session = suite.begin("one")
     session.signal(signal.SIGINT)
     session.end().expect(2, "KeyboardInterrupt")
-    ended_alone(suite)
+    suite.ended_alone()
 
 
 def test_a_run_goes_on_while_the_master_is_away(own_gridengine, make_suite):
@@ -93,7 +89,7 @@ def test_a_run_goes_on_while_the_master_is_away(own_gridengine, make_suite):
     own_gridengine.service.start()
     result = session.end()
     result.expect(0, passed=1)
-    ended_alone(suite)
+    suite.ended_alone()
 
 
 @pytest.mark.slow
@@ -114,7 +110,7 @@ def test_a_job_whose_host_dies_is_given_up_and_run_again_on_another(own_gridengi
     assert host not in result.records[1]["nodes"]
     own_gridengine.service.start()  # the master learns that the host has no such job any more
     wait_for(lambda: suite.reap(code=None) and suite.ledgers() == [])
-    ended_alone(suite)
+    suite.ended_alone()
 
 
 def test_a_killed_first_process_of_a_job_on_two_hosts_leaves_nothing_on_them(suite):
@@ -123,14 +119,18 @@ def test_a_killed_first_process_of_a_job_on_two_hosts_leaves_nothing_on_them(sui
     suite.tests(text.replace("{folder}", str(suite.folder)))
     session = suite.start()
     session.until("both ranks", lambda: all((suite.folder / f"begun-{rank}").exists() for rank in (0, 1)))
-    mine = processes(str(suite.state))
-    first = [pid for pid, words in mine.items() if "pytest_mlhpc.node.batch.job_nodes" in words]
-    assert len(first) == 2
-    os.kill(min(first), signal.SIGKILL)
+
+    def first() -> list[int]:
+        mine = processes(str(suite.state))
+        return [pid for pid, words in mine.items() if "pytest_mlhpc.node.batch.job_nodes" in words]
+
+    wait_for(lambda: len(first()) == 2)  # a process that starts another one is two for a moment
+    (parent,) = [pid for pid in first() if set(descendants(pid)) & set(first())]
+    os.kill(parent, signal.SIGKILL)
     result = session.end()
     result.expect(1, "cancelled_outside: Grid Engine job", error=1)
     wait_for(lambda: not processes(str(suite.state)))
-    ended_alone(suite)
+    suite.ended_alone()
 
 
 def processes(text):

@@ -122,7 +122,7 @@ def test_a_submission_whose_answer_is_lost_is_found_by_its_name(suite, tmp_path,
     script = f'"$REAL" "$@" >> {log}\necho "error: commlib error: got select error" >&2; exit 1'
     session = suite.start(environment=instead_of("qsub", tmp_path / "bin", script))
     session.begun("lost")
-    (job,) = log.read_text().split()
+    (job,) = session.until("the answer of qsub", lambda: log.read_text().split())  # its job may begin before
     suite.go()
     found = session.end()
     found.expect(0, passed=1)
@@ -196,3 +196,6 @@ def test_a_host_that_dies_ends_the_run_of_its_ranks_and_is_named(own_gridengine,
     session.signal(2)
     assert session.end().code == 2
     own_gridengine.service.start()
+    # Its next job may be on its way to the dead host: the master hears nothing of its end before that is back.
+    wait_for(lambda: suite.reap(code=None) and suite.ledgers() == [])
+    suite.ended_alone()

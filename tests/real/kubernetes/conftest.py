@@ -1,5 +1,6 @@
 """Fixtures of suites that run against the real Kubernetes as a user runs them."""
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,25 +19,9 @@ def parts(kubernetes: Kubernetes, namespace: str, tmp_path: Path) -> Iterator[Pa
 
 
 @pytest.fixture
-def make_pod_suite(tmp_path: Path, state_dir: Path) -> Iterator[Callable[..., Suite]]:
-    """Make suites in a namespace of a cluster; all share the test's state directory unless told otherwise."""
-    made: list[Suite] = []
-
-    def make(
-        cluster: Kubernetes,
-        namespace: str,
-        folder: str = "suite",
-        state: Path | None = None,
-        **kubernetes: object,
-    ) -> Suite:
-        suite = Suite(cluster, namespace, tmp_path / folder, state or state_dir)
-        suite.partition(**kubernetes)
-        made.append(suite)
-        return suite
-
-    yield make
-    for suite in made:
-        suite.close()
+def make_pod_suite(make_suite_of: Callable[..., Suite]) -> Callable[..., Suite]:
+    """Make suites: `make_pod_suite(cluster, namespace, folder="suite", state=None, **kubernetes)`."""
+    return functools.partial(make_suite_of, Suite)
 
 
 @pytest.fixture

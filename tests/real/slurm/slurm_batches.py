@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from running_suites import LIMIT_S
 from services import Slurm
 
 from pytest_mlhpc.node.protocol.lines import Decoder, Fault, Message
@@ -16,9 +17,6 @@ from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
 
 ROOT = Path(__file__).parents[3]
-
-#: Longest wait for anything on a busy machine, in seconds; a limit, never a measure.
-LIMIT_S = 1200.0
 
 
 def tiny(name: str = "run-1", **changes: Any) -> RunPlan:

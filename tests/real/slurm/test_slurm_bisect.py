@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from git_checkouts import Checkout
 from nights_of import nights, quiet, store
-from running_suites import wait_for
+from running_suites import LIMIT_S, wait_for
 
 TEST = """\
 @program("./rate.sh", RATE, nodes=1)
@@ -23,8 +23,10 @@ echo rate: {rate}.$(( $$ % 100 ))
 
 
 @pytest.fixture
-def planted(suite, tmp_path):
+def planted(suite, tmp_path, monkeypatch):
     """A suite whose third commit of four made it slower, nights of the first and the last, and that commit."""
+    # Else it is the default branch of the checkout in which these tests run.
+    monkeypatch.setenv("CI_DEFAULT_BRANCH", "main")
     suite.partition(time_limit="1m")
     suite.tests(TEST)
     checkout = Checkout.made(suite.folder)
@@ -78,7 +80,7 @@ def test_a_job_that_is_cancelled_from_outside_is_submitted_once_more(suite, plan
             (tmp_path / "wait").unlink()
             (job,) = suite.jobs()
             subprocess.run(["scancel", job.id], check=True)
-            said, _ = process.communicate(timeout=300)
+            said, _ = process.communicate(timeout=LIMIT_S)
         finally:
             process.kill()
     assert "; once more" in said

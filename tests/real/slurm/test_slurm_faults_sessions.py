@@ -120,7 +120,8 @@ def test_a_dropped_connection_leaves_jobs_to_a_later_session(suite, options):
 
 
 def test_sessions_of_one_user_keep_their_jobs_apart(suite):
-    suite.partition("gpu")  # where nothing that waits for all nodes keeps the last job waiting
+    # Where nothing that waits for all nodes keeps the last job waiting, and no test drains a node.
+    suite.partition("gpu", nodelist="gpu1")
     suite.gated("one", "two")
     first, second = suite.start(), suite.start()
     first.until("four jobs", lambda: [job.state for job in suite.jobs()] == ["RUNNING"] * 4)

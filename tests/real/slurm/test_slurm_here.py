@@ -157,5 +157,5 @@ def test_sigterm_ends_the_run_and_not_the_allocation(suite, around):
     job.until("ranks on both nodes", lambda: len(list(suite.folder.glob("rank-*"))) == 2)
     job.signal("TERM")
     assert job.code() == 2, job.text
-    assert not job.steps()
+    job.until("end of the steps", lambda: not job.steps())
     assert job.state == "RUNNING"

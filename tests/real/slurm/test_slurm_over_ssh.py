@@ -114,6 +114,7 @@ def test_files_artifacts_builds_and_ranks_are_the_same_as_on_this_machine(far, l
 
 def test_a_dropped_connection_is_no_dropped_job(far, login):
     session = begin(far, login)
+    session.until("the begin of the job here", lambda: list(far.lines("up")))
     keys = login.directory / "authorized_keys"
     content = keys.read_text()
     keys.write_text("")

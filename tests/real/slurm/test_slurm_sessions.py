@@ -54,7 +54,7 @@ def test_a_detached_session_is_judged_by_the_one_that_resumes_it(held_suite):
 
 def test_three_nightly_sessions_in_a_row_give_each_result_once_dated_by_the_run(held_suite):
     """The same command every night, the queue blocked for two of them."""
-    assert held_suite.run("--mlhpc-wait", "3s").code == 75
+    assert held_suite.run("--mlhpc-wait=0").code == 75  # once all are submitted
     jobs = {job.id for job in held_suite.jobs()}
     assert len(jobs) == 3
     assert held_suite.run("--mlhpc-wait", "3s").code == 75
@@ -81,7 +81,7 @@ def test_a_session_that_is_killed_after_it_detached_has_its_lease_written(held_s
         "import pytest, time\n@pytest.hookimpl(trylast=True)\ndef pytest_sessionfinish():\n    time.sleep(600)\n"
         "def pytest_runtest_logfinish(nodeid):\n    open('over', 'a').close()\n    time.sleep(600)\n"
     )
-    session = held_suite.start("--mlhpc-pack", "--mlhpc-wait", "1s")
+    session = held_suite.start("--mlhpc-pack", "--mlhpc-wait=0")
     session.until("its end", (held_suite.folder / "over").exists)
     session.kill()
     conftest.unlink()

@@ -77,7 +77,7 @@ def suite(slurm, tmp_path, state_dir) -> Iterator[Suite]:
     entry = {
         "scheduler": "slurm", "launcher": "srun", "accelerator": "cpu", "preset": "smoke", "time_limit": "15m",
         "nodes": {"cores": os.cpu_count(), "memory": memory(), "max": 4},
-        "slurm": {"partition": "cpu", "pending_limit": "5m", "spares": 1},
+        "slurm": {"partition": "cpu", "pending_limit": "1h", "spares": 1},
         "environments": {"default": {"python": sys.executable, "variables": {"OMP_NUM_THREADS": "1"}}},
         "vet": {"level": "quick", "unknown": "warn", "policy": "policy.toml", "budget": "15m"},
     }  # fmt: skip

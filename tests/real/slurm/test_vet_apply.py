@@ -16,6 +16,7 @@ from pytest_mlhpc.vetting.cordon import SlurmNodes, apply, is_ours, undo
 
 pytestmark = pytest.mark.servers
 
+#: No other test has jobs there.
 NODE = "gpu2"
 WORDS = """row remap failure on it's "bank" 3; State=DOWN Reason=x [root@now]"""
 
