@@ -107,6 +107,12 @@ class Record:
     root: str = ""  #: pytest's root directory, to which ``node_id`` is relative, on the session's machine
     options: tuple[str, ...] = ()  #: of pytest that chose how it ran, but for system and state directory
     overrides: Mapping[str, str] = field(default_factory=dict)  #: what --mlhpc-set changed of systems.yaml
+    argv: tuple[
+        str, ...
+    ] = ()  #: a program's, as its node started it; ``definition`` has it as the test says it
+    variables: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: those of the test, and those of the environment with values filled in; of a secret the name alone
     drill: str = (
         ""  #: id of the drill, and the fault that it planted into the run; of all other records empty
     )
