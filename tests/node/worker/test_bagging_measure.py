@@ -11,7 +11,7 @@ from rank_helpers import HERE, ROOT, run_plan
 from pytest_mlhpc.node.worker import loop
 from pytest_mlhpc.node.worker.bagging import process
 from pytest_mlhpc.node.worker.bagging.ensemble import BaseModelPlace, seed_of
-from pytest_mlhpc.node.worker.bagging.measure import HeldOutPredictions, figures_of, measure
+from pytest_mlhpc.node.worker.bagging.measure import EnsembleGroups, HeldOutPredictions, figures_of, measure
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
@@ -73,7 +73,8 @@ def figures_of_one(folder):
     orders.go.set()
     process._train(process.job_of(run, 1, BaseModelPlace(0, 0), 0, folder), 3, teller, orders)
     body, tensors = sent["predictions"]
-    figures = figures_of(run, Group(), 1, HeldOutPredictions(*tensors, body["distinct"]), {})
+    groups = EnsembleGroups(run, Group(), 1)
+    figures = figures_of(run, groups, HeldOutPredictions(*tensors, body["distinct"]), {})
     return {figure.name: figure.value for figure in figures}, sent["report"][0]["losses"]
 
 

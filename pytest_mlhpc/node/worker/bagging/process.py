@@ -1,7 +1,8 @@
 """The processes of an ensemble: one for each rank of a base model, ``python -m pytest_mlhpc.node.worker.bagging.process FD``, and how ranks learn of each other's models.
 
 It is a training like any other (``node/worker/rank.py``) on a group of its own, which has the base model's ranks and nobody else.
-Afterwards it asks its model for its share of the samples that were held out.
+Afterwards it asks its model for its share of the samples that were held out. A training until a quality is reached
+(``node/worker/quality/``) asks it at each evaluation for that set, and learns how good the ensemble is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import datetime as dt
 import io
 import json
 import os
+import queue
 import select
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NoReturn, Optional, Proto
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from pytest_mlhpc.node.processes import describe_exit
 from pytest_mlhpc.node.protocol.plan import RunPlan
@@ -35,6 +38,8 @@ from pytest_mlhpc.node.worker.bagging.ensemble import place_of
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.main import leave, name_failure
+from pytest_mlhpc.node.worker.quality.measure import measure as measure_quality
+from pytest_mlhpc.node.worker.quality.train import EnsembleMember
 from pytest_mlhpc.node.worker.reporting import Progress
 
 #: Longest time between two checks, in seconds. Base models that start together start within so much of each other.
@@ -241,6 +246,10 @@ class BaseProcess:
         """Let the child begin its timed window."""
         self._tell("go")
 
+    def answer(self, quality: float, *, over: bool) -> None:
+        """Tell how good the ensemble is, and whether training is over."""
+        self._tell(json.dumps([quality, over]))
+
     def _tell(self, line: str) -> None:
         with contextlib.suppress(OSError):  # it has died, which its exit code tells
             if self._process.stdin is not None:
@@ -311,18 +320,30 @@ class ChildPipe:
             left = left[os.write(self._fd, left) :]
 
 
-class ChildOrders:
-    """What the rank says after the job: ``go``. At its end, the rank has gone and this process ends."""
+def _lines_of(fd: int) -> Iterator[bytes]:
+    """Yield lines as they come. The lock of ``sys.stdin`` stays free: loader processes, which are forked, close that first."""
+    left = b""
+    while data := os.read(fd, 1 << 16):
+        *lines, left = (left + data).split(b"\n")
+        yield from lines
 
-    def __init__(self, lines: Any) -> None:
+
+class ChildOrders:
+    """What the rank says after the job: ``go``, and answers. At its end, the rank has gone and this process ends."""
+
+    def __init__(self, lines: Iterator[bytes]) -> None:
         self._lines = lines
         self.go = threading.Event()
+        self.answers: queue.SimpleQueue[Tuple[float, bool]] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="mlhpc-bagging", daemon=True).start()
 
     def _listen(self) -> None:
         for line in self._lines:
-            if line.strip() == b"go":
+            if line == b"go":
                 self.go.set()
+            else:
+                quality, over = json.loads(line)
+                self.answers.put((float(quality), bool(over)))
         os._exit(_RANK_GONE)
 
 
@@ -344,10 +365,11 @@ def job_of(
 def main() -> NoReturn:
     """Train, tell, and end the process."""
     teller = ChildPipe(int(sys.argv[1]))
-    line = sys.stdin.buffer.readline()
+    lines = _lines_of(sys.stdin.fileno())
+    line = next(lines, b"")
     if not line:
         os._exit(_RANK_GONE)
-    orders = ChildOrders(sys.stdin.buffer)
+    orders = ChildOrders(lines)
     code = 0
     try:
         said = json.loads(line)
@@ -366,6 +388,84 @@ def _train(job: ChildJob, data_seed: int, teller: ChildPipe, orders: ChildOrders
     accelerator = open_device(run.device_type, job.local_rank)
     group = Group(job.place, job.local_rank, run.ranks)
     join(job, group, accelerator, os.environ)
+    if run.parameters.get("until") == "quality":
+        _train_to_quality(job, group, accelerator, data_seed, teller=teller, orders=orders)
+    else:
+        _train_steps(job, group, accelerator, data_seed, teller=teller, orders=orders)
+
+
+def _train_to_quality(
+    job: ChildJob,
+    group: Group,
+    accelerator: Accelerator,
+    data_seed: int,
+    *,
+    teller: ChildPipe,
+    orders: ChildOrders,
+) -> None:
+    score = ensemble.score_of(prepare.load_task(job.run))
+    used: List[ensemble.BootstrapSampler] = []
+    predicted: List[Tuple[Tensor, Tensor]] = []
+
+    def sampler(length: int, place: int, world: int, count: int) -> ensemble.BootstrapSampler:
+        used.append(
+            ensemble.BootstrapSampler(torch.arange(length), place, world, data_seed, job.model, count=count)
+        )
+        return used[-1]
+
+    def metric(outputs: Tensor, targets: Tensor) -> Tensor:
+        found = score.predict(outputs.float(), targets)
+        predicted.append((found.cpu(), targets.cpu()))
+        return score.quality(found, targets)
+
+    def ask(own: int, last: bool) -> Tuple[float, bool]:
+        predictions, targets = (torch.cat(one)[:own] for one in zip(*predicted))
+        predicted.clear()
+        _send_predictions(teller, used[0], (predictions, targets), last=last)
+        return orders.answers.get()
+
+    most = ensemble.EVALUATION_BUDGET // (4 * max(1, score.size))
+    member = EnsembleMember(data_seed, sampler, lambda: _begin(teller, orders), metric, most, ask)
+    progress = _teller_of_progress(teller)
+    report = measure_quality(job.run, group, accelerator, Path(job.directory), progress, member=member)
+    teller.say("report", to_json(report))
+
+
+def _begin(teller: ChildPipe, orders: ChildOrders) -> None:
+    teller.say("ready")
+    orders.go.wait()
+
+
+def _send_predictions(
+    teller: ChildPipe,
+    used: Optional[ensemble.BootstrapSampler],
+    predictions: Tuple[Tensor, Tensor],
+    *,
+    last: bool,
+) -> None:
+    """Send predictions and their targets.
+
+    Raises:
+        WorkerFailure: ``loss_nan``, the predictions are no numbers.
+    """
+    if not bool(torch.isfinite(predictions[0]).all()):
+        raise WorkerFailure(
+            "loss_nan", "the trained model predicts NaN or infinity; look at precision and learning rate"
+        )
+    distinct = used.distinct if used is not None else 0.0
+    teller.say("predictions", {"distinct": distinct, "last": last}, predictions)
+
+
+def _train_steps(
+    job: ChildJob,
+    group: Group,
+    accelerator: Accelerator,
+    data_seed: int,
+    *,
+    teller: ChildPipe,
+    orders: ChildOrders,
+) -> None:
+    run = job.run
     task = prepare.load_task(run)
     score = ensemble.score_of(task)
     sizes = prepare.split_batch(run, group.world)
@@ -382,10 +482,6 @@ def _train(job: ChildJob, data_seed: int, teller: ChildPipe, orders: ChildOrders
         asked = parted.held_out[place::world].tolist()
         return used
 
-    def begin() -> None:
-        teller.say("ready")
-        orders.go.wait()
-
     trained = rank.train(
         run,
         group,
@@ -393,16 +489,12 @@ def _train(job: ChildJob, data_seed: int, teller: ChildPipe, orders: ChildOrders
         Path(job.directory),
         _teller_of_progress(teller),
         draw=prepare.Draw(data_seed, held_out, sampler),
-        begin=begin,
+        begin=lambda: _begin(teller, orders),
     )
     predictions = ensemble.predictions(
         trained.trainer, score, trained.data.source.dataset, asked, sizes.micro
     )
-    if not bool(torch.isfinite(predictions[0]).all()):
-        raise WorkerFailure(
-            "loss_nan", "the trained model predicts NaN or infinity; look at precision and learning rate"
-        )
-    teller.say("predictions", {"distinct": used.distinct if used is not None else 0.0}, predictions)
+    _send_predictions(teller, used, predictions, last=True)
     teller.say("report", to_json(trained.report))
 
 

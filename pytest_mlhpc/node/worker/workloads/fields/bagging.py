@@ -1,7 +1,8 @@
 """No torch. Ensembles of independent base models (HPC AI500).
 
 ``bagging=(M, P)``: M base models, each trained on P devices, data-parallel or as ``parallel`` says, and on a bootstrap sample
-of its own, all at once in one allocation. Unset by default: one training on all devices.
+of its own, all at once in one allocation. Unset by default: one training on all devices. With ``until="quality"`` they are
+trained until the ensemble reaches the target.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ METRICS = (
     "base_model_quality",
     "distinct_samples",
 )
+
+#: The same with ``until="quality"``: how often the ensemble was evaluated.
+ROUNDS = "ensemble_rounds"
 
 FIELDS: Mapping[str, Field] = {
     "bagging": Field(
@@ -48,6 +52,9 @@ def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
     if values.get("cache") == "cold":
         text = "a bootstrap sample holds samples several times, which come from the page cache from the second time on"
         found.append(("cache", f"{text}: leave cache='cold' out"))
+    if values.get("staging"):
+        text = "base models on one node would each copy the set: leave staging out, and stage before the test"
+        found.append(("staging", text))
     return tuple(found)
 
 
@@ -67,4 +74,6 @@ def _counts(value: Any) -> bool:
 
 def expected(values: Mapping[str, Any]) -> Tuple[str, ...]:
     """Return what a run of an ensemble must tell."""
-    return METRICS if values.get("bagging") else ()
+    if not values.get("bagging"):
+        return ()
+    return (*METRICS, ROUNDS) if values.get("until") == "quality" else METRICS

@@ -187,9 +187,6 @@ def _wrong_with_shards(values: Mapping[str, Any]) -> Found:
         found.append(("channels_last", "torch cannot shard weights that are laid out with the channels last"))
     if values.get("precision") == "fp16":
         found.append(("precision", "scaling losses of fp16 over shards is not supported; use bf16"))
-    if values.get("until") == "quality":
-        text = "ranks may evaluate different numbers of batches, in which shards would wait for each other: use shard=1"
-        found.append(("parallel", text))
     return found
 
 
