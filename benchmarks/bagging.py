@@ -21,7 +21,7 @@ import torch
 from benchmarks.report import Row
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.worker import distributed, ensemble_process, rank
+from pytest_mlhpc.node.worker import distributed, ensemble_rank, rank
 from pytest_mlhpc.node.worker.base import open_device
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
@@ -52,7 +52,7 @@ def one(models: int, number: int, folder: str) -> None:
     if models:
         group = Group(number, number, models)
         distributed.join(group, accelerator, LIMIT_S)
-        report = ensemble_process.measure(run, group, accelerator, Path(folder), lambda *_: None)
+        report = ensemble_rank.measure(run, group, accelerator, Path(folder), lambda *_: None)
     else:
         report = rank.train(run, Group(), accelerator, Path(folder), lambda *_: None, begin=_begin).report
     sys.stdout.write(f"\n{json.dumps([report.samples, report.epoch_s])}\n")

@@ -27,6 +27,17 @@ SUITE = (
     + "".join(TEST.format(number=number) for number in range(TESTS))
 )
 
+PLAIN = """
+def test_trivial_{number}():
+    output = subprocess.run(["bash", "-c", "echo rate: 100.0"], capture_output=True, text=True, check=True).stdout
+    assert float(re.search(r"rate: (\\S+)", output)[1]) == 100.0
+"""
+
+#: The same programs by tests that nobody records.
+PLAIN_SUITE = "import re\nimport subprocess\n\n" + "".join(
+    PLAIN.format(number=number) for number in range(TESTS)
+)
+
 REFRAME = """
 import reframe as rfm
 import reframe.utility.sanity as sn
@@ -64,7 +75,7 @@ def _cpu_of(argv: list[str], folder: Path, environment: dict[str, str]) -> tuple
 
 
 def run() -> list[Row]:
-    """Run 500 trivial tests with ours, and with ReFrame where it is installed."""
+    """Run 500 trivial tests with ours, with pytest alone, and with ReFrame where it is installed."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -82,6 +93,12 @@ def run() -> list[Row]:
                 each <= 10,
             )
         )
+        (folder / "plain").mkdir()
+        (folder / "plain/test_plain.py").write_text(PLAIN_SUITE)
+        argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:mlhpc", "plain"]
+        plain, wall = _cpu_of(argv, folder, environment)
+        text = f"{cpu / plain:.1f} ({1000 * plain / TESTS:.1f} ms, wall {wall:.1f} s)"
+        rows.append(Row("over plain pytest that spawns the programs", "-", text, None))
         if importlib.util.find_spec("reframe"):
             (folder / "reframe_test.py").write_text(REFRAME.format(count=TESTS))
             argv = [str(Path(sys.executable).with_name("reframe")), "-c", "reframe_test.py", "-r"]

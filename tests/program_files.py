@@ -1,7 +1,10 @@
 """A suite of programs with files, variables, artifacts and ranks: the same on every system, its folder seen by nodes or not."""
 
+import re
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -163,6 +166,23 @@ ERRORS = (
 
 #: How many tests it is that need what fails.
 WITH_ERRORS = 4
+
+
+def check_started(records: Iterable[Mapping[str, Any]]) -> None:
+    """Records of the suite hold arguments and variables as nodes started them, definitions as the test says them."""
+    found = {record["node_id"].partition("::")[2].partition("[")[0]: record for record in records}
+    files, variable = found["test_files"], found["test_a_variable_names_a_build"]
+    sized = found["test_a_build_has_values_and_no_variable_of_a_test"]
+    assert [Path(word).name for word in files["argv"]] == ["work.sh", "1"]
+    assert re.fullmatch(r"hello 1, numa \d+", files["variables"]["GREETING"])
+    assert files["variables"]["MY_TOKEN"] == ""
+    assert "{nodes}" in files["definition"]
+    assert "{numa_nodes}" in files["definition"]
+    assert Path(variable["variables"]["TOOL"]).name == "tool"
+    assert sized["argv"][0] == "cat"
+    folders = [Path(variable["variables"]["TOOL"]).parents[1], Path(sized["argv"][1]).parents[1]]
+    assert all(one.is_absolute() and one.name == "builds" for one in folders), folders
+    assert "{sized}" in sized["definition"]
 
 
 def write_suite(folder: Path, nodes: int, ranks: int) -> None:

@@ -13,6 +13,7 @@ from pytest_mlhpc.errors import InfrastructureError, MlhpcError, ProvisionError,
 from pytest_mlhpc.jobs.provisioner import Handle
 from pytest_mlhpc.jobs.spec import JobSpec, JobState, allocation_time_s, longest_allocation_s
 from pytest_mlhpc.node.batch.output import REQUESTS, append
+from pytest_mlhpc.node.cores import with_filled
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED, FinishedRun, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, SchemaError, from_json
@@ -175,6 +176,7 @@ class Attempt:
         if isinstance(began, int) and isinstance(ended, int) and 0 < began <= ended:
             self.started_ns, self.ended_ns = began, ended
         self.step_id = str(message.body.get("step") or self.step_id)
+        self.run = with_filled(self.run, message.body)
         energy = message.body.get("energy_j")
         self.energy_j = float(energy) if isinstance(energy, (int, float)) else None
         codes = message.body.get("exit") or []

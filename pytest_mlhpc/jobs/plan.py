@@ -15,6 +15,7 @@ from pytest_mlhpc.jobs.job import Attempt
 from pytest_mlhpc.jobs.programs import folders_of, resolved_argv
 from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec, allocation_time_s, path_kind, uuid7
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
+from pytest_mlhpc.node.files import may_be_secret
 from pytest_mlhpc.node.protocol.plan import (
     BUDGET_S,
     DELAYS,
@@ -194,6 +195,16 @@ def values_of(spec: JobSpec) -> dict[str, object]:
 def _of_environment(spec: JobSpec) -> dict[str, str]:
     values = values_of(spec)
     return {name: fill(text, values) for name, text in spec.target.environment.variables.items()}
+
+
+def recorded_variables(spec: JobSpec, run: RunPlan) -> dict[str, str]:
+    """Return the variables of *run* that are recorded: the test's own, and the environment's into which values were filled.
+
+    They are as the node started the run. A secret has an empty value.
+    """
+    typed = spec.target.environment.variables
+    names = {*spec.env, *(name for name, text in typed.items() if run.variables.get(name, text) != text)}
+    return {name: "" if may_be_secret(name) else run.variables.get(name, "") for name in sorted(names)}
 
 
 def builds_of(spec: JobSpec) -> tuple[BuildPlan, ...]:

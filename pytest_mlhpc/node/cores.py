@@ -15,8 +15,9 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, Iterable, Mapping, Tuple
+from typing import Any, Dict, Iterable, Mapping, Tuple
 
+from pytest_mlhpc.node.files import may_be_secret
 from pytest_mlhpc.node.protocol.plan import RunPlan
 
 #: Linux, Documentation/ABI/testing/sysfs-devices-system-cpu: ``cpuN/cache/indexM/{level,type,size,shared_cpu_list}``.
@@ -77,6 +78,34 @@ def on_node(run: RunPlan) -> RunPlan:
 
     variables = {name: filled(text) for name, text in run.variables.items()}
     return replace(run, argv=tuple(map(filled, run.argv)), variables=variables)
+
+
+def filled_on_node(planned: RunPlan, started: RunPlan) -> Dict[str, Any]:
+    """Return what the node filled into *planned*, as part of a message: ``argv`` and ``variables`` that differ.
+
+    A variable that may be a secret is left out.
+    """
+    variables = {
+        name: text
+        for name, text in started.variables.items()
+        if text != planned.variables.get(name) and not may_be_secret(name)
+    }
+    return {
+        **({"argv": list(started.argv)} if started.argv != planned.argv else {}),
+        **({"filled": variables} if variables else {}),
+    }
+
+
+def with_filled(run: RunPlan, body: Mapping[str, Any]) -> RunPlan:
+    """Return *run* with what :func:`filled_on_node` put into a message."""
+    argv, variables = body.get("argv"), body.get("filled")
+    return replace(
+        run,
+        argv=tuple(map(str, argv)) if isinstance(argv, list) else run.argv,
+        variables={**run.variables, **{name: str(text) for name, text in variables.items()}}
+        if isinstance(variables, dict)
+        else run.variables,
+    )
 
 
 #: proc(5): ticks of each core since boot, by what it did: user, nice, system, idle, iowait, irq, softirq, steal.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError, ProtocolError, ProvisionError, RunFailure
-from pytest_mlhpc.node.cores import on_node
+from pytest_mlhpc.node.cores import filled_on_node, on_node
 from pytest_mlhpc.node.files import EXIT_UNSAFE, UNSAFE, check_private, open_private, outcome_of, unwritten
 from pytest_mlhpc.node.processes import (
     ERRORS_CAP,
@@ -31,7 +31,7 @@ from pytest_mlhpc.node.processes import (
     start_in_new_session,
 )
 from pytest_mlhpc.node.protocol.lines import Message
-from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan
+from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.node.run_files import link_files, start_error
 from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, measure
@@ -360,8 +360,8 @@ def start_batch(
 class CommandProcess(LocalProcess):
     """A single program: its output is logged up to a cap, and searched for metrics at its end."""
 
-    def __init__(self, plan: Plan, process: subprocess.Popen[bytes], log: CappedLog) -> None:
-        self._run = plan.runs[0]
+    def __init__(self, plan: Plan, run: RunPlan, process: subprocess.Popen[bytes], log: CappedLog) -> None:
+        self._run = run
         super().__init__(plan, process, self._run.time_limit_s)
         self._log = log
         self._errors: CappedLog | None = None
@@ -411,7 +411,8 @@ class CommandProcess(LocalProcess):
             self._write(self._joined.finish())
         self._close_logs()
         yield result_message(self._run, self._failure or self._measure(code))
-        yield run_message(self._run, "end", {"exit": [code]})
+        filled = filled_on_node(self.plan.runs[0], self._run)
+        yield run_message(self._run, "end", {"exit": [code], **filled})
 
     def close(self) -> None:
         """Close descriptors, the logs' too: a cancelled program has no final messages. An empty folder of the run goes."""
@@ -464,7 +465,7 @@ def start_command(plan: Plan, environment: Mapping[str, str]) -> CommandProcess 
         log.close()
         short = isinstance(error, OSError) and error.errno in _SHORTAGES
         return Failure("launch_failed" if short else "command_not_found", start_error(run, error))
-    return CommandProcess(plan, process, log)
+    return CommandProcess(plan, run, process, log)
 
 
 def _own_folder(plan: Plan) -> Path:

@@ -19,7 +19,7 @@ from pytest_mlhpc.errors import ConfigError, StoreError
 from pytest_mlhpc.history.judge_inputs import JudgeHistory
 from pytest_mlhpc.jobs.budget import account_of, used_hours
 from pytest_mlhpc.jobs.job import Attempt, Job, Outcome, is_first_side
-from pytest_mlhpc.jobs.plan import node_verdict, vetted_record
+from pytest_mlhpc.jobs.plan import node_verdict, recorded_variables, vetted_record
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge.baseline_files import environment_digest, series_of
 from pytest_mlhpc.judge.baselines import BaselineBook, BaselineStanding, standings_of
@@ -400,6 +400,8 @@ def _record(judged: JudgedJob, one: CheckedAttempt, failure: Failure | None, sto
         fences=fences_of(judgement) if by and judgement else {},
         options=_options(spec, terms),
         overrides=dict(terms.settings.overrides),
+        argv=attempt.run.argv,
+        variables=recorded_variables(spec, attempt.run),
         drill=terms.drill.mark(attempt.run.fault) if terms.drill else "",
         vetting=vetted_record(attempt, lost, stores.readiness.excluded(spec)),
         measurement=measurement,

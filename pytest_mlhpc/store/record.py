@@ -107,6 +107,10 @@ class Record:
     root: str = ""  #: pytest's root directory, to which ``node_id`` is relative, on the session's machine
     options: tuple[str, ...] = ()  #: of pytest that chose how it ran, but for system and state directory
     overrides: Mapping[str, str] = field(default_factory=dict)  #: what --mlhpc-set changed of systems.yaml
+    #: a program's, as its node started it; ``definition`` has it as the test says it
+    argv: tuple[str, ...] = ()
+    #: those of the test, and those of the environment with values filled in; of a secret the name alone
+    variables: Mapping[str, str] = field(default_factory=dict)
     #: id of the drill, and the fault that it planted into the run; of all other records empty
     drill: str = ""
     vetting: RecordedVetting | None = None  #: None: the nodes were not vetted

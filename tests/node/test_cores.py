@@ -31,6 +31,24 @@ def test_arguments_and_variables_are_filled_in(node):
     assert found.variables == {"A": "2", "B": "{cores}"}
 
 
+def test_what_the_node_filled_in_comes_back_by_a_message_without_secrets(node):
+    planned = run_plan(
+        argv=("b", "{numa_nodes}"), variables={"A": "{numa_nodes}", "B": "1", "MY_KEY": "x{numa_nodes}"}
+    )
+    started = cores.on_node(planned)
+    body = cores.filled_on_node(planned, started)
+    assert body == {"argv": ["b", "2"], "filled": {"A": "2"}}
+    found = cores.with_filled(planned, body)
+    assert (found.argv, found.variables) == (("b", "2"), {"A": "2", "B": "1", "MY_KEY": "x{numa_nodes}"})
+
+
+@pytest.mark.parametrize("body", [{}, {"argv": 1, "filled": ["A"]}])
+def test_a_run_is_as_it_was_planned_where_no_message_says_more(node, body):
+    planned = run_plan(argv=("b", "1"), variables={"A": "1"})
+    assert cores.filled_on_node(planned, cores.on_node(planned)) == {}
+    assert cores.with_filled(planned, body) == planned
+
+
 def test_a_placeholder_stays_where_the_kernel_does_not_answer(node, monkeypatch):
     monkeypatch.setattr(cores.last_caches, "__defaults__", (node / "nothing",))
     monkeypatch.setattr(cores.numa_nodes, "__defaults__", (node / "nothing",))

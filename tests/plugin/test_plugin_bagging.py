@@ -19,13 +19,23 @@ def session(shared_suite):
     """Train two ensembles, one after the other; kill a base model of the second. Return exit code and output."""
     shared_suite.file("systems.yaml", data("suites/one_size.yaml"))
     shared_suite.write(data("suites/ensembles.py.txt"))
-    with shared_suite.start("-rA") as process:
+    with shared_suite.start("-rA", "test_suite.py") as process:
         wait_for(lambda: shared_suite.records() or process.poll() is not None)
         wait_for(lambda: shared_suite.processes(SECOND) or process.poll() is not None)
         for pid in shared_suite.processes(SECOND):
             os.kill(pid, signal.SIGKILL)
         output, _ = process.communicate(timeout=LIMIT_S)
     return process.returncode, output
+
+
+@pytest.fixture(scope="module")
+def to_quality(shared_suite):
+    """Train an ensemble that reaches its target, and one that misses it. Return the output."""
+    shared_suite.file("systems.yaml", data("suites/one_size.yaml"))
+    shared_suite.write(data("suites/ensembles_to_quality.py.txt"), name="test_to_quality.py")
+    with shared_suite.start("-rA", "test_to_quality.py") as process:
+        output, _ = process.communicate(timeout=4 * LIMIT_S)
+    return output
 
 
 def metrics_of(record):
@@ -60,3 +70,21 @@ def test_a_base_model_that_is_killed_is_named_and_the_rest_counts(session, share
     assert (
         record["measurement"]["samples"] == sum(rank["samples"] for rank in (alive, dead)) == alive["samples"]
     )
+
+
+def test_an_ensemble_that_reaches_its_target_is_recorded_with_its_rounds(to_quality, shared_suite):
+    assert "PASSED test_to_quality.py::test_reached[local:cpu]" in to_quality, to_quality
+    record = shared_suite.record("test_reached")
+    metrics = metrics_of(record)
+    assert metrics["quality"] == metrics["ensemble_quality"] <= 0.124
+    assert metrics["ensemble_rounds"] == metrics["epochs"] >= 1
+    assert metrics["time_to_train"] > metrics["training_time"] > 0
+    assert "until=quality" in record["definition"]
+    keys = [event["key"] for event in record["measurement"]["per_rank"][0]["events"]]
+    assert keys.count("eval_error") == metrics["ensemble_rounds"]
+
+
+def test_an_ensemble_that_misses_its_target_fails_as_one_model_does(to_quality, shared_suite):
+    assert "target_missed: rank " in to_quality, to_quality
+    assert "the ensemble's eval_error is 0." in to_quality
+    assert shared_suite.record("test_missed")["verdict"] == "target_missed"

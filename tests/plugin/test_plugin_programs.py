@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from inner_sessions import ONE_JOB
-from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, write_suite
+from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, check_started, write_suite
 from program_folders import write_programs
 from running_suites import wait_for
 
@@ -45,6 +45,7 @@ def test_files_artifacts_variables_and_ranks_are_the_same_as_on_a_cluster(suite)
     (record,) = [one for one in suite.records() if "test_files[" in one["node_id"]]
     assert record["asked"]["env"] == {"GREETING": "hello {ranks}, numa {numa_nodes}", "MY_TOKEN": "***"}
     assert "not for records" not in str(suite.records())
+    check_started(suite.records())
     assert [path.name for path in suite.folder.glob("out")] == []
 
 

@@ -25,7 +25,7 @@ from pytest_mlhpc.node.batch.server import RankServer, RemoteServer
 from pytest_mlhpc.node.batch.supervise import Server, Supervisor
 from pytest_mlhpc.node.batch.warm import WarmRanks
 from pytest_mlhpc.node.child_process import package_root
-from pytest_mlhpc.node.cores import on_node, waiting_variables
+from pytest_mlhpc.node.cores import filled_on_node, on_node, waiting_variables
 from pytest_mlhpc.node.files import make_private, own_folder, unwritten
 from pytest_mlhpc.node.launch import AGENT, BATCH_NODE, HUB, PODS, SCHEDULER, find_launcher, needs_srun
 from pytest_mlhpc.node.processes import (
@@ -301,7 +301,7 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: EndSigna
         relay.send(run, "failed", {"outcome": "cancelled", "text": "no test waits for it any more"})
         relay.send(run, "end", {"exit": []})
         return
-    began_ns = time.time_ns()
+    began_ns, planned = time.time_ns(), run
     if run.builds and (failure := prepare(plan, run, path, signals, site)):
         relay.send(run, "started", {"protocol": PROTOCOL, "payload_sha256": running_payload()})
         relay.send(run, "failed", {"outcome": failure[0], "text": failure[1], "log": ""})
@@ -332,7 +332,7 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: EndSigna
         send_artifacts(supervisor, relay)
     if (site.slurm or site.hub) and supervisor.broken_off:
         supervisor.await_signal(SIGNAL_LAG_S)
-    report(supervisor, relay, began_ns)
+    report(supervisor, relay, began_ns, filled_on_node(planned, run))
 
 
 def memory_watch(site: Site) -> Optional[Callable[[], bool]]:
@@ -477,8 +477,8 @@ def rank_environment(run: RunPlan, plan_path: Path, channel: str) -> Mapping[str
     return environment
 
 
-def report(supervisor: Supervisor, relay: Lines, began_ns: int) -> None:
-    """Send measurement or failure, and the end with its times. Of a `command`, whose ranks do not report, that is all."""
+def report(supervisor: Supervisor, relay: Lines, began_ns: int, filled: Mapping[str, Any]) -> None:
+    """Send measurement or failure, and the end with its times and what was *filled* into arguments and variables. Of a `command`, whose ranks do not report, that is all."""
     book = supervisor.book
     run = book.run
     body = None if run.workload == "command" else measurement(book)
@@ -492,7 +492,7 @@ def report(supervisor: Supervisor, relay: Lines, began_ns: int) -> None:
         relay.send(run, "failed", failed)
     elif body is not None:
         relay.send(run, "measurement", body)
-    entry = {"started_ns": began_ns, "ended_ns": time.time_ns(), "host": os.uname().nodename}
+    entry = {**filled, "started_ns": began_ns, "ended_ns": time.time_ns(), "host": os.uname().nodename}
     relay.send(run, "end", {"exit": book.exits(supervisor.launcher_exit), **entry})
 
 

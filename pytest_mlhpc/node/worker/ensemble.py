@@ -6,6 +6,7 @@ base models.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -26,6 +27,9 @@ from pytest_mlhpc.node.worker.loop import Trainer, autocast
 
 #: Most samples that are held out, of all ranks of a base model; and bytes of one rank's predictions for them.
 HELD_OUT, BUDGET = 256, 64 << 20
+
+#: Most bytes of one rank's predictions in a training until a quality is reached, whose evaluation takes the whole set.
+EVALUATION_BUDGET = 1 << 30
 
 #: Least probability whose logarithm is taken: the smallest normal number of float32.
 _LEAST = 2.0**-126
@@ -166,20 +170,24 @@ def multiplicities(samples: int, seed: int, model: int) -> Tensor:
 
 
 class BootstrapSampler(Sampler[int]):
-    """Endless indices of one rank of one base model: its bootstrap sample, shuffled anew each training epoch.
+    """Indices of one rank of one base model: its bootstrap sample, shuffled anew each time that it is through.
 
     *drawn_from* holds the indices that samples are drawn from. Rank r of *world* takes places r, r + world, ... of the
-    common order, so shares of a training epoch differ by one at most.
+    common order, so shares differ by one at most. An iteration has *count* indices, None: no end. The next one begins
+    with another order.
 
     Raises:
         WorkerFailure: ``data_exhausted``, the sample is too small to be shared.
     """
 
-    def __init__(self, drawn_from: Tensor, rank: int, world: int, seed: int, model: int) -> None:
+    def __init__(
+        self, drawn_from: Tensor, rank: int, world: int, seed: int, model: int, *, count: Optional[int] = None
+    ) -> None:
         counts = multiplicities(len(drawn_from), seed, model)
         self.sample = drawn_from.repeat_interleave(counts)
         self.distinct = float((counts > 0).double().mean())
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.count = rank, world, count
+        self._shuffled = 0
         self.seed = seed_of(seed, model)
         if len(self.sample) < world:
             text = (
@@ -188,13 +196,15 @@ class BootstrapSampler(Sampler[int]):
             raise WorkerFailure("data_exhausted", f"{text}: use more data or more steps")
 
     def __iter__(self) -> Iterator[int]:
-        """Yield indices without end."""
-        epoch = 0
+        """Yield the indices of the next iteration."""
+        yield from itertools.islice(self._endless(), self.count)
+
+    def _endless(self) -> Iterator[int]:
         while True:
-            generator = torch.Generator().manual_seed((self.seed * _STRIDE + epoch) % _SEEDS)
+            generator = torch.Generator().manual_seed((self.seed * _STRIDE + self._shuffled) % _SEEDS)
+            self._shuffled += 1
             order = torch.randperm(len(self.sample), generator=generator)
             yield from self.sample[order[self.rank :: self.world]].tolist()
-            epoch += 1
 
 
 @dataclass(frozen=True)

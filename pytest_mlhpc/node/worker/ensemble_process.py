@@ -1,7 +1,8 @@
-"""One rank of an ensemble, and the process that trains its base model: ``python -m pytest_mlhpc.node.worker.ensemble_process FD``.
+"""The process that trains one rank of a base model of an ensemble: ``python -m pytest_mlhpc.node.worker.ensemble_process FD``.
 
-M base models are trained on P devices each. The process trains as any other rank (``node/worker/rank.py``), on a group of its own,
-which has the base model's ranks and no others. Afterwards it asks its model for its share of the samples that were held out.
+It is a training like any other (``node/worker/rank.py``) on a group of its own, which has the base model's ranks and no others.
+Afterwards it asks its model for its share of the samples that were held out. A training until a quality is reached
+(``node/worker/quality/``) asks it at each evaluation for that set, and learns how good the ensemble is.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import datetime as dt
 import io
 import json
 import os
+import queue
 import select
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NoReturn, Optional, Tuple
+from typing import Any, Iterator, List, Mapping, NoReturn, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -28,28 +29,15 @@ from torch import Tensor
 
 from pytest_mlhpc.node.processes import describe_exit
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import Figure, RankReport, RunEvent, SchemaError, from_json, to_json
-from pytest_mlhpc.node.worker import prepare, rank, reporting
-from pytest_mlhpc.node.worker.base import Accelerator, Task, open_device
+from pytest_mlhpc.node.protocol.schema import from_json, to_json
+from pytest_mlhpc.node.worker import ensemble, prepare, rank
+from pytest_mlhpc.node.worker.base import Accelerator, open_device
 from pytest_mlhpc.node.worker.distributed import Group
-from pytest_mlhpc.node.worker.ensemble import (
-    LOOK_S,
-    WATCH_S,
-    BaseModelPlace,
-    BootstrapSampler,
-    EnsembleStore,
-    PredictionScore,
-    Why,
-    held_out_of_a_rank,
-    part,
-    place_of,
-    predictions,
-    score_of,
-    seed_of,
-    store_of,
-)
+from pytest_mlhpc.node.worker.ensemble import BaseModelPlace, Why
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 from pytest_mlhpc.node.worker.main import leave, name_failure
+from pytest_mlhpc.node.worker.quality.measure import measure as measure_quality
+from pytest_mlhpc.node.worker.quality.train import EnsembleMember
 from pytest_mlhpc.node.worker.reporting import Progress
 
 _CHILD = "pytest_mlhpc.node.worker.ensemble_process"
@@ -123,6 +111,10 @@ class BaseProcess:
         """Let the child begin its timed window."""
         self._tell("go")
 
+    def answer(self, quality: float, *, over: bool) -> None:
+        """Tell how good the ensemble is, and whether training is over."""
+        self._tell(json.dumps([quality, over]))
+
     def _tell(self, line: str) -> None:
         with contextlib.suppress(OSError):  # it has died, which its exit code tells
             if self._process.stdin is not None:
@@ -193,18 +185,30 @@ class ChildPipe:
             left = left[os.write(self._fd, left) :]
 
 
-class ChildOrders:
-    """What the rank says after the job: ``go``. At its end, the rank has gone and this process ends."""
+def _lines_of(fd: int) -> Iterator[bytes]:
+    """Yield lines as they come. The lock of ``sys.stdin`` stays free: loader processes, which are forked, close that first."""
+    left = b""
+    while data := os.read(fd, 1 << 16):
+        *lines, left = (left + data).split(b"\n")
+        yield from lines
 
-    def __init__(self, lines: Any) -> None:
+
+class ChildOrders:
+    """What the rank says after the job: ``go``, and answers. At its end, the rank has gone and this process ends."""
+
+    def __init__(self, lines: Iterator[bytes]) -> None:
         self._lines = lines
         self.go = threading.Event()
+        self.answers: queue.SimpleQueue[Tuple[float, bool]] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="mlhpc-bagging", daemon=True).start()
 
     def _listen(self) -> None:
         for line in self._lines:
-            if line.strip() == b"go":
+            if line == b"go":
                 self.go.set()
+            else:
+                quality, over = json.loads(line)
+                self.answers.put((float(quality), bool(over)))
         os._exit(_RANK_GONE)
 
 
@@ -213,7 +217,7 @@ def job_of(run: RunPlan, models: int, place: BaseModelPlace, local_rank: int, di
     seed, batch = int(run.parameters.get("seed") or 0), run.parameters.get("global_batch")
     own = {
         **{name: value for name, value in run.parameters.items() if name != "bagging"},
-        "seed": seed_of(seed, place.model),
+        "seed": ensemble.seed_of(seed, place.model),
     }
     if batch:
         own["global_batch"] = int(batch) // models
@@ -224,10 +228,11 @@ def job_of(run: RunPlan, models: int, place: BaseModelPlace, local_rank: int, di
 def main() -> NoReturn:
     """Train, tell, and end the process."""
     teller = ChildPipe(int(sys.argv[1]))
-    line = sys.stdin.buffer.readline()
+    lines = _lines_of(sys.stdin.fileno())
+    line = next(lines, b"")
     if not line:
         os._exit(_RANK_GONE)
-    orders = ChildOrders(sys.stdin.buffer)
+    orders = ChildOrders(lines)
     code = 0
     try:
         said = json.loads(line)
@@ -246,25 +251,99 @@ def _train(job: ChildJob, data_seed: int, teller: ChildPipe, orders: ChildOrders
     accelerator = open_device(run.device_type, job.local_rank)
     group = Group(job.place, job.local_rank, run.ranks)
     join(job, group, accelerator, os.environ)
+    if run.parameters.get("until") == "quality":
+        _train_to_quality(job, group, accelerator, data_seed, teller=teller, orders=orders)
+    else:
+        _train_steps(job, group, accelerator, data_seed, teller=teller, orders=orders)
+
+
+def _train_to_quality(
+    job: ChildJob,
+    group: Group,
+    accelerator: Accelerator,
+    data_seed: int,
+    *,
+    teller: ChildPipe,
+    orders: ChildOrders,
+) -> None:
+    score = ensemble.score_of(prepare.load_task(job.run))
+    used: List[ensemble.BootstrapSampler] = []
+    predicted: List[Tuple[Tensor, Tensor]] = []
+
+    def sampler(length: int, place: int, world: int, count: int) -> ensemble.BootstrapSampler:
+        used.append(
+            ensemble.BootstrapSampler(torch.arange(length), place, world, data_seed, job.model, count=count)
+        )
+        return used[-1]
+
+    def metric(outputs: Tensor, targets: Tensor) -> Tensor:
+        found = score.predict(outputs.float(), targets)
+        predicted.append((found.cpu(), targets.cpu()))
+        return score.quality(found, targets)
+
+    def ask(own: int, last: bool) -> Tuple[float, bool]:
+        predictions, targets = (torch.cat(one)[:own] for one in zip(*predicted))
+        predicted.clear()
+        _send_predictions(teller, used[0], (predictions, targets), last=last)
+        return orders.answers.get()
+
+    most = ensemble.EVALUATION_BUDGET // (4 * max(1, score.size))
+    member = EnsembleMember(data_seed, sampler, lambda: _begin(teller, orders), metric, most, ask)
+    progress = _teller_of_progress(teller)
+    report = measure_quality(job.run, group, accelerator, Path(job.directory), progress, member=member)
+    teller.say("report", to_json(report))
+
+
+def _begin(teller: ChildPipe, orders: ChildOrders) -> None:
+    teller.say("ready")
+    orders.go.wait()
+
+
+def _send_predictions(
+    teller: ChildPipe,
+    used: Optional[ensemble.BootstrapSampler],
+    predictions: Tuple[Tensor, Tensor],
+    *,
+    last: bool,
+) -> None:
+    """Send predictions and their targets.
+
+    Raises:
+        WorkerFailure: ``loss_nan``, the predictions are no numbers.
+    """
+    if not bool(torch.isfinite(predictions[0]).all()):
+        raise WorkerFailure(
+            "loss_nan", "the trained model predicts NaN or infinity; look at precision and learning rate"
+        )
+    distinct = used.distinct if used is not None else 0.0
+    teller.say("predictions", {"distinct": distinct, "last": last}, predictions)
+
+
+def _train_steps(
+    job: ChildJob,
+    group: Group,
+    accelerator: Accelerator,
+    data_seed: int,
+    *,
+    teller: ChildPipe,
+    orders: ChildOrders,
+) -> None:
+    run = job.run
     task = prepare.load_task(run)
-    score = score_of(task)
+    score = ensemble.score_of(task)
     sizes = prepare.split_batch(run, group.world)
     steps = prepare.DEVICE_BATCHES if run.data_source == "device" else run.steps + run.warmup_steps
-    share = held_out_of_a_rank(score, group.world, sizes.step_samples * steps)
+    share = ensemble.held_out_of_a_rank(score, group.world, sizes.step_samples * steps)
     held_out = share * group.world
-    used: Optional[BootstrapSampler] = None
+    used: Optional[ensemble.BootstrapSampler] = None
     asked: Any = None
 
-    def sampler(length: int, place: int, world: int) -> BootstrapSampler:
+    def sampler(length: int, place: int, world: int) -> ensemble.BootstrapSampler:
         nonlocal used, asked
-        parted = part(length, held_out, data_seed)
-        used = BootstrapSampler(parted.drawn_from, place, world, data_seed, job.model)
+        parted = ensemble.part(length, held_out, data_seed)
+        used = ensemble.BootstrapSampler(parted.drawn_from, place, world, data_seed, job.model)
         asked = parted.held_out[place::world].tolist()
         return used
-
-    def begin() -> None:
-        teller.say("ready")
-        orders.go.wait()
 
     trained = rank.train(
         run,
@@ -273,14 +352,12 @@ def _train(job: ChildJob, data_seed: int, teller: ChildPipe, orders: ChildOrders
         Path(job.directory),
         _teller_of_progress(teller),
         draw=prepare.Draw(data_seed, held_out, sampler),
-        begin=begin,
+        begin=lambda: _begin(teller, orders),
     )
-    predicted = predictions(trained.trainer, score, trained.data.source.dataset, asked, sizes.micro)
-    if not bool(torch.isfinite(predicted[0]).all()):
-        raise WorkerFailure(
-            "loss_nan", "the trained model predicts NaN or infinity; look at precision and learning rate"
-        )
-    teller.say("predictions", {"distinct": used.distinct if used is not None else 0.0}, predicted)
+    predictions = ensemble.predictions(
+        trained.trainer, score, trained.data.source.dataset, asked, sizes.micro
+    )
+    _send_predictions(teller, used, predictions, last=True)
     teller.say("report", to_json(trained.report))
 
 
@@ -306,227 +383,6 @@ def join(job: ChildJob, group: Group, accelerator: Accelerator, environ: Mapping
         rank=group.rank,
         world_size=group.world,
         timeout=timeout,
-    )
-
-
-@dataclass(frozen=True)
-class HeldOutPredictions:
-    """What one rank's base model predicts for its share of the samples held out; ``distinct``: see ``BootstrapSampler``."""
-
-    predictions: Tensor
-    targets: Tensor
-    distinct: float
-
-
-def figures_of(
-    run: RunPlan, group: Group, models: int, answers: Optional[HeldOutPredictions], failed: Mapping[int, Why]
-) -> Tuple[Figure, ...]:
-    """Return the ensemble's figures on the first rank of the first base model that did not fail, nothing elsewhere.
-
-    *answers* is None on ranks of a base model that failed. All ranks must call this.
-    """
-    each = group.world // models
-    place = place_of(group.rank, each)
-    first = min(set(range(models)) - set(failed))
-    task = prepare.load_task(run)
-    score = score_of(task)
-    mean = _mean(group, models, answers, models - len(failed))
-    # For each base model, and for the ensemble behind them: the sum of its samples' qualities and their number; and what
-    # share of the samples the base models drew.
-    table = torch.zeros(models + 1, 3, dtype=torch.float64)
-    if answers is not None:
-        table[place.model] = _row(score, answers.predictions, answers.targets)
-        table[place.model, 2] = answers.distinct if place.place == 0 else 0.0
-    if answers is not None and place.model == first:
-        table[models] = _row(score, mean, answers.targets)
-    if group.world > 1:
-        dist.all_reduce(table, group=_gloo(list(range(group.world))))
-    if place.model != first or place.place:
-        return ()
-    return (*_figures(score, table, failed, models), *_operations(task))
-
-
-def _mean(group: Group, models: int, answers: Optional[HeldOutPredictions], alive: int) -> Tensor:
-    """Return the mean of the base models' predictions for this rank's share of the samples."""
-    each = group.world // models
-    own = torch.zeros(0) if answers is None else answers.predictions
-    if models == 1:
-        return own
-    groups = [_gloo([model * each + place for model in range(models)]) for place in range(each)]
-    mine = groups[place_of(group.rank, each).place]
-    # Who failed knows no shape, so it learns it here.
-    shape = torch.zeros(9, dtype=torch.int64)
-    if answers is not None:
-        shape[: own.dim() + 1] = torch.tensor([own.dim(), *own.shape])
-    dist.all_reduce(shape, op=dist.ReduceOp.MAX, group=mine)
-    if answers is None:
-        own = torch.zeros(shape[1 : int(shape[0]) + 1].tolist())
-    summed = own.clone()
-    dist.all_reduce(summed, group=mine)
-    return summed / alive
-
-
-def _gloo(ranks: List[int]) -> Any:
-    return dist.new_group(ranks, backend="gloo")
-
-
-def _row(score: PredictionScore, predictions: Tensor, targets: Tensor) -> Tensor:
-    qualities = score.quality(predictions, targets)
-    return torch.tensor([float(qualities.sum()), float(len(qualities)), 0.0], dtype=torch.float64)
-
-
-def _figures(score: PredictionScore, table: Tensor, failed: Mapping[int, Why], models: int) -> List[Figure]:
-    alive = [model for model in range(models) if model not in failed]
-    qualities = [float(table[model, 0] / table[model, 1]) for model in alive]
-    drawn = [float(table[model, 2]) for model in alive]
-    whole = float(table[models, 0] / table[models, 1])
-    return [
-        Figure("base_models", float(len(alive)), "1", "none", "first"),
-        Figure("base_models_failed", float(len(failed)), "1", "lower", "first"),
-        Figure("ensemble_quality", whole, "1", score.better, "first"),
-        Figure(
-            "base_model_quality", sum(qualities) / len(alive), "1", score.better, "first", tuple(qualities)
-        ),
-        Figure("distinct_samples", sum(drawn) / len(alive), "1", "none", "first", tuple(drawn)),
-    ]
-
-
-def _operations(task: Task) -> List[Figure]:
-    try:
-        return [
-            Figure(
-                "hpc_ai500_flop_per_sample", float(reporting.count_ai500(task)[1]), "FLOP", "none", "first"
-            )
-        ]
-    except NotImplementedError:  # this torch cannot run the model without data
-        return []
-
-
-#: How long an error without a name waits for a better reason from another rank of the base model, in seconds: whose peer
-#: was killed sees a broken connection, often before anybody knows of the killing.
-_PATIENCE_S = 2.0
-
-
-@dataclass(frozen=True)
-class TrainedBaseModel:
-    """What a base model's process left: its report, and its predictions for the samples that were held out."""
-
-    report: RankReport
-    answers: HeldOutPredictions
-
-
-def measure(
-    run: RunPlan, group: Group, accelerator: Accelerator, directory: Path, progress: Progress
-) -> RankReport:
-    """Train this rank's part of its base model in a process of its own and return what was measured.
-
-    Raises:
-        WorkerFailure: ``worker_exit``, the ranks are not M x P; or all base models failed, by the name of the first.
-    """
-    models, each = (int(one) for one in run.parameters["bagging"])
-    if models * each != group.world:
-        text = f"bagging=({models}, {each}) is {models * each} ranks, {group.world} were started"
-        raise WorkerFailure("worker_exit", text)
-    place = place_of(group.rank, each)
-    meeting = EnsembleStore(store_of(group), group, each)
-    job = job_of(run, models, place, group.local_rank, directory)
-    task = {"job": to_json(job), "seed": int(run.parameters.get("seed") or 0)}
-    with contextlib.closing(BaseProcess(task, {"MLHPC_BASE_MODEL": str(place.model)})) as child:
-        trained = _attend(child, meeting, progress)
-    meeting.ended()
-    failed = meeting.await_outcome()
-    if len(failed) == models:
-        outcome, text = failed[0]
-        raise WorkerFailure(outcome, f"all {models} base models failed, the first: {text}")
-    alive = trained if place.model not in failed else None
-    figures = figures_of(run, group, models, None if alive is None else alive.answers, failed)
-    if alive is None:
-        return _failed(run, group, accelerator, place, failed[place.model])
-    events = tuple(_event(model, why) for model, why in sorted(failed.items())) if figures else ()
-    return dataclasses.replace(
-        alive.report,
-        rank=group.rank,
-        local_rank=group.local_rank,
-        figures=(*alive.report.figures, *figures),
-        events=events,
-    )
-
-
-def _attend(child: BaseProcess, meeting: EnsembleStore, progress: Progress) -> Optional[TrainedBaseModel]:
-    """Hear a child to its end; tell of its failure, and return what it left, None if its base model has failed."""
-    left: Dict[str, ChildMessage] = {}
-    began = False
-    try:
-        while meeting.failure(meeting.model) is None:
-            heard = child.receive(WATCH_S if began else LOOK_S)
-            if heard is None:
-                break
-            for said in heard:
-                left[said.kind] = said
-                if said.kind == "progress":
-                    progress(*said.body)
-                elif said.kind == "ready":
-                    meeting.ready()
-            meeting.outcome()  # rank 0 keeps the book for all, whatever its own child does
-            if not began and meeting.may_begin() and "ready" in left:
-                began = True
-                child.go()
-        else:
-            return None
-        return _left(left, meeting, child)
-    except (ValueError, SchemaError) as error:
-        meeting.fail(("truncated_result", f"what the process that trained it said cannot be read: {error}"))
-        return None
-
-
-def _left(
-    left: Mapping[str, ChildMessage], meeting: EnsembleStore, child: BaseProcess
-) -> Optional[TrainedBaseModel]:
-    report, predictions = left.get("report"), left.get("predictions")
-    if report is not None and predictions is not None:
-        values, targets = predictions.tensors
-        answers = HeldOutPredictions(values, targets, float(predictions.body["distinct"]))
-        return TrainedBaseModel(from_json(RankReport, report.body, "a base model's report"), answers)
-    named = left.get("failed")
-    _tell(meeting, child.why() if named is None else (str(named.body[0]), str(named.body[1])))
-    return None
-
-
-def _tell(meeting: EnsembleStore, why: Why) -> None:
-    """Tell of a failure; one without a name only if nobody has a better reason."""
-    if why[0] == "worker_exit":
-        until = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < until and meeting.failure(meeting.model) is None:
-            meeting.may_begin()
-            time.sleep(LOOK_S)
-    meeting.fail(why)
-
-
-def _event(model: int, why: Why) -> RunEvent:
-    return RunEvent("base_model_failed", time.time_ns(), why[1], {"base_model": model, "outcome": why[0]})
-
-
-def _failed(
-    run: RunPlan, group: Group, accelerator: Accelerator, place: BaseModelPlace, why: Why
-) -> RankReport:
-    """Return the report of a rank whose base model failed: where it was, and why."""
-    text = f"base model {place.model} failed: {why[0]}: {why[1]}"
-    sys.stderr.write(f"{text}\n")
-    now = time.time_ns()
-    return RankReport(
-        **reporting.who(run, group, accelerator),
-        steps=0,
-        samples=0,
-        started_ns=now,
-        ended_ns=now,
-        epoch_s=0.0,
-        wait_s=0.0,
-        copy_s=0.0,
-        warmup_s=0.0,
-        step_times_s=(),
-        losses=(),
-        data_kind=run.data_kind,
-        failed=text,
     )
 
 

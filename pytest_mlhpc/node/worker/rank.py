@@ -267,7 +267,7 @@ def _mode_of(run: RunPlan) -> Measure:
     if run.device_type in _WHOLLY:
         return _measure(_WHOLLY[run.device_type])
     if run.parameters.get("bagging"):
-        return _measure("ensemble_process")
+        return _measure("ensemble_rank")
     if run.parameters.get("until") == "quality":
         return _measure("quality.measure")
     return measure

@@ -54,6 +54,15 @@ def test_training_epochs_repeat_the_sample_in_another_order():
     assert first != second
 
 
+def test_an_iteration_of_a_number_of_samples_ends_there_and_the_next_has_another_order():
+    sampler = ensemble.BootstrapSampler(torch.arange(50), 0, 2, seed=1, model=0, count=30)
+    whole = list(itertools.islice(ensemble.BootstrapSampler(torch.arange(50), 0, 2, seed=1, model=0), 30))
+    first, second = list(sampler), list(sampler)
+    assert first == whole  # beyond the rank's share, it begins anew
+    assert len(second) == 30
+    assert first != second
+
+
 def test_held_out_samples_are_never_drawn():
     parted = ensemble.part(100, 20, seed=3)
     sampler = ensemble.BootstrapSampler(parted.drawn_from, 0, 1, seed=3, model=1)

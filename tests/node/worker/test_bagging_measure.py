@@ -11,7 +11,7 @@ from rank_helpers import HERE, ROOT, run_plan
 from pytest_mlhpc.node.worker import ensemble_process, loop
 from pytest_mlhpc.node.worker.distributed import Group
 from pytest_mlhpc.node.worker.ensemble import BaseModelPlace, seed_of
-from pytest_mlhpc.node.worker.ensemble_process import HeldOutPredictions, figures_of, measure
+from pytest_mlhpc.node.worker.ensemble_rank import EnsembleGroups, HeldOutPredictions, figures_of, measure
 from pytest_mlhpc.node.worker.environment import WorkerFailure
 
 pytestmark = pytest.mark.servers
@@ -74,7 +74,8 @@ def figures_of_one(folder):
         ensemble_process.job_of(run, 1, BaseModelPlace(0, 0), 0, folder), 3, teller, orders
     )
     body, tensors = sent["predictions"]
-    figures = figures_of(run, Group(), 1, HeldOutPredictions(*tensors, body["distinct"]), {})
+    groups = EnsembleGroups(run, Group(), 1)
+    figures = figures_of(run, groups, HeldOutPredictions(*tensors, body["distinct"]), {})
     return {figure.name: figure.value for figure in figures}, sent["report"][0]["losses"]
 
 

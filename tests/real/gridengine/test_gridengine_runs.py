@@ -1,7 +1,7 @@
 """Benchmarks in jobs of a real Grid Engine: on one host, on two, programs and trainings."""
 
 from gridengine_service import HOSTS
-from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, write_suite
+from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, check_started, write_suite
 
 
 def test_a_program_runs_once_on_one_host_and_its_record_names_job_and_host(suite):
@@ -27,6 +27,7 @@ def test_files_artifacts_variables_and_ranks_are_the_same_as_on_this_machine(sui
     suite.run("test_files.py", "--mlhpc-pack").expect(
         1, *FAILS, *ERRORS, passed=TESTS, failed=len(FAILS), error=WITH_ERRORS
     )
+    check_started(suite.records())
     # Hosts share a folder: what runs on both need is built once, and found by later sessions.
     assert [*suite.state.glob("builds/*/.complete")]
     assert not [*suite.state.glob("runs/*/*/builds")]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, write_suite
+from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, check_started, write_suite
 
 PROGRAMS = Path(__file__).parents[3] / "suites" / "programs"
 
@@ -18,6 +18,7 @@ def test_files_artifacts_variables_and_ranks_are_the_same_as_on_this_machine(pod
     pod_suite.run("test_files.py").expect(
         1, *FAILS, *ERRORS, passed=TESTS, failed=len(FAILS), error=WITH_ERRORS
     )
+    check_started(pod_suite.records())
 
 
 def test_programs_of_the_shipped_suite_run_unchanged(pod_suite):

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, write_suite
+from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, check_started, write_suite
 from running_suites import wait_for
 from sshd_service import LOGIN, login_node
 
@@ -109,6 +109,7 @@ def test_files_artifacts_builds_and_ranks_are_the_same_as_on_this_machine(far, l
     far.run("test_files.py", "--mlhpc-pack").expect(
         1, *FAILS, *ERRORS, passed=TESTS, failed=len(FAILS), error=WITH_ERRORS
     )
+    check_started(far.records())
     assert {name.partition("/")[0] for name in login.left()} == {"runs", "builds"}
 
 

@@ -1,6 +1,6 @@
 """Where programs start on a real cluster: as on this machine (tests/plugin/test_plugin_programs.py)."""
 
-from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, write_suite
+from program_files import ERRORS, FAILS, TESTS, WITH_ERRORS, check_started, write_suite
 from program_folders import write_programs
 
 
@@ -15,6 +15,7 @@ def test_files_artifacts_variables_and_ranks_are_the_same_as_on_this_machine(sui
     suite.run("test_files.py", "--mlhpc-pack").expect(
         1, *FAILS, *ERRORS, passed=TESTS, failed=len(FAILS), error=WITH_ERRORS
     )
+    check_started(suite.records())
     assert len(list(suite.state.glob("builds/*"))) == 2  # one of two runs, and nothing of the one that failed
 
 

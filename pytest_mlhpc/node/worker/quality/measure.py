@@ -26,7 +26,13 @@ from pytest_mlhpc.node.worker.loop import Trainer
 from pytest_mlhpc.node.worker.quality import datasets, train
 from pytest_mlhpc.node.worker.quality.rules import Logbook, QualitySettings, settings_of
 from pytest_mlhpc.node.worker.quality.staging import RankNode, find_node, gathered
-from pytest_mlhpc.node.worker.quality.train import MOST_STEPS, QualityRun, ReadPlan, TrainingOutcome
+from pytest_mlhpc.node.worker.quality.train import (
+    MOST_STEPS,
+    EnsembleMember,
+    QualityRun,
+    ReadPlan,
+    TrainingOutcome,
+)
 from pytest_mlhpc.node.worker.reporting import Progress
 
 
@@ -43,8 +49,9 @@ class ReadyRun:
     metric: train.Metric
     origin: datasets.DataOrigin
     cache: str
-    seed: int
+    seed: int  #: of the data
     log: Logbook
+    member: Optional[EnsembleMember]
 
 
 @dataclass(frozen=True)
@@ -60,17 +67,27 @@ class TimedRun:
 
 
 def measure(
-    run: RunPlan, group: Group, accelerator: Accelerator, directory: Path, progress: Progress
+    run: RunPlan,
+    group: Group,
+    accelerator: Accelerator,
+    directory: Path,
+    progress: Progress,
+    *,
+    member: Optional[EnsembleMember] = None,
 ) -> RankReport:
     """Train *run* until its target is reached, and return what that took.
+
+    A *member* of an ensemble is trained until the ensemble has reached it.
 
     Raises:
         WorkerFailure: ``target_missed``, or the run is broken; the name says how.
     """
     log = Logbook(keeps=group.rank == 0)
     log.note("init_start")
-    ready = _prepared(run, group, accelerator, directory, log)
+    ready = _prepared(run, group, accelerator, directory, log, member=member)
     before = reporting.calibrated(run, group, accelerator)
+    if member is not None:
+        member.begin()
     log.note("init_stop")
     timed = _timed(ready, progress)
     after = reporting.calibrated(run, group, accelerator)
@@ -79,7 +96,13 @@ def measure(
 
 
 def _prepared(
-    run: RunPlan, group: Group, accelerator: Accelerator, directory: Path, log: Logbook
+    run: RunPlan,
+    group: Group,
+    accelerator: Accelerator,
+    directory: Path,
+    log: Logbook,
+    *,
+    member: Optional[EnsembleMember],
 ) -> ReadyRun:
     sizes = prepare.split_batch(run, group.world)
     seed = int(run.parameters.get("seed") or 0)
@@ -89,12 +112,13 @@ def _prepared(
     task = prepare.load_task(run)
     trainer = prepare.build(run, task, group, accelerator, sizes.accumulate)
     torch.manual_seed(seed + group.rank)  # dropout differs between ranks
+    data_seed, metric = seed, train.METRICS[run.workload]
+    if member is not None:
+        data_seed, metric = member.data_seed, member.metric
     with _one_first(group, accelerator):
-        origin = datasets.origin_of(run, settings, directory, seed)
+        origin = datasets.origin_of(run, settings, directory, data_seed)
     cache = _cooled(origin, group, node)
-    return ReadyRun(
-        run, group, node, settings, trainer, sizes, train.METRICS[run.workload], origin, cache, seed, log
-    )
+    return ReadyRun(run, group, node, settings, trainer, sizes, metric, origin, cache, data_seed, log, member)
 
 
 @contextlib.contextmanager
@@ -147,6 +171,7 @@ def _timed(ready: ReadyRun, progress: Progress) -> TimedRun:
             _reading(ready),
             start,
             run.workload,
+            ready.member,
         )
         outcome = course.go(run.parameters, moved, progress)
         seconds = time.perf_counter() - start

@@ -280,6 +280,24 @@ class ReadPlan:
 
 
 @dataclass(frozen=True)
+class EnsembleMember:
+    """What differs in the training of a base model, which ends with its ensemble's quality (``node/worker/ensemble_process.py``).
+
+    ``data_seed`` chooses the set of all base models. ``sampler(length of the set, rank, ranks, indices of an epoch)`` gives
+    a rank's order. ``begin`` waits for the others before the clock starts. ``metric`` notes the predictions of each
+    evaluation, of at most ``most_samples`` a rank. ``ask(own samples, last)`` gives the ensemble's quality, and whether
+    training ends there.
+    """
+
+    data_seed: int
+    sampler: Callable[[int, int, int, int], Sampler[int]]
+    begin: Callable[[], None]
+    metric: Metric
+    most_samples: int
+    ask: Callable[[int, bool], Tuple[float, bool]]
+
+
+@dataclass(frozen=True)
 class TrainingOutcome:
     """What was spent, the quality at each evaluation, their seconds, and the samples of one."""
 
@@ -310,6 +328,7 @@ class QualityRun:
     reading: ReadPlan
     start: float
     workload: str
+    member: Optional[EnsembleMember] = None
 
     def go(self, parameters: Mapping[str, Any], data: StagedSplits, progress: Progress) -> TrainingOutcome:
         """Train and evaluate until the target is reached.
@@ -337,26 +356,30 @@ class QualityRun:
                 schedule=schedule, steps=loaders.steps, progress=lambda step, rate: progress(step, total, rate),
             )  # fmt: skip
             log.note("epoch_stop", None, epoch_num=epoch)
-            late = self._late(spent)
-            if epoch % settings.every and epoch != settings.max_epochs and not late:
+            last = self._late(spent) or epoch == settings.max_epochs
+            if epoch % settings.every and not last:
                 continue
-            quality, evaluated, took_s = self._evaluated(loaders, epoch)
+            start = time.perf_counter()
+            quality, evaluated, last = self._evaluated(loaders, epoch, last=last)
             curve.append(quality)
-            seconds.append(took_s)
+            seconds.append(time.perf_counter() - start)
             if settings.target.reached(quality):
                 return TrainingOutcome(spent, tuple(curve), tuple(seconds), evaluated)
-            if late:
+            if last:
                 break
         raise WorkerFailure("target_missed", self._missed(spent, curve))
 
-    def _evaluated(self, loaders: _Loaders, epoch: int) -> Tuple[float, int, float]:
-        start = time.perf_counter()
+    def _evaluated(self, loaders: _Loaders, epoch: int, *, last: bool) -> Tuple[float, int, bool]:
+        """Return the quality (the ensemble's, for a base model), of how many samples, and whether training ends here."""
         self.log.note("eval_start", None, epoch_num=epoch)
         found = evaluate(self.trainer, loaders.evaluation, loaders.own, self.metric, self.group)
+        quality = found.quality
+        if self.member is not None:
+            quality, last = self.member.ask(loaders.own, last)
         distributed.barrier(self.group, self.trainer.accelerator)
-        self.log.note(self.settings.target.key, found.quality, epoch_num=epoch)
+        self.log.note(self.settings.target.key, quality, epoch_num=epoch)
         self.log.note("eval_stop", None, epoch_num=epoch)
-        return found.quality, found.samples, time.perf_counter() - start
+        return quality, found.samples, last
 
     def _late(self, spent: TimeSpent) -> bool:
         """Return whether another training epoch would end beyond the limit, by rank 0's clock."""
@@ -370,8 +393,9 @@ class QualityRun:
         direction = "at most" if target.better == "lower" else "at least"
         last = ", ".join(f"{quality:.4g}" for quality in curve[-_SHOWN:])
         why = "max_epochs" if epochs >= settings.max_epochs else f"max_seconds={settings.max_seconds:g}"
+        whose = "" if self.member is None else "the ensemble's "
         return (
-            f"{target.key} is {curve[-1]:.4g} after {epochs} training epochs ({spent.steps} steps, {elapsed:.1f} s), the "
+            f"{whose}{target.key} is {curve[-1]:.4g} after {epochs} training epochs ({spent.steps} steps, {elapsed:.1f} s), the "
             f"target is {direction} {target.value:g}; the best was {best:.4g}, the last: {last}. Ended by {why}: allow "
             "more, or change learning_rate, schedule or global_batch"
         )
@@ -399,12 +423,19 @@ class QualityRun:
                 "data_exhausted",
                 f"{whole[1]} samples to evaluate are not one for each of {group.world} ranks",
             )
+        most = max(one[1] for one in gathered_counts)
+        if self.member is not None and most > self.member.most_samples:
+            text = f"a rank has no room for its predictions of {most} evaluation samples, but for {self.member.most_samples}"
+            raise WorkerFailure("not_supported", f"{text}: use eval_samples, or more devices of a base model")
         self.log.facts({"train_samples": whole[0], "eval_samples": whole[1]})
         accelerator, task = self.trainer.accelerator, self.trainer.task
         workers = prepare.choose_workers(reading.asked_workers, "files", reading.cores, accelerator.type)
         shape = prepare.Shape(micro, workers, pin=accelerator.asynchronous)
-        training = ShardedSampler(len(data.training), place, ranks, reading.seed)
-        evaluation = InOrder(own, max(one[1] for one in gathered_counts))
+        training: Sampler[int] = ShardedSampler(len(data.training), place, ranks, reading.seed)
+        if self.member is not None:
+            count = steps * micro * self.sizes.accumulate
+            training = self.member.sampler(len(data.training), place, ranks, count)
+        evaluation = InOrder(own, most)
         return _Loaders(
             prepare.loader_of(data.training.dataset(task), training, shape),
             steps,

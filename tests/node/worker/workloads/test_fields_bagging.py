@@ -3,6 +3,7 @@
 import pytest
 
 from pytest_mlhpc.errors import SpecError
+from pytest_mlhpc.node.worker.workloads import fields
 from pytest_mlhpc.node.worker.workloads.fields import parallel
 
 
@@ -57,15 +58,28 @@ def test_a_test_that_declares_an_ensemble_gets_it_in_key_and_metrics(declare_pro
     assert "bagging" not in declare_probe("resnet50", 4)[0].definition
 
 
+@pytest.mark.parametrize("parallel", [None, {"replicate": 1, "shard": 2}])
+def test_an_ensemble_that_is_trained_until_a_quality_tells_its_rounds(parallel):
+    asked = {"bagging": (2, 2), "until": "quality", "data": "files", "devices": 4, "parallel": parallel}
+    assert fields.wrong(asked) == ()
+    expected = {*parallel.BAGGING_METRICS, parallel.BAGGING_ROUNDS, "time_to_train", "epochs", "quality"}
+    assert expected <= set(fields.expected(asked))
+
+
 @pytest.mark.parametrize(
-    ("workload", "devices", "fields", "text"),
+    ("workload", "devices", "asked", "text"),
     [
         ("resnet50", 3, {}, r"bagging=\(2, 2\) is 4 devices, the run has 3"),
         ("resnet50", 4, {"parallel": {"replicate": 1, "shard": 4}}, "are 4 devices, a base model has 2"),
-        ("cosmoflow", 4, {"until": "quality", "data": "files"}, "bagging"),
+        (
+            "cosmoflow",
+            4,
+            {"until": "quality", "data": "files", "staging": "files"},
+            "would each copy the set",
+        ),
     ],
-    ids=["other devices", "shards of all devices", "training until a quality"],
+    ids=["other devices", "shards of all devices", "staging by each base model"],
 )
-def test_a_declaration_that_contradicts_itself_is_refused(declare_probe, workload, devices, fields, text):
+def test_a_declaration_that_contradicts_itself_is_refused(declare_probe, workload, devices, asked, text):
     with pytest.raises(SpecError, match=text):
-        declare_probe(workload, devices, bagging=(2, 2), **fields)
+        declare_probe(workload, devices, bagging=(2, 2), **asked)

@@ -38,7 +38,7 @@ REPORTED = (
     "compile_time", "ipus", "ipu_latency", "host_ipu_latency", "ipu_compute_latency", "ipu_host_latency",
     *(f"{kind}_{what}" for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast") for what in ("count", "bytes")),
     "time_to_train", "staging_time", "training_time", "evaluation_time", "epochs", "quality", "training_epoch_time",
-    "evaluation_throughput", "staging_bandwidth", *parallel.BAGGING_METRICS, "hpc_ai500_flop_per_sample",
+    "evaluation_throughput", "staging_bandwidth", *parallel.BAGGING_METRICS, parallel.BAGGING_ROUNDS, "hpc_ai500_flop_per_sample",
     "telemetry_cores", "telemetry_memory", "telemetry_read_rate", "telemetry_device_busy", "telemetry_power",
     "telemetry_temperature", "telemetry_clock", "telemetry_cost",
 )  # fmt: skip

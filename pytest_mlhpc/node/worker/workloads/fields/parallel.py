@@ -5,7 +5,8 @@ training (DDP), R = 1 is fully sharded (ZeRO stage 3, arXiv 1910.02054; torch's 
 shards within a group of S neighbouring ranks, replicas between groups. Compression and buckets are DDP's, so of replicas alone.
 
 ``bagging=(M, P)`` (HPC AI500): M base models, each trained on P devices, data-parallel or as ``parallel`` says, and on a bootstrap
-sample of its own, all at once in one allocation. Unset by default: one training on all devices.
+sample of its own, all at once in one allocation. Unset by default: one training on all devices. With ``until="quality"`` they
+are trained until the ensemble reaches the target.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ BAGGING_METRICS = (
     "base_model_quality",
     "distinct_samples",
 )
+#: The same with ``until="quality"``: how often the ensemble was evaluated.
+BAGGING_ROUNDS = "ensemble_rounds"
 
 FIELDS: Mapping[str, Field] = {
     "bagging": Field(
@@ -205,9 +208,6 @@ def _wrong_with_shards(values: Mapping[str, Any]) -> Found:
         found.append(("channels_last", "torch cannot shard weights that are laid out with the channels last"))
     if values.get("precision") == "fp16":
         found.append(("precision", "scaling losses of fp16 over shards is not supported; use bf16"))
-    if values.get("until") == "quality":
-        text = "ranks may evaluate different numbers of batches, in which shards would wait for each other: use shard=1"
-        found.append(("parallel", text))
     return found
 
 
@@ -248,6 +248,9 @@ def _wrong_bagging(values: Mapping[str, Any]) -> Found:
     if values.get("cache") == "cold":
         text = "a bootstrap sample holds samples several times, which come from the page cache from the second time on"
         found.append(("cache", f"{text}: leave cache='cold' out"))
+    if values.get("staging"):
+        text = "base models on one node would each copy the set: leave staging out, and stage before the test"
+        found.append(("staging", text))
     return found
 
 
@@ -267,4 +270,6 @@ def _counts(value: Any) -> bool:
 
 def expected(values: Mapping[str, Any]) -> Tuple[str, ...]:
     """Return what a run of an ensemble must tell."""
-    return BAGGING_METRICS if values.get("bagging") else ()
+    if not values.get("bagging"):
+        return ()
+    return (*BAGGING_METRICS, BAGGING_ROUNDS) if values.get("until") == "quality" else BAGGING_METRICS

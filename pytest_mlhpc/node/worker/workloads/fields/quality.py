@@ -118,9 +118,6 @@ def _wrong_target(values: Mapping[str, Any]) -> Found:
 
 def _wrong_mode(values: Mapping[str, Any]) -> Found:
     found: Found = []
-    if values.get("bagging"):
-        text = "an ensemble is trained for a number of steps, not until a quality is reached"
-        found.append(("bagging", text))
     if values.get("cuda_graphs"):
         text = "a captured step keeps the learning rate of its first time, but a schedule changes it: cuda_graphs=False"
         found.append(("cuda_graphs", text))
