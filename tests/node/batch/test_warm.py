@@ -243,15 +243,19 @@ class Batch:
             self.process.stdin.flush()
         return folder / run.run_id
 
-    def do(self, run) -> dict:
-        """Let it do a plan with *run* to its end; return what the rank found."""
+    def finish(self, run) -> Path:
+        """Let it do a plan with *run* to its end, before which no other may come; return the folder of the run."""
         folder = self.give(run)
         output = b""
         while not any(one.kind == "end" for one in messages(output, run.run_id)):
             data = os.read(self.process.stdout.fileno(), 1 << 16)
             assert data, self.process.stderr.read()
             output += data
-        return json.loads((folder / "facts.json").read_text())
+        return folder
+
+    def do(self, run) -> dict:
+        """Let it do a plan with *run* to its end; return what the rank found."""
+        return json.loads((self.finish(run) / "facts.json").read_text())
 
 
 @pytest.fixture
@@ -342,7 +346,7 @@ def test_a_process_that_a_fork_would_break_forks_none(threads, files, initialise
 
 
 def test_a_further_plan_that_is_missing_ends_the_batch_and_its_log_says_why(batch):
-    batch.do(nosy("one"))
+    batch.finish(run_plan("one"))  # a program: torch is imported by ranks alone
     folder = batch.folder / "gone"
     folder.mkdir(mode=0o700)
     batch.process.stdin.write(os.fsencode(folder / "plan.json") + b"\n")
@@ -352,7 +356,7 @@ def test_a_further_plan_that_is_missing_ends_the_batch_and_its_log_says_why(batc
 
 
 def test_a_further_plan_in_a_folder_that_is_gone_ends_the_batch(batch):
-    batch.do(nosy("one"))
+    batch.finish(run_plan("one"))  # a program: torch is imported by ranks alone
     batch.process.stdin.write(os.fsencode(batch.folder / "gone" / "plan.json") + b"\n")
     batch.process.stdin.flush()
     assert batch.process.wait(LIMIT_S) == 74
