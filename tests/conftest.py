@@ -3,16 +3,19 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 from house import House, read_house
 from installed_wheel import installed, stranger  # noqa: F401 - fixtures
+from polling import LIMIT_S, poll
 from worker_queues import arrange
 
 from pytest_mlhpc.node.files import MOUNTS, file_system
@@ -145,6 +148,25 @@ def processes_of_test(cookie: str) -> list[str]:
 def processes(state_dir: Path) -> Callable[[], list[str]]:
     """Return what lists the live processes that the test has started."""
     return lambda: processes_of_test(os.environ["MLHPC_TEST"])
+
+
+@pytest.fixture
+def limited_once_there_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Let the time limit of a program begin when it has made a file: how long it takes to start is no matter of the test."""
+
+    def until(path: Path) -> None:
+        class Awaited(subprocess.Popen[bytes]):
+            def communicate(self, *args: Any, **kwargs: Any) -> Any:
+                poll(path.exists)
+                return super().communicate(*args, **kwargs)
+
+            def wait(self, timeout: float | None = None) -> int:
+                """Give a process that was killed the time to go that a busy machine may need."""
+                return super().wait(timeout and LIMIT_S)
+
+        monkeypatch.setattr(subprocess, "Popen", Awaited)
+
+    return until
 
 
 #: What Python says of itself where a program or a copy of it is begun (its table of audit events).

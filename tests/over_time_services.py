@@ -6,6 +6,7 @@ takes what its tests need: ``from over_time_services import influx_server, influ
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -24,6 +25,7 @@ from typing import Any
 import pytest
 from services import LIMIT_S, control, is_alive, needs, required, session_folder, wait_until
 
+from pytest_mlhpc.influx import publisher
 from pytest_mlhpc.influx.credentials import server_of
 from pytest_mlhpc.influx.push import CHUNK_LINES, InfluxSink, Patience, Sender
 
@@ -173,12 +175,31 @@ def influx_server(request: pytest.FixtureRequest) -> Iterator[Service]:
     yield from share(request.config, "influxdb")
 
 
+#: A conftest of a suite whose sessions wait for InfluxDB as long as a busy machine takes; others wait 15 s.
+PATIENT = """\
+from pytest_mlhpc.influx import publisher
+publisher.Publisher.__init__.__defaults__ = publisher.publish.__defaults__ = (600.0,)
+publisher.REQUEST_LIMIT_S = 600.0
+"""
+
+
+@contextlib.contextmanager
+def patient() -> Iterator[None]:
+    """Let commands of this process wait as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        for function in (publisher.Publisher.__init__, publisher.publish):
+            patch.setattr(function, "__defaults__", (LIMIT_S,))
+        patch.setattr(publisher, "REQUEST_LIMIT_S", LIMIT_S)
+        yield
+
+
 @pytest.fixture
 def influxdb(influx_server: Service) -> Iterator[Influx]:
     """A database of this test."""
     found = Influx(influx_server, f"test_{secrets.token_hex(6)}")
     found.ask(f'CREATE DATABASE "{found.database}"')
-    yield found
+    with patient():
+        yield found
     found.fault("")
     found.ask(f'DROP DATABASE "{found.database}"')
 
@@ -187,11 +208,13 @@ def influxdb(influx_server: Service) -> Iterator[Influx]:
 def own_influxdb(request: pytest.FixtureRequest) -> Iterator[Influx]:
     """An InfluxDB of this test alone, which it may kill: `own_influxdb.service.kill("influxd")`, `.start()`."""
     for service in own(request.config, "influxdb"):
-        yield Influx(service, service.environment["MLHPC_INFLUX_BUCKET"])
+        with patient():
+            yield Influx(service, service.environment["MLHPC_INFLUX_BUCKET"])
 
 
 @pytest.fixture
 def closed_influxdb(request: pytest.FixtureRequest) -> Iterator[Influx]:
     """An InfluxDB of this test alone that wants a user and a password."""
     for service in own(request.config, "influxdb", "--option", "auth=on"):
-        yield Influx(service, service.environment["MLHPC_INFLUX_BUCKET"])
+        with patient():
+            yield Influx(service, service.environment["MLHPC_INFLUX_BUCKET"])

@@ -19,8 +19,8 @@ from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.provision.kubernetes.log_parser import AgentOutput
 
-#: After so many seconds a test hangs.
-HANG_S = 300.0
+#: After so many seconds a test hangs; an allocation may have a dozen runs, each of which imports torch.
+HANG_S = 800.0
 
 
 def run_plan(name: str = "run-0001", **changes: Any) -> RunPlan:

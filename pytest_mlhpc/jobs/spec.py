@@ -449,11 +449,13 @@ def uuid7(time_ns: int | None = None, bits: bytes | None = None) -> str:
 
     Args:
         time_ns: in ns UTC; None: now.
-        bits: ten bytes of which the other bits are taken; None: random ones.
+        bits: ten bytes of which the other bits are taken. None: the first 12 are the fraction of the millisecond
+            (section 6.2, method 3), as runs of one plan are made within one; the rest are random.
     """
-    milliseconds = (time.time_ns() if time_ns is None else time_ns) // 1_000_000
+    milliseconds, rest_ns = divmod(time.time_ns() if time_ns is None else time_ns, 1_000_000)
     random = int.from_bytes(os.urandom(10) if bits is None else bits, "big")
-    value = (milliseconds & (1 << 48) - 1) << 80 | 0x7 << 76 | (random >> 64 & 0xFFF) << 64
+    upper = rest_ns * (1 << 12) // 1_000_000 if bits is None else random >> 64 & 0xFFF
+    value = (milliseconds & (1 << 48) - 1) << 80 | 0x7 << 76 | upper << 64
     value |= 0b10 << 62 | random & (1 << 62) - 1
     return str(uuid.UUID(int=value))
 

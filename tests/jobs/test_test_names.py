@@ -1,10 +1,13 @@
-"""Names of tests for people."""
+"""Names of tests for people, and ids of runs."""
 
+import itertools
+import time
+import uuid
 from types import SimpleNamespace
 
 import pytest
 
-from pytest_mlhpc.jobs.spec import cut_names, short_names
+from pytest_mlhpc.jobs.spec import cut_names, short_names, uuid7
 
 ONE, TWO = "local:cpu", "cirrus:gpu+torch-2"
 
@@ -59,3 +62,17 @@ def test_names_that_are_cut_fit_and_stay_different(names, width):
     cut = cut_names(names, width)
     assert max(map(len, cut)) <= width
     assert len(set(cut)) == len(names)
+
+
+def test_ids_of_one_process_sort_in_the_order_in_which_they_were_made(monkeypatch):
+    """Runs of one plan are made within a millisecond."""
+    clock = itertools.count(1_800_000_000_000_000_000, 1_000)
+    monkeypatch.setattr(time, "time_ns", lambda: next(clock))
+    made = [uuid7() for _ in range(2_000)]
+    assert made == sorted(made)
+    assert {uuid.UUID(one).version for one in made} == {7}
+    assert uuid7(10**18, bytes(10)) == "00e8d4a5-1000-7000-8000-000000000000"
+
+
+def test_ids_made_at_one_moment_differ():
+    assert len({uuid7(10**18) for _ in range(100)}) == 100

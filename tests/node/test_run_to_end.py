@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from polling import LIMIT_S, ended, poll
 
 from pytest_mlhpc.node import processes
 from pytest_mlhpc.node.processes import run_to_end
@@ -29,19 +30,28 @@ def test_without_input_its_standard_input_is_empty():
     assert run_to_end(["/bin/cat"], 120.0).stdout == b""
 
 
-def test_a_program_past_its_limit_is_killed_with_its_children_and_its_output_is_returned(tmp_path):
-    script = f"echo working >&2; sleep 600 & echo $! > {tmp_path}/child; wait"
+def test_a_program_past_its_limit_is_killed_with_its_children_and_its_output_is_returned(
+    tmp_path, limited_once_there_is, monkeypatch
+):
+    monkeypatch.setattr(processes, "DRAIN_S", LIMIT_S)
+    limited_once_there_is(tmp_path / "child")
+    script = (
+        f"echo working >&2; sleep 600 & echo $! > {tmp_path}/pid; mv {tmp_path}/pid {tmp_path}/child; wait"
+    )
     with pytest.raises(subprocess.TimeoutExpired) as caught:
-        run_to_end(["/bin/sh", "-c", script], 2.0)
+        run_to_end(["/bin/sh", "-c", script], 0.2)
     assert caught.value.stderr == b"working\n"
-    assert processes.stat_fields(int((tmp_path / "child").read_text()))[:1] in ([], ["Z"])
+    poll(
+        lambda: ended((tmp_path / "child").read_text().strip())
+    )  # its pipes are closed before it is a zombie
 
 
-def test_a_child_that_left_the_group_is_not_waited_for(monkeypatch, tmp_path):
+def test_a_child_that_left_the_group_is_not_waited_for(monkeypatch, tmp_path, limited_once_there_is):
     monkeypatch.setattr(processes, "DRAIN_S", 0.2)
-    code = f"{ESCAPED}open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid)); {FOREVER}"
+    limited_once_there_is(tmp_path / "child")
+    code = f"{ESCAPED}import os; open('pid', 'w').write(str(child.pid)); os.rename('pid', 'child'); {FOREVER}"
     with pytest.raises(subprocess.TimeoutExpired):
-        run_to_end([sys.executable, "-c", code], 3.0)
+        run_to_end([sys.executable, "-c", code], 0.2, cwd=tmp_path)
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 

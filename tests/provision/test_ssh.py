@@ -2,11 +2,11 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 from login_worlds import connections, write_ssh
+from polling import ended, poll
 
 from pytest_mlhpc.node import login_node
 from pytest_mlhpc.provision import ssh
@@ -233,7 +233,4 @@ def test_ssh_ends_with_the_connection(connect, tmp_path):
     host = connect()
     pid = int(host.ask("run", argv=["sh", "-c", "echo $PPID"], directory="", keep=[], drop=["-"], set={})[1])
     host.close()
-    until = time.monotonic() + 60
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{pid}").exists()
+    poll(lambda: ended(pid))

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from polling import LIMIT_S
 
 ORPHAN = """
 import os, sys, time
@@ -37,7 +38,7 @@ os.kill(parent, 9)
 def test_a_process_ends_with_its_parent_that_dies(code):
     # Its output ends when the last process that holds it has gone.
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
     assert ended.stdout == ""
@@ -50,7 +51,7 @@ def test_a_signal_of_choice_reaches_a_process_whose_parent_has_died():
         "import signal\nsignal.signal(12, lambda *_: (print('ended', flush=True), os._exit(0)))\nwhile",
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
     assert ended.stdout == "ended\n"

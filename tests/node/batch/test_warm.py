@@ -11,7 +11,7 @@ import pytest
 from batches import finish, messages, start, write_plan
 from nosy_runs import is_alive, nosy, pair
 from pods import Pods, run_plan
-from running_suites import wait_for
+from running_suites import LIMIT_S, wait_for
 
 from pytest_mlhpc.node.batch import warm
 from pytest_mlhpc.node.processes import descendants
@@ -243,15 +243,19 @@ class Batch:
             self.process.stdin.flush()
         return folder / run.run_id
 
-    def do(self, run) -> dict:
-        """Let it do a plan with *run* to its end; return what the rank found."""
+    def finish(self, run) -> Path:
+        """Let it do a plan with *run* to its end, before which no other may come; return the folder of the run."""
         folder = self.give(run)
         output = b""
         while not any(one.kind == "end" for one in messages(output, run.run_id)):
             data = os.read(self.process.stdout.fileno(), 1 << 16)
             assert data, self.process.stderr.read()
             output += data
-        return json.loads((folder / "facts.json").read_text())
+        return folder
+
+    def do(self, run) -> dict:
+        """Let it do a plan with *run* to its end; return what the rank found."""
+        return json.loads((self.finish(run) / "facts.json").read_text())
 
 
 @pytest.fixture
@@ -274,7 +278,7 @@ def test_the_runs_of_a_further_plan_are_forked_by_the_same_process_in_their_own_
 def test_a_batch_ends_when_no_further_plan_can_come(batch):
     pid = batch.do(nosy("one"))["warm"]
     batch.process.stdin.close()
-    assert batch.process.wait(60) == 0
+    assert batch.process.wait(LIMIT_S) == 0
     wait_for(lambda: not is_alive(pid))
 
 
@@ -342,17 +346,17 @@ def test_a_process_that_a_fork_would_break_forks_none(threads, files, initialise
 
 
 def test_a_further_plan_that_is_missing_ends_the_batch_and_its_log_says_why(batch):
-    batch.do(nosy("one"))
+    batch.finish(run_plan("one"))  # a program: torch is imported by ranks alone
     folder = batch.folder / "gone"
     folder.mkdir(mode=0o700)
     batch.process.stdin.write(os.fsencode(folder / "plan.json") + b"\n")
     batch.process.stdin.flush()
-    assert batch.process.wait(60) == 2
+    assert batch.process.wait(LIMIT_S) == 2
     assert "cannot be used" in (folder / "batch.log").read_text()
 
 
 def test_a_further_plan_in_a_folder_that_is_gone_ends_the_batch(batch):
-    batch.do(nosy("one"))
+    batch.finish(run_plan("one"))  # a program: torch is imported by ranks alone
     batch.process.stdin.write(os.fsencode(batch.folder / "gone" / "plan.json") + b"\n")
     batch.process.stdin.flush()
-    assert batch.process.wait(60) == 74
+    assert batch.process.wait(LIMIT_S) == 74

@@ -155,10 +155,11 @@ def test_a_deep_vetting_names_a_slow_link_between_good_nodes(tmp_path):
     assert [{link["first"], link["second"]} for link in ended.verdict["links"]] == [{"node1", "node4"}]
 
 
+@pytest.mark.long
 def test_a_budget_that_ends_in_the_middle_is_a_verdict_with_names(tmp_path):
     # Three nodes that take turns would need minutes.
     script = {"all": {"boot_id": "one", "takes": 5.0}}
-    ended = vet(tmp_path, 3, script=script, settings={"budget_s": 16.0})
+    ended = vet(tmp_path, 3, script=script, settings={"budget_s": 60.0})
     assert ended.codes[0] == 3
     assert "time for vetting was over" in str(ended.verdict)
 
@@ -255,7 +256,7 @@ def test_many_agents_report_to_one_leader():
 )
 def test_whoever_is_ended_takes_all_its_processes_along(tmp_path, processes, number, rank):
     script = {"all": {"hang": "first", "child_hang": "start"}}
-    with Vetting(tmp_path, 2, script=script, settings={"budget_s": 40.0}) as vetting:
+    with Vetting(tmp_path, 2, script=script, settings={"budget_s": 180.0}) as vetting:
         vetting.start_all()
         # Two agents; and of each the checks and the child, both with their keepers.
         wait_until(lambda: len(processes()) >= 10)

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
 #: A hang guard for one rank.
-LIMIT_S = 300
+LIMIT_S = 800
 
 
 def run_plan(**changes: Any) -> RunPlan:

@@ -5,14 +5,12 @@ import json
 import re
 
 import pytest
-from trained_runs import events, record, with_value
+from trained_runs import EVALUATED, SAMPLES, events, record, run_at, sweep, with_value
 
 from pytest_mlhpc.papers.mlperf.results import references
 from pytest_mlhpc.papers.mlperf.sheets import data_of
 from pytest_mlhpc.papers.mlperf.sheets import make_sheets as sheets_of
 from pytest_mlhpc.papers.mlperf.trained import sort_out
-
-SAMPLES, EVALUATED = 1024, 64
 
 
 @pytest.fixture
@@ -27,13 +25,6 @@ def report(mlhpc):
 def sheets(report):
     """Return what reports the tables as data."""
     return lambda *words: json.loads(report("--json", *words).out)["sheets"]
-
-
-def run_at(number, devices, batch=32, *, epochs=4, epoch_s=None, reached=True, parameters=None, **changes):
-    took = epoch_s or SAMPLES / batch * (0.01 + 0.001 * batch / devices)
-    told = events(epochs=epochs, epoch_s=took, eval_s=1.0, counts=(SAMPLES, EVALUATED), reached=reached)
-    fields = {"devices": devices, "data_kind": "synthetic", "told": told, **changes}
-    return record(number, parameters={"global_batch": batch, **(parameters or {})}, **fields)
 
 
 def test_repeated_runs_are_one_row_with_their_olympic_mean(store, sheets):
@@ -197,21 +188,6 @@ def test_of_several_texts_a_benchmark_holds_all(store, sheets):
 
 def test_without_runs_there_is_nothing_to_report(report):
     assert "no run to a quality target is recorded in" in report().out
-
-
-def sweep():
-    """Return runs on 1, 2 and 4 devices at three batches; with more devices a larger share is communication."""
-    scales = [(devices, batch) for devices in (1, 2, 4) for batch in (8, 16, 32)]
-    return [
-        run_at(
-            number,
-            devices,
-            batch,
-            epochs=2 + batch // 8,
-            communication=None if devices == 1 else devices / batch,
-        )
-        for number, (devices, batch) in enumerate(scales, 1)
-    ]
 
 
 def window(number, devices, batch, share):

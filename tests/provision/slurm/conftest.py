@@ -1,10 +1,7 @@
 """Commands that stand first on PATH, limits that no busy machine reaches, and a provisioner on a scripted cluster."""
 
-import subprocess
-from pathlib import Path
-
 import pytest
-from local_allocations import HANG_S, wait_until
+from local_allocations import HANG_S
 from scripted_slurm import World
 
 from pytest_mlhpc.node import processes
@@ -31,25 +28,6 @@ def command(tmp_path):
         return {"PATH": f"{folder}:/usr/bin:/bin"}
 
     return write
-
-
-@pytest.fixture
-def limited_once_there_is(monkeypatch):
-    """Let the time limit of a command begin when it has made a file."""
-
-    def until(path: Path) -> None:
-        class Awaited(subprocess.Popen):
-            def communicate(self, *args, **kwargs):
-                wait_until(path.exists)
-                return super().communicate(*args, **kwargs)
-
-            def wait(self, timeout=None):
-                """Give a process that was killed the time to go that a busy machine may need."""
-                return super().wait(timeout and HANG_S)
-
-        monkeypatch.setattr(subprocess, "Popen", Awaited)
-
-    return until
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 from nights_of import store
-from test_mlperf_report import sweep
+from trained_runs import sweep
 
 from pytest_mlhpc.cli import main
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from grafana_macros import expanded
-from over_time_services import Influx
+from over_time_services import PATIENT, Influx
 from running_suites import Suite
 from worlds import measurement, record
 
@@ -297,6 +297,7 @@ def test_every_query_of_one_series_has_an_answer_from_points_of_real_sessions(
         monkeypatch.setenv(name, value)
     suite = Suite(tmp_path / "suite", state_dir, system="local")
     suite.tests(TESTS)
+    (suite.folder / "conftest.py").write_text(PATIENT)
     nightly = {**influxdb.environment, "MLHPC_PURPOSE": "nightly", "CI_COMMIT_BRANCH": "main"}
     suite.run("--mlhpc-baseline=update", environment={**nightly, "FIGURE": "4.0"}).expect(0, passed=1)
     suite.run(environment={**nightly, "FIGURE": "3.9"}).expect(0, passed=1)

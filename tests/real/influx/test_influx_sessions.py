@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from over_time_services import Influx
+from over_time_services import PATIENT, Influx
 from running_suites import Suite
 
 from pytest_mlhpc.cli import main
@@ -27,6 +27,7 @@ def test_b(run):
 def suite(tmp_path: Path, state_dir: Path) -> Suite:
     made = Suite(tmp_path / "suite", state_dir, system="local")
     made.tests(TESTS)
+    (made.folder / "conftest.py").write_text(PATIENT)
     return made
 
 

@@ -124,7 +124,7 @@ def sizes_of(root):
 
 @pytest.mark.servers
 def test_cosmoflow_has_the_size_and_the_saving_of_the_real_set(made_set):
-    root = made_set("cosmoflow", preset="reference", samples=2, validation=0)
+    root = made_set("cosmoflow", preset="reference", samples=1, validation=0)
     size = np.mean(sizes_of(root))
     assert size == pytest.approx(2.8e6, rel=0.10)  # HPDC'24: mean input 2.8 MB, gzip
     assert 1 - size / (128**3 * 4 * 2) == pytest.approx(0.88, rel=0.10)  # SC'21 draft: compression saves 88 %

@@ -14,7 +14,7 @@ SECOND = 1_000_000_000
 BEGUN = 1_800_000_000 * SECOND
 
 #: What a run says of itself before its clock starts, and its parameters.
-_SETTINGS = json.loads(Path(__file__).with_name("settings.json").read_text(encoding="utf-8"))
+_SETTINGS = json.loads(Path(__file__).with_name("trained_runs.json").read_text(encoding="utf-8"))
 FACTS = _SETTINGS["facts"]
 PARAMETERS = _SETTINGS["parameters"]
 #: Sample counts of the reference data sets; target; word of the quality; a quality that reaches it, and one that does not.
@@ -23,6 +23,8 @@ TARGETS = {"cosmoflow": 0.124, "deepcam": 0.82}
 WORDS = {"cosmoflow": "eval_error", "deepcam": "eval_accuracy"}
 GOOD = {"cosmoflow": 0.12, "deepcam": 0.83}
 BAD = {"cosmoflow": 0.3, "deepcam": 0.5}
+#: Sample counts of a training that is short enough to be repeated at many scales.
+SAMPLES, EVALUATED = 1024, 64
 
 
 def events(
@@ -117,3 +119,26 @@ def _waits(share):
         MetricValue("step_time", 0.2, "s", "lower"),
         MetricValue("exposed_communication_time", share * 0.2, "s", "lower"),
     )
+
+
+def run_at(number, devices, batch=32, *, epochs=4, epoch_s=None, reached=True, parameters=None, **changes):
+    """Return the record of a short training at one scale, whose steps take longer with a larger share of the batch."""
+    took = epoch_s or SAMPLES / batch * (0.01 + 0.001 * batch / devices)
+    told = events(epochs=epochs, epoch_s=took, eval_s=1.0, counts=(SAMPLES, EVALUATED), reached=reached)
+    fields = {"devices": devices, "data_kind": "synthetic", "told": told, **changes}
+    return record(number, parameters={"global_batch": batch, **(parameters or {})}, **fields)
+
+
+def sweep():
+    """Return runs on 1, 2 and 4 devices at three batches; with more devices a larger share is communication."""
+    scales = [(devices, batch) for devices in (1, 2, 4) for batch in (8, 16, 32)]
+    return [
+        run_at(
+            number,
+            devices,
+            batch,
+            epochs=2 + batch // 8,
+            communication=None if devices == 1 else devices / batch,
+        )
+        for number, (devices, batch) in enumerate(scales, 1)
+    ]
