@@ -28,6 +28,7 @@ class Session:
 
     def __init__(self) -> None:
         self.jobs: dict[str, str] = {}
+        self.settings = SimpleNamespace(preset="")
         self.deselected: list[str] = []
         self.announcement = ["at most 3 node-hours"]
         self.stopped: list[str] = []

@@ -97,7 +97,7 @@ assert not any("site-packages" in path for path in sys.path)
 sys.path.insert(0, sys.argv[1])
 import importlib, pkgutil, pytest_mlhpc
 assert sys.argv[1] in pytest_mlhpc.__file__, pytest_mlhpc.__file__
-for package in ("", ".agents", ".protocol", ".batch", ".launch", ".vet", ".vet.checks", ".telemetry"):
+for package in ("", ".agents", ".protocol", ".batch", ".vet", ".vet.checks", ".telemetry"):
     top = importlib.import_module("pytest_mlhpc.node" + package)
     for found in pkgutil.iter_modules(top.__path__, top.__name__ + "."):
         importlib.import_module(found.name)

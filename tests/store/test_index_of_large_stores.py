@@ -189,7 +189,7 @@ def test_the_benchmarks_of_a_file_are_read_off_its_lines(state_dir: Path, name: 
         night_record(0, 0, benchmark=name, node_id=f'{name}"benchmark":"not_this"'),
         night_record(0, 1, benchmark="test_b", parameters={"benchmark": "nor_this"}),
     ]
-    assert benchmarks_in(store(state_dir, "night-000", *records)) == sorted([name, "test_b"])
+    assert benchmarks_in(store(state_dir, records, "night-000")) == sorted([name, "test_b"])
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_the_benchmarks_of_a_file_are_read_off_its_lines(state_dir: Path, name: 
 def test_a_file_with_a_line_that_plainly_names_no_benchmark_may_hold_any(
     state_dir: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    path = store(state_dir, "night-000", night_record(0))
+    path = store(state_dir, [night_record(0)], "night-000")
     path.write_bytes(path.read_bytes() + damage(json_line_of(night_record(1, session="night-000"))))
     assert benchmarks_in(path) is None
     assert benchmarks_in(path.with_name("missing")) is None

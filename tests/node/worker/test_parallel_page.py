@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs/parallel.md").read_text(encoding="utf-8")
 
 
 def test_every_field_stands_in_the_table():
-    for name in parallel.FIELDS:
+    for name in parallel.FIELDS.keys() - {"bagging"}:  # which has a page of its own
         assert f"| `{name}` |" in PAGE
 
 

@@ -31,7 +31,7 @@ SHARDED = {"parallel": {"replicate": 1, "shard": 4}}
         ({**SHARDED, "optimizer": "sgd", "fused_optimizer": True}, "fused_optimizer", "fused SGD does not know sharded"),
         ({**SHARDED, "bagging": [2, 2]}, "parallel", "replicate=1 x shard=4 are 4 devices, a base model has 2"),
         ({"parallel": {"replicate": 1, "shard": 2}, "bagging": [2, 2]}, None, ""),
-        ({**SHARDED, "bagging": [4]}, None, ""),  # which the ensemble's own field says
+        ({**SHARDED, "bagging": [4]}, "bagging", "is no pair (M, P)"),
         ({"bucket_mb": 1e300}, "bucket_mb", "1e+300 MiB are more than any device has; 1048576 at most"),
         ({"bucket_mb": 1024.0}, None, ""),
     ],

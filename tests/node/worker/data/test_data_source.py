@@ -83,7 +83,7 @@ def test_loader_processes_read_the_same_samples(made, name):
 
 @pytest.mark.parametrize("asked", ["cold", "warm"])
 def test_the_cache_is_what_was_verified(tmp_path, monkeypatch, asked):
-    monkeypatch.setattr(source.check, "prepare", lambda paths, state: f"{state} {len(list(paths))}")
+    monkeypatch.setattr(source.dataset_files, "prepare", lambda paths, state: f"{state} {len(list(paths))}")
     assert opened(tmp_path, "cosmoflow", "files", count=2, cache=asked).cache == f"{asked} 2"
 
 

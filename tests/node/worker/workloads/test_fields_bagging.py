@@ -58,9 +58,9 @@ def test_a_test_that_declares_an_ensemble_gets_it_in_key_and_metrics(declare_pro
     assert "bagging" not in declare_probe("resnet50", 4)[0].definition
 
 
-@pytest.mark.parametrize("parallel", [None, {"replicate": 1, "shard": 2}])
-def test_an_ensemble_that_is_trained_until_a_quality_tells_its_rounds(parallel):
-    asked = {"bagging": (2, 2), "until": "quality", "data": "files", "devices": 4, "parallel": parallel}
+@pytest.mark.parametrize("layout", [None, {"replicate": 1, "shard": 2}])
+def test_an_ensemble_that_is_trained_until_a_quality_tells_its_rounds(layout):
+    asked = {"bagging": (2, 2), "until": "quality", "data": "files", "devices": 4, "parallel": layout}
     assert fields.wrong(asked) == ()
     expected = {*parallel.BAGGING_METRICS, parallel.BAGGING_ROUNDS, "time_to_train", "epochs", "quality"}
     assert expected <= set(fields.expected(asked))
