@@ -49,7 +49,7 @@ class Session:
     def declare(self, specs):
         if self.refusal:
             raise self.refusal
-        self.jobs = dict.fromkeys(specs, "job")
+        self.jobs = dict.fromkeys(specs, SimpleNamespace(spec=SimpleNamespace(is_training=False)))
 
     def stop(self, reason):
         self.stopped.append(reason)
