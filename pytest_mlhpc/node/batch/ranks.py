@@ -461,6 +461,9 @@ class RankBook:
         if error in NODE_GONE:
             text = f"{self.who(number)} does not answer any more: {errno.errorcode.get(error or 0)}"
             self.fail("node_failure", text, number, quote=True)
+        elif self._out_of_memory():  # its launcher may name its peers alone
+            text = f"{self.who(number)} used more memory than it may and was killed"
+            self.fail("out_of_memory", text, number, quote=True)
         else:
             self.fail("worker_exit", f"{self.who(number)} ended without a message", number, quote=True)
 

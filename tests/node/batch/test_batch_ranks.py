@@ -189,6 +189,18 @@ def test_a_rank_whose_connection_broke_is_named_and_not_a_peer_whose_exit_code_c
     assert trouble(made) == ("worker_exit", "rank 1 ended without a message")
 
 
+def test_a_rank_that_ran_out_of_memory_is_named_though_srun_names_its_peers_alone():
+    made = book(3)
+    made.lost(1, None)
+    output = LauncherOutput()
+    output.feed(
+        b"slurmstepd-node2: error: Detected 1 oom-kill event(s) in StepId=4.0. Some processes were killed.\n"
+    )
+    output.feed(b"srun: error: node1: task 0: Exited with exit code 1\n")
+    made.launcher_ended(0, "", is_rank=False, launcher_output=output)
+    assert trouble(made) == ("out_of_memory", "rank 1 used more memory than it may and was killed")
+
+
 def test_another_error_is_named_at_once():
     made = book(3)
     says(made, 2, PEER_GONE)
