@@ -192,6 +192,7 @@ def test_a_rank_whose_connection_broke_is_named_and_not_a_peer_whose_exit_code_c
 def test_a_rank_that_ran_out_of_memory_is_named_though_srun_names_its_peers_alone():
     made = book(3)
     made.lost(1, None)
+    says(made, 0, PEER_GONE)
     output = LauncherOutput()
     output.feed(
         b"slurmstepd-node2: error: Detected 1 oom-kill event(s) in StepId=4.0. Some processes were killed.\n"
